@@ -1,0 +1,169 @@
+"""The folded table: sorted files per vnode, and in the same commits the seq up to which each vnode is folded.
+
+`txn("fold/<v>", f)` in the baseline's own log says that vnode v holds the fold of all changes up to f, so that
+files and mark cannot disagree. A commit that replaces a vnode's files checks that its mark is still the one it
+started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from strandline import schema as schemas
+from strandline.change import VNODE
+from strandline.definitions import TableDef
+from strandline.dialect import ScanFile
+from strandline.errors import Conflict, NotFound, NotRetained
+from strandline.log import schema_id_of
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
+
+_SCHEMA_ID = "strandline.schema_id"
+
+
+@dataclass(frozen=True)
+class BaselineState:
+    """The baseline at one version."""
+
+    snapshot: Snapshot
+    storage: Storage
+    folder: str
+    vnodes: int
+
+    @property
+    def version(self) -> int:
+        return self.snapshot.version
+
+    @cached_property
+    def marks(self) -> tuple[int, ...]:
+        """For each vnode, the seq up to which it is folded."""
+        return marks_of(self.snapshot.txns, self.vnodes)
+
+    def files(self, vnode: int | None = None) -> list[DataFile]:
+        wanted = None if vnode is None else str(vnode)
+        return [f for f in self.snapshot.files.values() if wanted is None or f.partition[VNODE] == wanted]
+
+    def scans(self, files: Iterable[DataFile]) -> list[ScanFile]:
+        return [
+            ScanFile(
+                self.storage.url(f"{self.folder}/{f.path}"),
+                f"{self.folder}/{f.path}",
+                schema_id_of(f),
+                int(f.partition[VNODE] or 0),
+            )
+            for f in files
+        ]
+
+
+def marks_of(txns: Mapping[str, int], vnodes: int) -> tuple[int, ...]:
+    return tuple(txns.get(f"fold/{vnode}", 0) for vnode in range(vnodes))
+
+
+class Baseline:
+    """The baseline in one folder. Safe to share between threads; other processes may fold it at any time."""
+
+    def __init__(self, storage: Storage, folder: str, vnodes: int) -> None:
+        self.storage = storage
+        self.folder = folder
+        self.vnodes = vnodes
+        self.delta = DeltaLog(storage, folder)
+        self._state: BaselineState | None = None
+        self._history: list[tuple[int, tuple[int, ...]]] = []
+
+    @staticmethod
+    def create(storage: Storage, folder: str, name: str, definition: TableDef) -> None:
+        DeltaLog.create(storage, folder, _schema_draft(name, definition))
+
+    def refresh(self) -> BaselineState:
+        snapshot = self.delta.refresh()
+        if self._state is None or self._state.snapshot is not snapshot:
+            self._state = BaselineState(snapshot, self.storage, self.folder, self.vnodes)
+        return self._state
+
+    def at_seq(self, seq: int, trimmed_to: int) -> BaselineState:
+        """The newest version that holds nothing after `seq`; the log must still reach back to it."""
+        state = self.refresh()
+        if max(state.marks) <= seq:
+            return state
+        found: int | None = None
+        oldest: int | None = None
+        for version, marks in self._marks_history(state.version):
+            if min(marks) < trimmed_to:
+                continue
+            oldest = max(marks) if oldest is None else min(oldest, max(marks))
+            if max(marks) <= seq:
+                found = version
+        if found is None:
+            raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=oldest)
+        try:
+            return BaselineState(self.delta.at(found), self.storage, self.folder, self.vnodes)
+        except NotFound as error:
+            raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=max(state.marks)) from error
+
+    def _marks_history(self, upto: int) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """(version, marks) for every version up to `upto` that can be read, extended by what is new."""
+        txns: dict[str, int] | None = {}
+        start = 0
+        if self._history:
+            start = self._history[-1][0] + 1
+            txns = {f"fold/{v}": seq for v, seq in enumerate(self._history[-1][1])}
+        for version in range(start, upto + 1):
+            actions = self.delta.actions(version)
+            if actions is None:
+                txns = None
+                continue
+            if txns is None:
+                try:
+                    txns = dict(self.delta.at(version).txns)
+                except NotFound:
+                    continue
+            txns.update({a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a})
+            self._history.append((version, marks_of(txns, self.vnodes)))
+        return self._history
+
+    def commit_fold(
+        self,
+        base: BaselineState,
+        definition: TableDef,
+        *,
+        upto: int,
+        removed: Sequence[DataFile],
+        added: Sequence[DataFile],
+    ) -> int:
+        """Replace `removed` by `added` and move every vnode's mark to `upto`, in one commit; `Conflict` when a
+        vnode's mark moved since `base`."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft:
+            if marks_of(snapshot.txns, self.vnodes) != base.marks:
+                raise Conflict("another process folded this table meanwhile; nothing was changed")
+            metadata = protocol_ = None
+            if snapshot.configuration.get(_SCHEMA_ID) != str(definition.schema_id):
+                draft = _schema_draft(str(snapshot.metadata.get("name")), definition)
+                metadata = {**(draft.metadata or {}), "id": snapshot.metadata["id"]}
+                protocol_ = draft.protocol
+            return Draft(
+                add=added,
+                remove=removed,
+                txns={f"fold/{vnode}": upto for vnode in range(self.vnodes)},
+                metadata=metadata,
+                protocol=protocol_,
+            )
+
+        landed = self.delta.commit(
+            "FOLD", build, metrics={"upto": upto, "rows": sum(f.rows for f in added), "files": len(added)}
+        )
+        assert landed is not None
+        return landed.version
+
+
+def _schema_draft(name: str, definition: TableDef) -> Draft:
+    columns = definition.baseline_delta_schema()
+    configuration = {
+        _SCHEMA_ID: str(definition.schema_id),
+        "strandline.key": ",".join(definition.key),
+        "delta.enableExpiredLogCleanup": "false",
+    }
+    metadata = new_metadata(name, schemas.delta_json(columns), [VNODE], configuration)
+    return Draft(metadata=metadata, protocol=protocol(with_ntz=schemas.needs_ntz(columns)))

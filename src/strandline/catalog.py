@@ -1,0 +1,139 @@
+"""Which tables a lake has: a log of its own in the lake, so that the lake describes itself wherever it is moved.
+
+Entry 0 gives the lake its id and format; every later one creates, drops or renames a table. Entries are numbered
+commit files as everywhere else, so of two processes that create one name, one wins.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strandline.definitions import FORMAT, check_format
+from strandline.errors import Corrupt, Invalid, NotFound
+from strandline.storage import Storage
+from strandline.storage.commits import CommitLog
+
+FOLDER = "catalog"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table of the lake: one life (generation) of a name, in a folder that is never reused."""
+
+    name: str
+    generation: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    version: int = -1
+    lake_id: str = ""
+    format: int = FORMAT
+    tables: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def exists(self) -> bool:
+        return self.version >= 0
+
+    def get(self, name: str) -> Entry:
+        entry = self.tables.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self.tables)) or "none yet"
+            raise NotFound(f"no table {name!r} in this lake", hint=f"Tables: {known}", table=name)
+        return entry
+
+
+class Catalog:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._commits = CommitLog(storage, FOLDER)
+        self._state = CatalogState()
+
+    def refresh(self) -> CatalogState:
+        while (actions := self._commits.read(self._state.version + 1)) is not None:
+            self._state = self._apply(self._state, actions[0])
+        return self._state
+
+    def ensure_lake(self) -> CatalogState:
+        """Make this an empty lake unless it is one already."""
+        while not self.refresh().exists:
+            self._commit(0, {"lake": uuid.uuid4().hex, "format": FORMAT})
+        return self._state
+
+    def add(self, name: str, prepare: Callable[[Entry], None]) -> Entry:
+        """Create a table: `prepare` writes its files, then the name points to them."""
+        generation = uuid.uuid4().hex
+        entry = Entry(name, generation, f"tables/{name}/{generation}")
+        state = self.ensure_lake()
+        _refuse_taken(state, name)
+        prepare(entry)
+        self._change(
+            lambda state: _refuse_taken(state, name),
+            {"create": name, "generation": generation, "folder": entry.folder},
+        )
+        return entry
+
+    def drop(self, name: str, entry: Entry) -> None:
+        self._change(lambda state: _refuse_moved(state, entry), {"drop": name})
+
+    def rename(self, entry: Entry, to: str) -> None:
+        def check(state: CatalogState) -> None:
+            _refuse_moved(state, entry)
+            _refuse_taken(state, to)
+
+        self._change(check, {"rename": entry.name, "to": to})
+
+    def _change(self, check: Callable[[CatalogState], None], action: dict[str, Any]) -> None:
+        while True:
+            state = self.refresh()
+            check(state)
+            if self._commit(state.version + 1, action):
+                self.refresh()
+                return
+
+    def _commit(self, version: int, action: dict[str, Any]) -> bool:
+        commit_id = uuid.uuid4().hex
+        stamped = {**action, "at": int(time.time() * 1000), "commitId": commit_id}
+        return self._commits.create(version, [stamped], commit_id)
+
+    def _apply(self, state: CatalogState, action: Mapping[str, Any]) -> CatalogState:
+        tables = dict(state.tables)
+        try:
+            if "lake" in action:
+                check_format(action["format"], self._storage.uri)
+                return replace(state, version=state.version + 1, lake_id=action["lake"], format=action["format"])
+            if "create" in action:
+                tables[action["create"]] = Entry(action["create"], action["generation"], action["folder"])
+            elif "drop" in action:
+                del tables[action["drop"]]
+            elif "rename" in action:
+                tables[action["to"]] = replace(tables.pop(action["rename"]), name=action["to"])
+            else:
+                raise KeyError("no known action")
+        except KeyError as error:
+            raise Corrupt(
+                f"catalog entry {state.version + 1} of {self._storage.uri} makes no sense: {error}",
+                hint="Restore that file from a backup, or report it.",
+            ) from error
+        return replace(state, version=state.version + 1, tables=tables)
+
+
+def _refuse_taken(state: CatalogState, name: str) -> None:
+    for taken in state.tables:
+        if taken.lower() == name.lower():
+            raise Invalid(
+                f"a table {taken!r} exists",
+                hint=f"Open it with lake.table({taken!r}), or drop it first.",
+                table=name,
+            )
+
+
+def _refuse_moved(state: CatalogState, entry: Entry) -> None:
+    current = state.get(entry.name)
+    if current.generation != entry.generation:
+        raise NotFound(f"table {entry.name!r} was dropped and created anew meanwhile", table=entry.name)

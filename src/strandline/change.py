@@ -1,0 +1,28 @@
+"""Changes: what a log holds, as plain values.
+
+Ranges of seqs are always `(after, upto]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Op = Literal["upsert", "delete"]
+UPSERT: Op = "upsert"
+DELETE: Op = "delete"
+
+OP = "_op"
+HASH = "_hash"
+SEQ = "_seq"
+ROW = "_row"
+VNODE = "_vnode"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A batch of changes that is in the log. `is_replay` says that an earlier call with the same token wrote it."""
+
+    seq: int
+    rows: int
+    is_replay: bool = False

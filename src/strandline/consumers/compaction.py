@@ -1,0 +1,93 @@
+"""Fold the log into the baseline.
+
+Vnodes without changes keep their files; of the others the old files go and the new ones come in the commit that
+also moves the marks. The rows are merged and sorted by DuckDB on the driver when they are few, by Spark when they
+are many; the same lane writes them in both cases.
+
+After a crash: either the commit landed, files and marks together, or the new files are orphans and the old fold
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from strandline import fold as folds
+from strandline.change import HASH, VNODE
+from strandline.crash import crash_point
+from strandline.dialect import listed
+from strandline.lanes import RECEIPT, BaselineLane, files_of
+from strandline.merge import Merge, duck_sql, spark_frame
+from strandline.spark import run_lane, session
+from strandline.storage.delta import DataFile
+from strandline.vnode import shift_for
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+DRIVER_ROWS = 2_000_000
+DRIVER_BYTES = 1 << 30
+
+
+def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
+    """Fold everything up to the head; returns that seq."""
+    with table.lock:
+        merge = table.merge()
+        if not merge.log_files():
+            return merge.seq
+        touched = _touched(table, merge)
+        removed = [file for vnode in touched for file in merge.baseline.files(vnode)]
+        sources = [*removed, *(file for _, file in merge.log_files())]
+        is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.size for f in sources) <= DRIVER_BYTES
+        added = (_on_driver if is_small else _on_spark)(table, merge, touched)
+        crash_point("fold.files_written")
+        table.baseline.commit_fold(merge.baseline, merge.definition, upto=merge.seq, removed=removed, added=added)
+        crash_point("fold.committed")
+        return merge.seq
+
+
+def _touched(table: Table, merge: Merge) -> list[int]:
+    """The vnodes that have changes to fold."""
+    source = table.fold_name(merge)
+    if source is None:
+        source = f"({folds.changes_sql(merge.log, merge.log_files(), [HASH], merge.baseline.marks)})"
+    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)}"
+    found = table.duck.table(f"SELECT DISTINCT {vnode} AS v FROM {source} ORDER BY v")
+    return [int(v) for v in found.column("v").to_pylist()]
+
+
+def _on_driver(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
+    rows = duck_sql(merge, table.fold_name(merge), merge.definition.schema.names, hidden=True)
+    order = listed([VNODE, *merge.definition.identity])
+    numbers = ", ".join(map(str, touched))
+    with closing(table.duck.cursor()) as cursor:
+        reader = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({numbers}) ORDER BY {order}").to_arrow_reader(
+            50_000
+        )
+        receipts = [row for batch in _lane(table, merge)(iter(reader)) for row in batch.to_pylist()]
+    return _files(table, receipts)
+
+
+def _on_spark(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
+    from pyspark.sql import functions as F
+
+    rows = spark_frame(
+        session(table.spark), merge, table.fold_content(merge), merge.definition.schema.names, hidden=True
+    )
+    lanes = rows.where(F.col(VNODE).isin(*touched)).repartitionById(merge.baseline.vnodes, F.col(VNODE).cast("int"))
+    ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in merge.definition.identity])
+    return _files(table, run_lane(ordered, _lane(table, merge), RECEIPT).collect())
+
+
+def _lane(table: Table, merge: Merge) -> BaselineLane:
+    return BaselineLane(merge.log.storage, table.baseline.folder, merge.definition)
+
+
+def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
+    files, failure = files_of(receipts)
+    if failure is not None:
+        table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)
+        raise failure
+    return files

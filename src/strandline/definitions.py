@@ -1,0 +1,177 @@
+"""What a user declares, as frozen values; and how a table's declaration is kept in the table itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from strandline import schema as schemas
+from strandline.change import HASH, OP, ROW, SEQ, VNODE
+from strandline.errors import Corrupt, Invalid
+
+FORMAT = 1
+MAX_VNODES = 4096
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
+
+
+def check_name(name: object) -> str:
+    """A table's name: letters, digits and '_', so that it is a plain word in paths, SQL and addresses."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise Invalid(
+            f"table name {name!r} is not allowed",
+            hint="A name starts with a letter and holds letters, digits and '_', at most 128.",
+            table=str(name),
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class TableDef:
+    """A table's facts. `schemas[-1]` is the schema now; a file's name says under which one it was written."""
+
+    key: tuple[str, ...]
+    cluster_by: tuple[str, ...]
+    vnodes: int
+    version: str | None
+    schemas: tuple[pa.Schema, ...]
+
+    @staticmethod
+    def declare(
+        schema: pa.Schema,
+        *,
+        key: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        vnodes: int = 16,
+        version: str | None = None,
+    ) -> TableDef:
+        if not isinstance(schema, pa.Schema):
+            raise Invalid(f"schema is a {type(schema).__name__}; expected a pyarrow.Schema")
+        columns = schemas.canonical_schema(schema)
+        for role, names in (("key", key), ("cluster_by", cluster_by)):
+            _check_columns(columns, role, names)
+        for name in key:
+            if columns.field(name).type not in schemas.KEY_TYPES:
+                raise Invalid(
+                    f"key column {name!r} is {columns.field(name).type}, which cannot be a key",
+                    hint="Keys are integers, strings, binary, booleans, dates or timestamps.",
+                    column=name,
+                )
+        if version is not None:
+            _check_columns(columns, "version", [version])
+            if not key or version in key or columns.field(version).type not in schemas.VERSION_TYPES:
+                raise Invalid(
+                    f"version column {version!r} must be an integer, date or timestamp outside the key",
+                    column=version,
+                )
+        if (
+            isinstance(vnodes, bool)
+            or not isinstance(vnodes, int)
+            or not 1 <= vnodes <= MAX_VNODES
+            or vnodes & (vnodes - 1)
+        ):
+            raise Invalid(f"vnodes is {vnodes!r}; expected a power of two from 1 to {MAX_VNODES}")
+        required = {*key, *([version] if version else [])}
+        columns = pa.schema([f.with_nullable(False) if f.name in required else f for f in columns])
+        return TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.schemas[-1]
+
+    @property
+    def schema_id(self) -> int:
+        return len(self.schemas) - 1
+
+    @property
+    def is_keyed(self) -> bool:
+        return bool(self.key)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that name a row: the key, or the hidden (`_seq`, `_row`) of a table without one."""
+        return self.key or (SEQ, ROW)
+
+    def evolve(self, wanted: pa.Schema) -> TableDef:
+        changed = schemas.evolved(self.schema, wanted)
+        for name in self.key:
+            if changed.field(name).type != self.schema.field(name).type:
+                raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
+        return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
+
+    def log_schema(self, schema_id: int) -> pa.Schema:
+        """The columns inside a log file: what a delete does not carry is null there."""
+        hidden = [pa.field(OP, pa.string(), False), pa.field(HASH, pa.int64(), False)]
+        if not self.is_keyed:
+            hidden.append(pa.field(ROW, pa.int64(), False))
+        columns = self.schemas[schema_id]
+        return pa.schema(hidden + [f if f.name in self.key else f.with_nullable(True) for f in columns])
+
+    def baseline_schema(self, schema_id: int) -> pa.Schema:
+        """The columns inside a baseline file."""
+        hidden = [] if self.is_keyed else [pa.field(SEQ, pa.int64(), False), pa.field(ROW, pa.int64(), False)]
+        return pa.schema([*self.schemas[schema_id], *hidden])
+
+    def log_delta_schema(self) -> pa.Schema:
+        return pa.schema([*self.log_schema(self.schema_id), pa.field(SEQ, pa.int64())])
+
+    def baseline_delta_schema(self) -> pa.Schema:
+        # Nullable, for engines that hold a column's declaration against files from before it.
+        return pa.schema([*self.baseline_schema(self.schema_id), pa.field(VNODE, pa.int32())])
+
+    def to_configuration(self) -> dict[str, str]:
+        facts = {
+            "key": list(self.key),
+            "cluster_by": list(self.cluster_by),
+            "vnodes": self.vnodes,
+            "version": self.version,
+            "schemas": [schemas.to_text(s) for s in self.schemas],
+        }
+        return {
+            "strandline.format": str(FORMAT),
+            "strandline.table": json.dumps(facts),
+            "delta.enableExpiredLogCleanup": "false",
+            "delta.setTransactionRetentionDuration": "interval 30 days",
+        }
+
+    @staticmethod
+    def from_configuration(configuration: Mapping[str, str], where: str) -> TableDef:
+        try:
+            check_format(int(configuration["strandline.format"]), where)
+            facts = json.loads(configuration["strandline.table"])
+            return TableDef(
+                tuple(facts["key"]),
+                tuple(facts["cluster_by"]),
+                facts["vnodes"],
+                facts["version"],
+                tuple(schemas.from_text(text) for text in facts["schemas"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error
+
+
+def check_format(found: int, where: str) -> None:
+    if found > FORMAT:
+        raise Invalid(
+            f"{where} has format {found}; this version of Strandline reads up to {FORMAT}",
+            hint="Upgrade: pip install -U strandline",
+            format=found,
+        )
+
+
+def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise Invalid(f"{role} is {names!r}; expected a list of column names", column=str(names))
+    for at, name in enumerate(names):
+        if not isinstance(name, str) or name not in columns.names:
+            shown = repr(name) if isinstance(name, str) else f"{type(name).__name__} {name!r}"
+            raise Invalid(
+                f"{role}[{at}] is {shown}; expected a column name, one of: {', '.join(columns.names)}",
+                column=str(name),
+            )
+    if len(set(names)) != len(names):
+        raise Invalid(f"{role} names a column twice: {', '.join(names)}")

@@ -1,0 +1,33 @@
+"""Record batches as a file of JSON lines."""
+
+import json
+from collections.abc import Iterable
+from os import PathLike
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def write_jsonl(batches: Iterable[pa.RecordBatch], path: str | PathLike[str]) -> int:
+    """Write one object per row, nulls included, and return the number of rows.
+
+    Times are ISO 8601 in UTC (`Z`), dates ISO 8601; a JSON column is a string that holds JSON. An existing
+    file is replaced; a crash leaves the lines written so far, the last of them perhaps cut."""
+    rows = 0
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for batch in batches:
+            names = batch.schema.names
+            columns = [_plain(column).to_pylist() for column in batch.columns]
+            for row in zip(*columns, strict=True):
+                line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, separators=(",", ":"))
+                file.write(f"{line}\n")
+            rows += batch.num_rows
+    return rows
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if isinstance(column, pa.ExtensionArray):
+        return column.storage
+    if pa.types.is_timestamp(column.type):
+        return pc.strftime(column, format="%Y-%m-%dT%H:%M:%SZ")
+    return column.cast(pa.string()) if pa.types.is_date(column.type) else column

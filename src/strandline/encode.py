@@ -1,0 +1,157 @@
+"""The one Parquet writer: log, baseline and exports go through it, on the driver and inside Spark tasks.
+
+It streams: rows are gathered into a row group until the next one would pass a budget, then the group is written
+and let go, so that memory holds one group whatever the size of the file. A new file starts after `file_bytes`.
+Files are published whole by `Storage.output`; what is returned describes them for the commit that claims them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from strandline.schema import is_json
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile
+
+MIB = 1 << 20
+_STATS_COLUMNS = 32
+_STATS_CHARS = 64
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a row group and a file close."""
+
+    group_rows: int = 50_000
+    group_bytes: int = 64 * MIB
+    file_bytes: int = 128 * MIB
+    dictionary_bytes: int = 16 * MIB
+
+
+DEFAULT = Budget()
+
+
+def write_files(
+    storage: Storage,
+    folder: str,
+    new_name: Callable[[], str],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    budget: Budget = DEFAULT,
+) -> Iterator[DataFile]:
+    """Write `batches` below `folder` as one file, or several when they are large; no rows, no file.
+
+    The caller takes each file as it is finished and fills in its partition."""
+    groups = _groups(batches, budget)
+    group = next(groups, None)
+    while group is not None:
+        name = new_name()
+        path = f"{folder}/{name}"
+        with storage.output(path) as stream:
+            writer = pq.ParquetWriter(
+                stream,
+                schema,
+                compression="zstd",
+                dictionary_pagesize_limit=budget.dictionary_bytes,
+                write_page_index=True,
+            )
+            while group is not None:
+                writer.write_table(group, row_group_size=group.num_rows)
+                group = next(groups, None)
+                if stream.tell() >= budget.file_bytes:
+                    break
+            writer.close()
+            size = stream.tell()
+        yield DataFile(name, size, {}, 0, json.dumps(_stats(writer.writer.metadata, schema)))
+
+
+def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        for piece in _pieces(batch, budget):
+            if held and (rows + piece.num_rows > budget.group_rows or size + piece.nbytes > budget.group_bytes):
+                yield pa.Table.from_batches(held)
+                held, rows, size = [], 0, 0
+            held.append(piece)
+            rows += piece.num_rows
+            size += piece.nbytes
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _pieces(batch: pa.RecordBatch, budget: Budget) -> Iterator[pa.RecordBatch]:
+    """A batch in slices that each fit a group; one row is never cut."""
+    if not batch.num_rows:
+        return
+    share = max(1, int(batch.num_rows * min(1.0, budget.group_bytes / max(1, batch.nbytes))))
+    step = min(share, budget.group_rows)
+    for at in range(0, batch.num_rows, step):
+        yield batch.slice(at, step)
+
+
+def _stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Row count, minima, maxima and null counts, as Delta keeps them in an add action."""
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    wanted = {f.name for f in list(schema)[:_STATS_COLUMNS] if not pt.is_nested(f.type)}
+    leaves = [
+        (index, name) for index in range(metadata.num_columns) if (name := metadata.schema.column(index).path) in wanted
+    ]
+    for group in range(metadata.num_row_groups):
+        chunks = metadata.row_group(group)
+        for index, name in leaves:
+            stats = chunks.column(index).statistics
+            if stats is None:
+                unknown.add(name)
+                continue
+            if stats.has_null_count:
+                nulls[name] = nulls.get(name, 0) + stats.null_count
+            if stats.has_min_max:
+                lows[name] = min(lows.get(name, stats.min), stats.min)
+                highs[name] = max(highs.get(name, stats.max), stats.max)
+            elif stats.null_count != chunks.num_rows:
+                unknown.add(name)
+    low_texts = {n: v for n in lows if n not in unknown and (v := _low(lows[n], schema.field(n).type)) is not None}
+    high_texts = {n: v for n in highs if n not in unknown and (v := _high(highs[n], schema.field(n).type)) is not None}
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": low_texts,
+        "maxValues": high_texts,
+        "nullCount": {n: c for n, c in nulls.items() if n not in unknown},
+    }
+
+
+def _low(value: Any, kind: pa.DataType) -> Any:
+    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound(value, kind)
+
+
+def _high(value: Any, kind: pa.DataType) -> Any:
+    """A bound from above: a long string has none that is short, so it is left out."""
+    if pt.is_string(kind):
+        return value if len(value) <= _STATS_CHARS else None
+    return _bound(value, kind)
+
+
+def _bound(value: Any, kind: pa.DataType) -> Any:
+    if is_json(kind) or pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
+        return None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if pt.is_timestamp(kind):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return value

@@ -1,0 +1,122 @@
+"""Open a lake: the front door."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline import query
+from strandline.baseline import Baseline
+from strandline.catalog import Catalog, Entry
+from strandline.definitions import TableDef, check_name
+from strandline.duck import Duck
+from strandline.errors import NotFound
+from strandline.log import Log
+from strandline.storage import open_storage
+from strandline.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Lake:
+    """The tables in one folder or bucket.
+
+    `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
+    variables. `spark` is a session to use instead of one of our own. `cache_bytes` bounds DuckDB's memory. Opening
+    writes nothing; the first table makes the lake. Safe to share between threads; any number of processes may work
+    on one lake."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.storage = open_storage(os.fspath(root), storage_options)
+        self.storage.check_put_new()
+        self.spark = spark
+        self.duck = Duck(self.storage, cache_bytes)
+        self.catalog = Catalog(self.storage)
+        self.catalog.refresh()
+        self._tables: dict[str, Table] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Lake({self.storage.uri!r})"
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was created here yet."""
+        return self.catalog.refresh().exists
+
+    def tables(self) -> list[str]:
+        """The names of the lake's tables."""
+        return sorted(self.catalog.refresh().tables)
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        key: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        vnodes: int = 16,
+        version: str | None = None,
+    ) -> Table:
+        """A new table. Without a `key` it is append-only.
+
+        `cluster_by` are columns that repeat together, `vnodes` a power of two: the parallelism of later work. A
+        `version` column keeps an older version of a row from replacing a newer one, whatever the order they arrive
+        in."""
+        check_name(name)
+        definition = TableDef.declare(schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
+
+        def prepare(entry: Entry) -> None:
+            Log.create(self.storage, f"{entry.folder}/log", name, definition)
+            Baseline.create(self.storage, f"{entry.folder}/baseline", name, definition)
+
+        return self._open(self.catalog.add(name, prepare))
+
+    def table(self, name: str) -> Table:
+        """The table of that name; `NotFound` names those there are."""
+        return self._open(self.catalog.refresh().get(check_name(name)))
+
+    def drop(self, name: str) -> None:
+        """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
+        entry = self.catalog.refresh().get(check_name(name))
+        Log(self.storage, f"{entry.folder}/log").mark_dropped()
+        self.catalog.drop(name, entry)
+        with self._lock:
+            self._tables.pop(entry.generation, None)
+
+    def rename(self, name: str, to: str) -> Table:
+        """Give a table another name; its rows, seqs and files stay as they are."""
+        entry = self.catalog.refresh().get(check_name(name))
+        self.catalog.rename(entry, check_name(to))
+        return self.table(to)
+
+    def sql(self, statement: str) -> pa.Table:
+        """The result of one SELECT over the lake's tables, each at its head when the query starts."""
+        return query.run(self, statement)
+
+    def _open(self, entry: Entry) -> Table:
+        with self._lock:
+            table = self._tables.get(entry.generation)
+            if table is None or table.entry != entry:
+                table = self._tables[entry.generation] = Table(entry, self.storage, self.duck, self.spark)
+            return table
+
+
+def open_existing(root: str, storage_options: Mapping[str, str] | None = None) -> Lake:
+    """A lake that must be there already, for commands that would otherwise make an empty one from a typing error."""
+    lake = Lake(root, storage_options=storage_options)
+    if not lake.exists:
+        raise NotFound(f"no lake at {lake.storage.uri}", hint=f"Create one: strandline init {root}", path=root)
+    return lake

@@ -1,0 +1,251 @@
+"""What runs inside Spark tasks: functions from Arrow batches to Arrow batches, picklable and free of Spark.
+
+A lane that writes is the last operator of its job. It returns a receipt for every file, and returns failures as
+receipts too, because an exception would reach the driver as text only. A task that Spark runs twice writes a
+second file that no commit claims.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline import encode
+from strandline.change import HASH, OP, UPSERT, VNODE
+from strandline.definitions import TableDef
+from strandline.errors import Corrupt, Internal, Invalid, StrandlineError
+from strandline.log import new_file_name, same_as_next
+from strandline.schema import conform, storage_schema
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile
+
+RECEIPT = "path string, size long, stats string, partition string, error binary"
+_RECEIPT = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("partition", pa.string()),
+        ("error", pa.binary()),
+    ]
+)
+
+
+def receipt(file: DataFile | None = None, error: StrandlineError | None = None) -> pa.RecordBatch:
+    row: dict[str, Any] = {"error": pickle.dumps(error) if error else None}
+    if file is not None:
+        row |= {
+            "path": file.path,
+            "size": file.size,
+            "stats": file.stats_text,
+            "partition": file.partition.get(VNODE),
+        }
+    return pa.RecordBatch.from_pylist([row], schema=_RECEIPT)
+
+
+def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError | None]:
+    """The files that lanes wrote, and the first failure among the receipts (dicts or Spark rows)."""
+    files, failure = [], None
+    for row in receipts:
+        if row["error"] is not None:
+            failure = failure or pickle.loads(row["error"])
+        else:
+            partition = {} if row["partition"] is None else {VNODE: row["partition"]}
+            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"]))
+    return files, failure
+
+
+def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from lane
+    except StrandlineError as error:
+        yield receipt(error=error)
+    except Exception as error:
+        yield receipt(error=Internal(f"a Spark task failed: {type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True)
+class LogLane:
+    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unordered, equal keys.
+
+    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins."""
+
+    storage: Storage
+    folder: str
+    definition: TableDef
+    op: str
+    is_ordered: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _guarded(self._write(batches))
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        definition = self.definition
+        files = encode.write_files(
+            self.storage,
+            self.folder,
+            lambda: new_file_name(definition.schema_id),
+            self._changes(batches),
+            definition.log_schema(definition.schema_id),
+        )
+        for file in files:
+            yield receipt(file)
+
+    def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = self.definition.log_schema(self.definition.schema_id)
+        place = zlib.crc32(uuid4().bytes)
+        held: pa.Table | None = None
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            if not rows.num_rows:
+                continue
+            self._check(rows)
+            rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
+            if not self.definition.is_keyed:
+                rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
+            rows = conform(rows, columns)
+            if not self.definition.is_keyed:
+                yield from rows.to_batches()
+                continue
+            if held is not None:
+                rows = pa.concat_tables([held, rows])
+            rows = self._one_a_key(rows)
+            # The last row waits: the next batch may begin with the same key.
+            held = _copied(rows.slice(rows.num_rows - 1))
+            yield from rows.slice(0, rows.num_rows - 1).to_batches()
+        if held is not None:
+            yield from held.to_batches()
+
+    def _check(self, rows: pa.Table) -> None:
+        required = (
+            self.definition.key if self.op != UPSERT else [f.name for f in self.definition.schema if not f.nullable]
+        )
+        for name in required:
+            if rows.column(name).null_count:
+                row = rows.filter(pc.is_null(rows.column(name))).slice(0, 1).to_pylist()[0]
+                shown = {k: row.get(k) for k in self.definition.key}
+                raise Invalid(f"column {name!r}: a value is required, found null in the row {shown}", column=name)
+
+    def _one_a_key(self, rows: pa.Table) -> pa.Table:
+        same = same_as_next(rows, [HASH, *self.definition.key])
+        if not pc.any(same, min_count=0).as_py():
+            return rows
+        if not self.is_ordered:
+            row = rows.filter(same).slice(0, 1).to_pylist()[0]
+            raise Invalid(
+                f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
+                hint="Say which row wins: upsert(df, order_by='column'), the highest last.",
+                column=self.definition.key[0],
+            )
+        return rows.filter(pc.invert(same))
+
+
+@dataclass(frozen=True)
+class BaselineLane:
+    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode."""
+
+    storage: Storage
+    folder: str
+    definition: TableDef
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _guarded(self._write(batches))
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = self.definition.baseline_schema(self.definition.schema_id)
+        runs = _VnodeRuns(batches)
+        for vnode in runs:
+            exact = (
+                piece
+                for batch in runs.rows()
+                for piece in conform(pa.Table.from_batches([batch]), columns).to_batches()
+            )
+            for file in encode.write_files(
+                self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
+            ):
+                yield receipt(replace(file, partition={VNODE: str(vnode)}))
+
+
+class _VnodeRuns:
+    """A stream of batches sorted by `_vnode`, cut where it changes, without holding more than one batch."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        while (batch := self._next()) is not None:
+            self._rest = batch
+            yield batch.column(VNODE)[0].as_py()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the vnode that the iteration stands at."""
+        batch = self._next()
+        assert batch is not None
+        vnode = batch.column(VNODE)[0]
+        while batch is not None:
+            end = pc.index(pc.not_equal(batch.column(VNODE), vnode), pa.scalar(True)).as_py()
+            if end >= 0:
+                self._rest = batch.slice(end)
+                if end:
+                    yield batch.slice(0, end)
+                return
+            yield batch
+            batch = self._next()
+
+    def _next(self) -> pa.RecordBatch | None:
+        batch, self._rest = self._rest, None
+        while batch is None or not batch.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return None
+        return batch
+
+
+@dataclass(frozen=True)
+class ReadLane:
+    """Read Parquet files through the storage, for stores that Spark has no client for.
+
+    Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
+    schema, and the number under the name `number_as`."""
+
+    storage: Storage
+    schemas: tuple[pa.Schema, ...]
+    columns: tuple[str, ...]
+    number_as: str | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wanted = storage_schema(pa.schema([self.schemas[-1].field(name) for name in self.columns]))
+        for batch in batches:
+            for row in batch.to_pylist():
+                inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
+                with _opened(self.storage, row["path"]) as file:
+                    for part in pq.ParquetFile(file).iter_batches(batch_size=8192, columns=inside):
+                        yield self._shaped(part, wanted, row["number"])
+
+    def _shaped(self, part: pa.RecordBatch, wanted: pa.Schema, number: int) -> pa.RecordBatch:
+        table = conform(pa.Table.from_batches([part]), wanted)
+        if self.number_as:
+            table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
+        batches = table.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _opened(storage: Storage, path: str) -> pa.NativeFile:
+    try:
+        return storage.input(path)
+    except FileNotFoundError as error:
+        raise Corrupt(f"file {storage.url(path)} is missing", path=path) from error
+
+
+def _copied(rows: pa.Table) -> pa.Table:
+    """`rows` without the buffers of the batch they were cut from: a slice would pin all of it."""
+    return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()

@@ -1,0 +1,149 @@
+"""A `where=` expression: one text that means the same to DuckDB and to Spark, and tells which files can be
+skipped.
+
+The expression is SQL over the table's columns: comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL, arithmetic,
+casts and a few functions. Subqueries, other functions and unknown columns are refused.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+import sqlglot
+from sqlglot import exp
+
+from strandline.errors import Invalid
+
+_ALLOWED = (
+    exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.Tuple,
+    exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE,
+    exp.Is, exp.In, exp.Between, exp.Like, exp.ILike,
+    exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Cast, exp.DataType, exp.Interval, exp.Var,
+    exp.Lower, exp.Upper, exp.Length, exp.Coalesce, exp.Abs,
+)  # fmt: skip
+_FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition that every result row fulfils: `column <op> value`, op one of = < <= > >=."""
+
+    column: str
+    op: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Predicate:
+    duckdb: str
+    spark: str
+    columns: frozenset[str]
+    bounds: tuple[Bound, ...]
+
+    def may_match(self, stats: Mapping[str, Any]) -> bool:
+        """False only when a file with these Delta statistics cannot hold a row that fulfils the expression."""
+        lows, highs = stats.get("minValues", {}), stats.get("maxValues", {})
+        for bound in self.bounds:
+            low, high = lows.get(bound.column), highs.get(bound.column)
+            try:
+                if high is not None and bound.op in ("=", ">", ">=") and high < bound.value:
+                    return False
+                if low is not None and bound.op in ("=", "<", "<=") and low > bound.value:
+                    return False
+            except TypeError:
+                continue
+        return True
+
+    def key_values(self, key: tuple[str, ...]) -> tuple[Any, ...] | None:
+        """The one key that the expression asks for, or None when it does not fix every key column."""
+        fixed = {bound.column: bound.value for bound in self.bounds if bound.op == "="}
+        return tuple(fixed[name] for name in key) if key and all(name in fixed for name in key) else None
+
+
+def parse(text: str, schema: pa.Schema) -> Predicate:
+    """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
+    if not isinstance(text, str) or not text.strip():
+        raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
+    try:
+        trees = sqlglot.parse(text, read="duckdb")
+    except sqlglot.errors.SqlglotError as error:
+        raise Invalid(f"where {text!r} is not an SQL expression: {str(error).splitlines()[0]}") from error
+    if len(trees) != 1 or trees[0] is None:
+        raise Invalid(f"where {text!r} is not one SQL expression")
+    tree = trees[0]
+    names = {name.lower(): name for name in schema.names}
+    columns = set()
+    for node in tree.walk():
+        if not isinstance(node, _ALLOWED):
+            raise Invalid(
+                f"where {text!r}: {node.sql(dialect='duckdb')!r} is not allowed here",
+                hint="Use comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL; for more, use a query.",
+            )
+        if isinstance(node, exp.Column):
+            name = names.get(node.name.lower())
+            if name is None or node.table:
+                raise Invalid(
+                    f"where {text!r}: no column {node.sql()!r}",
+                    hint=f"Columns: {', '.join(schema.names)}",
+                    column=node.name,
+                )
+            columns.add(name)
+            node.set("this", exp.to_identifier(name, quoted=True))
+    return Predicate(
+        tree.sql(dialect="duckdb"),
+        tree.sql(dialect="spark"),
+        frozenset(columns),
+        tuple(_bounds(tree, schema)),
+    )
+
+
+def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
+    bounds = []
+    for part in tree.flatten() if isinstance(tree, exp.And) else [tree]:
+        part = part.unnest()
+        if isinstance(part, exp.And):
+            bounds += _bounds(part, schema)
+            continue
+        if isinstance(part, exp.Between) and not part.args.get("symmetric"):
+            bounds += _bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
+            bounds += _bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
+            continue
+        kind = type(part)
+        if kind not in _FLIPPED:
+            continue
+        column, value = part.this.unnest(), part.expression.unnest()
+        if isinstance(value, exp.Column):
+            column, value, kind = value, column, _FLIPPED[kind]
+        if isinstance(column, exp.Column):
+            constant = _constant(value, schema.field(column.name).type)
+            if constant is not None:
+                op = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}[kind]
+                bounds.append(Bound(column.name, op, constant))
+    return bounds
+
+
+def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
+    """The literal as Delta statistics spell values of `kind`; None when unsure, which skips nothing."""
+    if pt.is_integer(kind):
+        try:
+            return int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not _is_text(node) else None
+        except ValueError:
+            return None
+    if pt.is_string(kind):
+        return node.name if _is_text(node) else None
+    if pt.is_date(kind):
+        text = node.this.name if isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DATE else node.name
+        try:
+            return dt.date.fromisoformat(text).isoformat() if len(text) == 10 else None
+        except ValueError:
+            return None
+    return None
+
+
+def _is_text(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and bool(node.is_string)

@@ -1,0 +1,228 @@
+"""Turn what a caller hands in into rows of a table's exact schema, or say which row and column is wrong.
+
+Accepted: Arrow tables, batches and readers, pandas, polars, anything else with an Arrow stream, and lists of
+dicts. A value is taken when the column's type holds it exactly; text is never parsed into numbers or times here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+from strandline.schema import conform_column, is_json, storage_type
+
+_DICTS_AT_ONCE = 10_000
+
+
+def is_spark(data: object) -> bool:
+    """Whether `data` is a Spark DataFrame, classic or Connect, without importing PySpark."""
+    return any(base.__module__.startswith("pyspark.sql") for base in type(data).__mro__)
+
+
+def checked(data: object, schema: pa.Schema, *, required: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of `data` in pieces, each with exactly `schema`'s columns and types.
+
+    Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
+    values; by default those the schema declares not null. The first row is row 0."""
+    needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
+    offset = 0
+    for piece in _pieces(data, schema):
+        table = _typed(piece, schema, offset) if isinstance(piece, pa.Table) else _from_dicts(piece, schema, offset)
+        _check_nulls(table, needed, offset)
+        _check_json(table, offset)
+        yield table
+        offset += table.num_rows
+
+
+def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any]]:
+    if isinstance(data, pa.Table):
+        yield data
+    elif isinstance(data, pa.RecordBatch):
+        yield pa.Table.from_batches([data])
+    elif type(data).__module__.startswith("pandas."):
+        yield pa.Table.from_pandas(data, preserve_index=False)
+    elif hasattr(data, "__arrow_c_stream__"):
+        for batch in pa.RecordBatchReader.from_stream(data):
+            yield pa.Table.from_batches([batch])
+    elif isinstance(data, Mapping | str | bytes):
+        raise Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
+    elif isinstance(data, Sequence):
+        for at in range(0, len(data), _DICTS_AT_ONCE):
+            yield data[at : at + _DICTS_AT_ONCE]
+    elif isinstance(data, Iterable):
+        for item in data:
+            if isinstance(item, pa.RecordBatch):
+                yield pa.Table.from_batches([item])
+            elif isinstance(item, pa.Table):
+                yield item
+            else:
+                yield [item]
+    else:
+        raise Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
+
+
+def _typed(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
+    if len(set(table.column_names)) != table.num_columns:
+        raise Invalid(f"a column name occurs twice: {', '.join(table.column_names)}")
+    for name in table.column_names:
+        if name not in schema.names:
+            raise _unknown(name, schema, offset)
+    columns = []
+    for field in schema:
+        at = table.column_names.index(field.name) if field.name in table.column_names else -1
+        if at < 0:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+        else:
+            columns.append(_typed_column(table.column(at), field, offset))
+    return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
+
+
+def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
+    return Invalid(
+        f"row {row}: no column {name!r} in the table",
+        hint=f"Columns: {', '.join(schema.names)}. New nullable columns are added with evolve().",
+        row=row,
+        column=name,
+    )
+
+
+def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    if not _may_cast(column.type, field.type):
+        row = offset + _first(pc.is_valid(column))
+        raise Invalid(
+            f"row {row}, column {field.name!r}: {column.type} is not {field.type}", row=row, column=field.name
+        )
+    try:
+        return conform_column(column, field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        at = _first_failing(len(column), lambda a, n: conform_column(column.slice(a, n), field.type))
+        value = column[at].as_py() if at < len(column) else None
+        raise Invalid(
+            f"row {offset + at}, column {field.name!r}: {value!r:.80} does not fit {field.type}"
+            f" ({str(error).splitlines()[0]})",
+            row=offset + at,
+            column=field.name,
+        ) from error
+
+
+def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of `found` may be checked one by one into `wanted`; False means the types do not go together."""
+    if pt.is_null(found) or found == storage_type(wanted):
+        return True
+    if isinstance(found, pa.BaseExtensionType):
+        found = found.storage_type
+    if pt.is_dictionary(found):
+        found = found.value_type
+    if is_json(wanted):
+        wanted = pa.string()
+    if pt.is_timestamp(found) and pt.is_timestamp(wanted):
+        return bool((found.tz is None) == (wanted.tz is None))
+    if pt.is_decimal(wanted):
+        return bool(pt.is_decimal(found) or pt.is_integer(found))
+    families: tuple[Callable[[pa.DataType], bool], ...] = (
+        lambda t: pt.is_integer(t) or pt.is_floating(t),
+        lambda t: pt.is_string(t) or pt.is_large_string(t) or t == pa.string_view(),
+        lambda t: pt.is_binary(t) or pt.is_large_binary(t) or t == pa.binary_view() or pt.is_fixed_size_binary(t),
+        pt.is_date,
+        lambda t: pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t),
+        pt.is_struct,
+        pt.is_map,
+        pt.is_boolean,
+    )
+    return any(family(found) and family(wanted) for family in families)
+
+
+def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Table:
+    known = set(schema.names)
+    for at, row in enumerate(piece):
+        if not isinstance(row, Mapping):
+            raise Invalid(f"row {offset + at} is a {type(row).__name__}; expected a dict", row=offset + at)
+        for name in row:
+            if name not in known:
+                raise _unknown(str(name), schema, offset + at)
+    columns = []
+    for field in schema:
+        values = [row.get(field.name) for row in piece]
+        if is_json(field.type):
+            values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+        columns.append(_array(values, field, offset))
+    return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
+
+
+def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
+    kind = storage_type(field.type)
+    try:
+        if (pt.is_integer(kind) or pt.is_floating(kind)) and any(isinstance(v, bool | str | bytes) for v in values):
+            raise pa.ArrowTypeError("a truth value or text where a number belongs")
+        plain = pa.array(values, kind)
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+        TypeError,
+        ValueError,
+    ) as error:
+        at = _first_failing(len(values), lambda a, n: _array(values[a : a + n], field, 0))
+        raise Invalid(
+            f"row {offset + at}, column {field.name!r}: {values[at]!r:.80} ({type(values[at]).__name__})"
+            f" does not fit {field.type}",
+            row=offset + at,
+            column=field.name,
+        ) from error
+    return conform_column(pa.chunked_array([plain]), field.type)
+
+
+def _first_failing(count: int, attempt: Callable[[int, int], object], values: Sequence[Any] | None = None) -> int:
+    """The first row for which `attempt(at, 1)` raises, found by halving; 0 when only the whole fails."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            attempt(low, middle - low)
+            low = middle
+        except (Invalid, pa.ArrowException, OverflowError, TypeError, ValueError):
+            high = middle
+    return low
+
+
+def _first(mask: pa.ChunkedArray) -> int:
+    return max(0, int(pc.index(mask, pa.scalar(True)).as_py()))
+
+
+def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
+    for name in needed:
+        column = table.column(name)
+        if column.null_count:
+            row = offset + _first(pc.is_null(column))
+            raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
+
+
+def _check_json(table: pa.Table, offset: int) -> None:
+    """JSON columns hold JSON. Values repeat, so each distinct one is parsed once."""
+    for field in table.schema:
+        if not is_json(field.type):
+            continue
+        texts = pa.chunked_array([c.storage for c in table.column(field.name).chunks], type=pa.string())
+        for text in pc.unique(texts).drop_null().to_pylist():
+            try:
+                json.loads(text, parse_constant=_refuse_constant)
+            except ValueError as error:
+                row = offset + _first(pc.equal(texts, pa.scalar(text)))
+                raise Invalid(
+                    f"row {row}, column {field.name!r}: {text!r:.80} is not JSON ({error})",
+                    row=row,
+                    column=field.name,
+                ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,197 @@
+"""Column types: which Arrow types a table may hold, and how they look to Delta and Spark.
+
+A table's schema is kept as Arrow (it knows JSON and nullability); Delta sees the same columns in its own words.
+Types that Delta cannot hold are replaced by one that holds every value (unsigned by the next wider signed, large
+and dictionary types by plain ones, times by UTC microseconds) or refused by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.types as pt
+from deltalake import Schema as DeltaSchema
+
+from strandline.errors import Invalid
+
+JSON = pa.json_(pa.string())
+
+_PLAIN = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"), JSON,
+}  # fmt: skip
+_REPLACED = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(), pa.date64(): pa.date32(),
+}  # fmt: skip
+_WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
+    pa.int16(): (pa.int32(), pa.int64()),
+    pa.int32(): (pa.int64(),),
+    pa.float32(): (pa.float64(),),
+}
+KEY_TYPES = (
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
+    pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
+)  # fmt: skip
+VERSION_TYPES = (
+    pa.int8(), pa.int16(), pa.int32(), pa.int64(),
+    pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
+)  # fmt: skip
+
+
+def is_json(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.JsonType)
+
+
+def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
+    """The type that a table stores for `kind`; `Invalid` when none holds every value."""
+    if kind in _PLAIN or pt.is_decimal128(kind):
+        return kind
+    if kind in _REPLACED:
+        return _REPLACED[kind]
+    if is_json(kind):
+        return JSON
+    if pt.is_dictionary(kind):
+        return canonical_type(kind.value_type, column)
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz else None)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return pa.list_(canonical_type(kind.value_type, f"{column}[]"))
+    if pt.is_struct(kind):
+        return pa.struct([canonical_field(field, f"{column}.{field.name}") for field in kind])
+    if pt.is_map(kind):
+        return pa.map_(
+            canonical_type(kind.key_type, f"{column} (map key)"),
+            canonical_type(kind.item_type, f"{column} (map value)"),
+        )
+    raise Invalid(
+        f"column {column!r} is {kind}, which a table cannot hold",
+        hint="Use one of: bool, int8-int64, float32/64, decimal128, string, binary, date32, timestamp, json,"
+        " list, struct, map.",
+        column=column,
+    )
+
+
+def canonical_field(field: pa.Field, column: str | None = None) -> pa.Field:
+    return pa.field(field.name, canonical_type(field.type, column or field.name), field.nullable)
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema a table keeps for a declared one; names are checked here."""
+    seen: dict[str, str] = {}
+    for field in schema:
+        if not field.name or field.name.startswith("_"):
+            raise Invalid(
+                f"column name {field.name!r} is not allowed: names are not empty and do not start with '_'",
+                column=field.name,
+            )
+        if field.name.lower() in seen:
+            raise Invalid(
+                f"columns {seen[field.name.lower()]!r} and {field.name!r} differ in case only or are the same name",
+                column=field.name,
+            )
+        seen[field.name.lower()] = field.name
+    if not len(schema):
+        raise Invalid("a table needs at least one column")
+    return pa.schema([canonical_field(field) for field in schema])
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """`kind` without JSON marks: what Delta, Spark and DuckDB hand back."""
+    if is_json(kind):
+        return pa.string()
+    if pt.is_list(kind):
+        return pa.list_(storage_type(kind.value_type))
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(f.name, storage_type(f.type), f.nullable) for f in kind])
+    if pt.is_map(kind):
+        return pa.map_(storage_type(kind.key_type), storage_type(kind.item_type))
+    return kind
+
+
+def storage_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(f.name, storage_type(f.type), f.nullable) for f in schema])
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with the columns, order and exact types of `schema`; columns it lacks become nulls."""
+    columns = [
+        conform_column(table.column(field.name), field.type)
+        if field.name in table.column_names
+        else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def conform_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([c.storage for c in column.chunks], type=column.type.storage_type)
+    if is_json(kind):
+        return pa.chunked_array(
+            [pa.ExtensionArray.from_storage(kind, c) for c in column.cast(pa.string()).chunks], type=kind
+        )
+    return column.cast(kind)
+
+
+def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """`current` with the nullable columns that `wanted` adds and the numbers it widens; anything else is refused."""
+    wanted = canonical_schema(wanted)
+    fields = list(current)
+    for field in wanted:
+        at = current.get_field_index(field.name)
+        if at < 0:
+            if not field.nullable:
+                raise Invalid(
+                    f"new column {field.name!r} must be nullable: rows that exist have no value for it",
+                    column=field.name,
+                )
+            fields.append(field)
+        elif field.type != current.field(at).type:
+            if field.type not in _WIDER.get(current.field(at).type, ()):
+                raise Invalid(
+                    f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",
+                    hint="A table may gain nullable columns and widen numbers (int8→int64, float→double).",
+                    column=field.name,
+                )
+            fields[at] = current.field(at).with_type(field.type)
+    return pa.schema(fields)
+
+
+def delta_json(schema: pa.Schema) -> str:
+    """The schema as Delta writes it in a metaData action."""
+    return str(DeltaSchema.from_arrow(storage_schema(schema)).to_json())
+
+
+def needs_ntz(schema: pa.Schema) -> bool:
+    """Whether a column holds local times: Delta lists that as a table feature."""
+    return "timestamp_ntz" in json.dumps(json.loads(delta_json(schema)))
+
+
+def to_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def from_text(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def names_of(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
+    """The asked-for column names, checked; all of them when none are named."""
+    if columns is None:
+        return list(schema.names)
+    if isinstance(columns, str):
+        raise Invalid(f"columns is the string {columns!r}; expected a list of names", column=columns)
+    for name in columns:
+        if name not in schema.names:
+            raise Invalid(f"no column {name!r}", hint=f"Columns: {', '.join(schema.names)}", column=str(name))
+    if not columns:
+        raise Invalid("columns is an empty list; leave it out for all columns")
+    return list(columns)

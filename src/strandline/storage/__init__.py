@@ -1,0 +1,33 @@
+"""The door to files. Nothing else in the package opens, lists or deletes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from strandline.errors import Invalid
+from strandline.storage.base import FileInfo, Storage
+from strandline.storage.local import LocalStorage
+from strandline.storage.s3 import S3Storage
+
+__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Storage", "open_storage"]
+
+
+def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
+    """The storage at `uri`: a folder, `file://…` or `s3://bucket/prefix`.
+
+    `options` are S3 settings (`endpoint`, `access_key_id`, `secret_access_key`, `region`, …); without them the
+    usual `AWS_…` environment variables count."""
+    parts = urlsplit(uri)
+    if parts.scheme == "s3":
+        if not parts.netloc:
+            raise Invalid(f"lake address {uri!r} names no bucket", hint="Expected s3://bucket/prefix")
+        return S3Storage(parts.netloc, parts.path.strip("/"), dict(options or {}))
+    if parts.scheme in ("", "file"):
+        if options:
+            raise Invalid(f"storage options were given for the local folder {uri!r}")
+        return LocalStorage(parts.path if parts.scheme else uri)
+    raise Invalid(
+        f"lake address {uri!r} has the scheme {parts.scheme!r}",
+        hint="Expected a folder or s3://bucket/prefix",
+    )

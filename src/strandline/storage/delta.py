@@ -1,0 +1,393 @@
+"""Delta tables: the snapshot of one, kept by reading what is new, and commits without automatic retry.
+
+Commit files are written directly as the Delta protocol describes, because a commit here decides its content from
+the version that it gets (`build` is called again for each number tried) and must neither be replayed nor merged.
+Checkpoints are written by the `deltalake` library. Reading takes the last checkpoint plus the commit files after
+it; a snapshot once read is extended by new commit files only.
+
+After a crash: a commit file is there whole or not at all; files that no commit claims are orphans that nothing
+reads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Corrupt, NotFound
+from strandline.storage.base import Storage
+from strandline.storage.commits import Action, CommitLog
+
+CHECKPOINT_EVERY = 50
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time."""
+
+    path: str
+    size: int
+    partition: Mapping[str, str | None]
+    modified_ms: int
+    stats_text: str
+
+    @cached_property
+    def stats(self) -> Mapping[str, Any]:
+        return json.loads(self.stats_text) if self.stats_text else {}
+
+    @property
+    def rows(self) -> int:
+        return int(self.stats["numRecords"])
+
+    def add(self) -> Action:
+        return {
+            "add": {
+                "path": self.path,
+                "partitionValues": dict(self.partition),
+                "size": self.size,
+                "modificationTime": self.modified_ms,
+                "dataChange": True,
+                "stats": self.stats_text,
+            }
+        }
+
+    def remove(self, at_ms: int) -> Action:
+        return {
+            "remove": {
+                "path": self.path,
+                "deletionTimestamp": at_ms,
+                "dataChange": True,
+                "extendedFileMetadata": True,
+                "partitionValues": dict(self.partition),
+                "size": self.size,
+            }
+        }
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A Delta table at one version."""
+
+    version: int
+    timestamp_ms: int
+    metadata: Mapping[str, Any]
+    files: Mapping[str, DataFile]
+    txns: Mapping[str, int]
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        return self.metadata.get("configuration") or {}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a commit wants to do, decided from the snapshot it is based on."""
+
+    add: Sequence[DataFile] = ()
+    remove: Sequence[DataFile] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    expiring_txns: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+    protocol: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """One entry of a table's history."""
+
+    version: int
+    timestamp_ms: int
+    operation: str
+    metrics: Mapping[str, Any]
+
+
+class DeltaLog:
+    """The transaction log of the Delta table in one folder. Safe to share between threads."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self.storage = storage
+        self.folder = folder
+        self._commits = CommitLog(storage, f"{folder}/_delta_log")
+        self._lock = threading.RLock()
+        self._snapshot: Snapshot | None = None
+
+    def refresh(self) -> Snapshot:
+        """The newest snapshot. Costs one look when nothing is new."""
+        with self._lock:
+            snapshot = self._snapshot
+            if snapshot is None:
+                snapshot = self._load(None)
+            else:
+                snapshot = self._extend(snapshot, None)
+                if self._last_checkpoint() > snapshot.version:
+                    # The commit files after our version were cleaned away while nobody looked here.
+                    snapshot = self._load(None)
+            self._snapshot = snapshot
+            return snapshot
+
+    def at(self, version: int) -> Snapshot:
+        """The snapshot at an older version; `NotFound` when its commit files are gone."""
+        current = self.refresh()
+        if version == current.version:
+            return current
+        return self._load(version)
+
+    def commit(
+        self,
+        operation: str,
+        build: Callable[[Snapshot, int], Draft | None],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Snapshot | None:
+        """Commit what `build(snapshot, now_ms)` drafts for the version after `snapshot`; None when it drafts
+        nothing.
+
+        `build` is called again, on a fresh snapshot, whenever another writer took the number; it raises to give
+        up."""
+        commit_id = uuid.uuid4().hex
+        with self._lock:
+            snapshot = self.refresh()
+            while True:
+                # Commit times rise within a table even when writers' clocks disagree.
+                now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
+                draft = build(snapshot, now_ms)
+                if draft is None:
+                    return None
+                _check(draft, snapshot)
+                actions = _actions(draft, operation, commit_id, now_ms, metrics or {})
+                crash_point("delta.before_commit")
+                if self._commits.create(snapshot.version + 1, actions, commit_id):
+                    crash_point("delta.committed")
+                    break
+                snapshot = self.refresh()
+            self._snapshot = landed = _apply(snapshot, snapshot.version + 1, actions)
+        if landed.version % CHECKPOINT_EVERY == 0:
+            self.checkpoint()
+        return landed
+
+    @staticmethod
+    def create(storage: Storage, folder: str, draft: Draft) -> DeltaLog:
+        """Write version 0 of a new table; the folder must be a fresh one."""
+        log = DeltaLog(storage, folder)
+        commit_id = uuid.uuid4().hex
+        actions = _actions(draft, "CREATE TABLE", commit_id, int(time.time() * 1000), {})
+        if not log._commits.create(0, actions, commit_id):
+            raise Conflict(f"a table exists at {storage.url(folder)}")
+        return log
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint; a failure costs later readers time and nothing else, so it is logged, not raised."""
+        try:
+            DeltaTable(
+                self.storage.url(self.folder), storage_options=dict(self.storage.delta_options) or None
+            ).create_checkpoint()
+        except Exception as error:
+            _log.warning("no checkpoint of %s: %s", self.storage.url(self.folder), error)
+
+    def history(self, after: int = -1) -> list[CommitInfo]:
+        """The commits after `after` whose commit files still exist, oldest first."""
+        prefix = f"{self.folder}/_delta_log/"
+        versions = sorted(
+            int(stem)
+            for info in self.storage.list(prefix)
+            if (stem := info.path.rsplit("/", 1)[1].removesuffix(".json")).isdigit() and len(stem) == 20
+        )
+        entries = []
+        for version in versions:
+            if version <= after:
+                continue
+            info = _commit_info(self._commits.read(version) or ())
+            entries.append(
+                CommitInfo(
+                    version,
+                    int(info.get("timestamp", 0)),
+                    str(info.get("operation", "")),
+                    info.get("operationMetrics") or {},
+                )
+            )
+        return entries
+
+    def actions(self, version: int) -> list[Action] | None:
+        return self._commits.read(version)
+
+    def _load(self, version: int | None) -> Snapshot:
+        base = self._checkpoint_before(version)
+        snapshot = self._read_checkpoint(base) if base >= 0 else None
+        if snapshot is None:
+            actions = self._commits.read(0)
+            if actions is None:
+                raise NotFound(f"no Delta table at {self.storage.url(self.folder)}", path=self.folder)
+            snapshot = _apply(Snapshot(-1, 0, {}, {}, {}), 0, actions)
+        snapshot = self._extend(snapshot, version)
+        if version is not None and snapshot.version != version:
+            raise NotFound(
+                f"version {version} of {self.storage.url(self.folder)} is gone",
+                path=self.folder,
+                version=version,
+            )
+        return snapshot
+
+    def _extend(self, snapshot: Snapshot, upto: int | None) -> Snapshot:
+        while upto is None or snapshot.version < upto:
+            actions = self._commits.read(snapshot.version + 1)
+            if actions is None:
+                break
+            snapshot = _apply(snapshot, snapshot.version + 1, actions)
+        return snapshot
+
+    def _last_checkpoint(self) -> int:
+        try:
+            return int(json.loads(self.storage.read(f"{self.folder}/_delta_log/_last_checkpoint"))["version"])
+        except FileNotFoundError:
+            return -1
+        except (ValueError, KeyError):
+            # The hint is advice only: a torn one sends the reader to the listing.
+            return self._checkpoint_by_listing(None)
+
+    def _checkpoint_before(self, version: int | None) -> int:
+        last = self._last_checkpoint()
+        if version is None or last <= version:
+            return last
+        return self._checkpoint_by_listing(version)
+
+    def _checkpoint_by_listing(self, version: int | None) -> int:
+        found = [
+            int(name.split(".", 1)[0])
+            for info in self.storage.list(f"{self.folder}/_delta_log/")
+            if (name := info.path.rsplit("/", 1)[1]).endswith(".checkpoint.parquet")
+        ]
+        return max((v for v in found if version is None or v <= version), default=-1)
+
+    def _read_checkpoint(self, version: int) -> Snapshot | None:
+        path = f"{self.folder}/_delta_log/{version:020d}.checkpoint.parquet"
+        try:
+            rows = pq.read_table(self.storage.input(path), columns=["metaData", "add", "txn"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise Corrupt(
+                f"checkpoint {self.storage.url(path)} is unreadable: {error}",
+                hint="Delete that file: the commit files beside it hold the same facts.",
+                path=path,
+            ) from error
+        metadata = next(m for m in rows.column("metaData").drop_null().to_pylist())
+        metadata["configuration"] = dict(metadata["configuration"] or ())
+        files = [_data_file(add) for add in rows.column("add").drop_null().to_pylist()]
+        return Snapshot(
+            version,
+            max((f.modified_ms for f in files), default=0),
+            metadata,
+            {f.path: f for f in files},
+            {txn["appId"]: txn["version"] for txn in rows.column("txn").drop_null().to_pylist()},
+        )
+
+
+def _data_file(add: Mapping[str, Any]) -> DataFile:
+    return DataFile(
+        add["path"],
+        add["size"],
+        dict(add["partitionValues"]),
+        add["modificationTime"],
+        add.get("stats") or "",
+    )
+
+
+def _commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
+    return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+
+
+def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:
+    files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
+    for action in actions:
+        if "add" in action:
+            files = dict(snapshot.files) if files is None else files
+            files[action["add"]["path"]] = _data_file(action["add"])
+        elif "remove" in action:
+            files = dict(snapshot.files) if files is None else files
+            files.pop(action["remove"]["path"], None)
+        elif "txn" in action:
+            txns = dict(snapshot.txns) if txns is None else txns
+            txns[action["txn"]["appId"]] = action["txn"]["version"]
+        elif "metaData" in action:
+            metadata = action["metaData"]
+        elif "commitInfo" in action:
+            timestamp_ms = max(timestamp_ms, int(action["commitInfo"].get("timestamp", 0)))
+    return replace(
+        snapshot,
+        version=version,
+        timestamp_ms=timestamp_ms,
+        metadata=metadata,
+        files=snapshot.files if files is None else files,
+        txns=snapshot.txns if txns is None else txns,
+    )
+
+
+def _check(draft: Draft, snapshot: Snapshot) -> None:
+    """A commit removes only files that are live and moves a txn only forward."""
+    for file in draft.remove:
+        if file.path not in snapshot.files:
+            raise Conflict(f"file {file.path} was removed by another commit", path=file.path)
+    for app, value in {**draft.txns, **draft.expiring_txns}.items():
+        if snapshot.txns.get(app, -1) > value:
+            raise Conflict(f"transaction {app!r} is at {snapshot.txns[app]}, past {value}", txn=app)
+
+
+def _actions(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics: Mapping[str, Any]) -> list[Action]:
+    info = {
+        "timestamp": now_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "operationMetrics": {name: str(value) for name, value in metrics.items()},
+        "engineInfo": "strandline",
+        "commitId": commit_id,
+    }
+    actions: list[Action] = [{"commitInfo": info}]
+    if draft.protocol is not None:
+        actions.append({"protocol": dict(draft.protocol)})
+    if draft.metadata is not None:
+        actions.append({"metaData": dict(draft.metadata)})
+    actions += [{"txn": {"appId": app, "version": version}} for app, version in draft.txns.items()]
+    actions += [
+        {"txn": {"appId": app, "version": version, "lastUpdated": now_ms}}
+        for app, version in draft.expiring_txns.items()
+    ]
+    actions += [file.remove(now_ms) for file in draft.remove]
+    actions += [replace(file, modified_ms=now_ms).add() for file in draft.add]
+    return actions
+
+
+def new_metadata(
+    name: str, schema_json: str, partition_by: Sequence[str], configuration: Mapping[str, str]
+) -> Mapping[str, Any]:
+    return {
+        "id": str(uuid.uuid4()),
+        "name": name,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema_json,
+        "partitionColumns": list(partition_by),
+        "configuration": dict(configuration),
+        "createdTime": int(time.time() * 1000),
+    }
+
+
+def protocol(*, with_ntz: bool) -> Mapping[str, Any]:
+    if not with_ntz:
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": ["timestampNtz"],
+        "writerFeatures": ["timestampNtz"],
+    }

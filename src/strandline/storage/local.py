@@ -1,0 +1,124 @@
+"""A folder on this machine's file system.
+
+After a crash: a file is there whole or not at all, because it is written under a temporary name, synced, and then
+linked (`put_new`) or renamed (`output`) into place, and the folder is synced after that.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.storage.base import FileInfo
+
+_TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True, init=False)
+class LocalStorage:
+    uri: str
+
+    def __init__(self, root: str) -> None:
+        object.__setattr__(self, "uri", os.path.abspath(os.path.expanduser(root)))
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
+    def delta_options(self) -> Mapping[str, str]:
+        return {}
+
+    def url(self, path: str) -> str:
+        return os.path.join(self.uri, path)
+
+    def read(self, path: str) -> bytes:
+        with open(self.url(path), "rb") as file:
+            return file.read()
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.url(path))
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        target = self.url(path)
+        temporary = _temporary_beside(target)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+        _sync_folder(os.path.dirname(target))
+        return True
+
+    @contextmanager
+    def output(self, path: str) -> Iterator[pa.NativeFile]:
+        target = self.url(path)
+        temporary = _temporary_beside(target)
+        try:
+            with pa.OSFile(temporary, "wb") as stream:
+                yield stream
+            descriptor = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, target)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(os.path.dirname(target))
+
+    def input(self, path: str) -> pa.NativeFile:
+        return pa.OSFile(self.url(path), "rb")
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        return (info for info in self._walk(prefix) if _TEMPORARY not in info.path)
+
+    def temporaries(self, prefix: str) -> Iterator[FileInfo]:
+        return (info for info in self._walk(prefix) if _TEMPORARY in info.path)
+
+    def _walk(self, prefix: str) -> Iterator[FileInfo]:
+        for folder, _, names in os.walk(self.url(prefix)):
+            for name in names:
+                full = os.path.join(folder, name)
+                with suppress(FileNotFoundError):
+                    stat = os.stat(full)
+                    yield FileInfo(os.path.relpath(full, self.uri), stat.st_size, stat.st_mtime)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                os.unlink(self.url(path))
+
+    def duckdb_filesystem(self) -> None:
+        return None
+
+    def check_put_new(self) -> None:
+        """`link` refuses an existing name on every file system that has links; nothing to prove by racing."""
+
+
+def _temporary_beside(target: str) -> str:
+    folder, name = os.path.split(target)
+    os.makedirs(folder, exist_ok=True)
+    return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}")
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

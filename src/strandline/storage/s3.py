@@ -1,0 +1,216 @@
+"""An S3 bucket, reached through `obstore` on the driver and in Spark tasks alike.
+
+A commit is a PUT with `If-None-Match: *`. Some stores ignore that header and let two creators win; `check_put_new`
+races two of them before a lake is used. Output streams are multipart uploads: nothing is visible until the last
+call.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.errors import Invalid, Unavailable
+from strandline.storage.base import FileInfo
+
+_RACERS = 8
+
+
+@dataclass(frozen=True)
+class S3Storage:
+    bucket: str
+    prefix: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        return False
+
+    @property
+    def delta_options(self) -> Mapping[str, str]:
+        plain = {f"aws_{name.removeprefix('aws_')}": value for name, value in self.options.items()}
+        if plain.get("aws_endpoint", "").startswith("http://"):
+            plain["aws_allow_http"] = "true"
+        return plain
+
+    def _settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = dict(self.options)
+        if settings.get("endpoint", "").startswith("http://"):
+            settings["client_options"] = {"allow_http": True}
+        return settings
+
+    @cached_property
+    def _store(self) -> Any:
+        from obstore.store import S3Store
+
+        return S3Store(self.bucket, prefix=self.prefix or None, **self._settings())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"bucket": self.bucket, "prefix": self.prefix, "options": dict(self.options)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def url(self, path: str) -> str:
+        return f"{self.uri}/{path}"
+
+    def read(self, path: str) -> bytes:
+        import obstore
+
+        with self._translated(path):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def exists(self, path: str) -> bool:
+        import obstore
+
+        try:
+            with self._translated(path):
+                obstore.head(self._store, path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._translated(path):
+            try:
+                obstore.put(self._store, path, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    @contextmanager
+    def output(self, path: str) -> Iterator[pa.NativeFile]:
+        """A writer that is dropped without `close` leaves an unfinished upload, never a file."""
+        import obstore
+
+        with self._translated(path):
+            upload = obstore.open_writer(self._store, path)
+            yield pa.PythonFile(_Upload(upload), mode="w")
+            upload.close()
+
+    def input(self, path: str) -> pa.NativeFile:
+        import obstore
+
+        with self._translated(path):
+            return pa.PythonFile(_Download(obstore.open_reader(self._store, path)), mode="r")
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        import obstore
+
+        with self._translated(prefix):
+            for page in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+                for item in page:
+                    yield FileInfo(item["path"], item["size"], item["last_modified"].timestamp())
+
+    def temporaries(self, prefix: str) -> Iterator[FileInfo]:
+        """Unfinished uploads are not files here; the bucket's own lifecycle rule ends them."""
+        return iter(())
+
+    def delete(self, paths: Iterable[str]) -> None:
+        import obstore
+
+        for path in paths:
+            with self._translated(path):
+                try:
+                    obstore.delete(self._store, path)
+                except FileNotFoundError:
+                    continue
+
+    def duckdb_filesystem(self) -> Any:
+        from obstore.fsspec import FsspecStore
+
+        return FsspecStore("s3", **self._settings())
+
+    def check_put_new(self) -> None:
+        path = f"_check/{uuid.uuid4().hex}"
+        start = threading.Barrier(_RACERS)
+
+        def create(racer: int) -> bool:
+            start.wait()
+            return self.put_new(path, str(racer).encode())
+
+        try:
+            with ThreadPoolExecutor(_RACERS) as pool:
+                winners = sum(pool.map(create, range(_RACERS)))
+            winners += self.put_new(path, b"late")
+        finally:
+            self.delete([path])
+        if winners != 1:
+            raise Invalid(
+                f"{self.uri}: {winners} of {_RACERS + 1} racing creates of one object succeeded; commits there would"
+                " overwrite each other",
+                hint="Use a store that honours If-None-Match on PUT (AWS S3, SeaweedFS, MinIO, R2).",
+                winners=winners,
+            )
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        from obstore.exceptions import BaseError, NotFoundError
+
+        try:
+            yield
+        except (NotFoundError, FileNotFoundError) as error:
+            raise FileNotFoundError(self.url(path)) from error
+        except BaseError as error:
+            raise Unavailable(f"{self.url(path)}: {str(error).splitlines()[0]}", path=path) from error
+
+
+class _Upload(io.RawIOBase):
+    """An obstore writer as the file object that Arrow expects."""
+
+    def __init__(self, upload: Any) -> None:
+        self._upload = upload
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        chunk = bytes(data)
+        self._upload.write(chunk)
+        self._position += len(chunk)
+        return len(chunk)
+
+
+class _Download(io.RawIOBase):
+    """An obstore reader as the file object that Arrow expects."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        return int(self._reader.size)
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._reader.read(None if size < 0 else size))

@@ -1,0 +1,260 @@
+"""A table at the front: write changes, read baseline and log as one at a seq."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from strandline import fold as folds
+from strandline import schema as schemas
+from strandline.baseline import Baseline
+from strandline.catalog import Entry
+from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
+from strandline.consumers import compaction
+from strandline.definitions import TableDef
+from strandline.dialect import listed
+from strandline.duck import Duck
+from strandline.errors import Invalid, NotRetained
+from strandline.log import Log
+from strandline.merge import Merge, duck_sql, spark_frame
+from strandline.predicate import Predicate, parse
+from strandline.rows import checked, is_spark
+from strandline.spark import session
+from strandline.storage import Storage
+from strandline.writer import checked_frame, write, write_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+At = int | str | dt.datetime | None
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One commit of a table's log."""
+
+    seq: int
+    at: dt.datetime
+    operation: str
+    rows: int
+    files: int
+
+
+class Table:
+    """A keyed table, or an append-only one without a key. Safe to share between threads and processes."""
+
+    def __init__(self, entry: Entry, storage: Storage, duck: Duck, spark: SparkSession | None = None) -> None:
+        self.entry = entry
+        self.duck = duck
+        self.spark = spark
+        self.log = Log(storage, f"{entry.folder}/log")
+        self.baseline = Baseline(storage, f"{entry.folder}/baseline", self.log.refresh().definition.vnodes)
+        self.lock = threading.RLock()
+        self._folds = folds.FoldCache(duck)
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, head={self.head})"
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def definition(self) -> TableDef:
+        return self.log.refresh().definition
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.definition.schema
+
+    @property
+    def head(self) -> int:
+        """The latest seq."""
+        return self.log.refresh().head
+
+    def upsert(self, rows: object, *, order_by: str | None = None, token: str | None = None) -> Commit:
+        """Insert or replace whole rows by key, as one commit.
+
+        Rows are Arrow, pandas, polars, a list of dicts or a Spark DataFrame. Of rows with one key the last wins; a
+        DataFrame has no order, so it needs `order_by` or unique keys. With a `token`, repeating the call is safe."""
+        definition = self._keyed("upsert")
+        return self._write(rows, definition, definition.schema, UPSERT, order_by, token)
+
+    def delete(self, keys: object, *, token: str | None = None) -> Commit:
+        """Delete rows by key, as one commit; keys that are not in the table are no error.
+
+        Keys are rows of the key columns alone, or for a key of one column a list of its values."""
+        definition = self._keyed("delete")
+        if isinstance(keys, list | tuple | set | frozenset) and len(definition.key) == 1:
+            keys = [k if isinstance(k, dict) else {definition.key[0]: k} for k in keys]
+        columns = pa.schema([definition.schema.field(name) for name in definition.key])
+        return self._write(keys, definition, columns, DELETE, None, token)
+
+    def append(self, rows: object, *, token: str | None = None) -> Commit:
+        """Add rows to a table without a key, as one commit."""
+        definition = self.definition
+        if definition.is_keyed:
+            raise Invalid(f"table {self.name!r} has the key {', '.join(definition.key)}: use upsert", table=self.name)
+        return self._write(rows, definition, definition.schema, UPSERT, None, token)
+
+    def _keyed(self, verb: str) -> TableDef:
+        definition = self.definition
+        if not definition.is_keyed:
+            raise Invalid(f"table {self.name!r} has no key: it takes append, not {verb}", table=self.name)
+        return definition
+
+    def _write(
+        self,
+        rows: object,
+        definition: TableDef,
+        columns: pa.Schema,
+        op: Op,
+        order_by: str | None,
+        token: str | None,
+    ) -> Commit:
+        tokens = [] if token is None else [_checked_token(token)]
+        try:
+            if is_spark(rows):
+                frame = checked_frame(cast("DataFrame", rows), columns, order_by)
+                return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens)
+            if order_by is not None:
+                raise Invalid("order_by is for Spark DataFrames; other rows are taken in their own order")
+            return write(self.log, checked(rows, columns), definition, op, tokens=tokens, spark=self.spark)
+        except Invalid as error:
+            error.fields.setdefault("table", self.name)
+            raise
+
+    def evolve(self, schema: pa.Schema) -> pa.Schema:
+        """Add nullable columns and widen numbers; returns the new schema. Columns that `schema` leaves out stay."""
+        return self.log.redefine("EVOLVE", lambda definition: definition.evolve(schema)).schema
+
+    def to_arrow(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
+        """The rows at a seq or a time (now, by default), in no promised order.
+
+        `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
+        merge, names, predicate = self._plan(at, columns, where)
+        with self._reading(merge, names, predicate) as relation:
+            table = relation.to_arrow_table()
+        return schemas.conform(table, _selected(merge, names))
+
+    def to_batches(
+        self,
+        *,
+        at: At = None,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        batch_rows: int = 50_000,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows as a stream of batches, without holding them all."""
+        merge, names, predicate = self._plan(at, columns, where)
+        wanted = _selected(merge, names)
+        with self._reading(merge, names, predicate) as relation:
+            for batch in relation.to_arrow_reader(batch_rows):
+                yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
+
+    def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
+        """The same rows as a Spark DataFrame, fixed at that seq however late it runs."""
+        merge, names, predicate = self._plan(at, columns, where)
+        return spark_frame(session(self.spark), merge, self.fold_content(merge), names, predicate)
+
+    def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
+        """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
+        log = self.log.refresh()
+        definition = log.definition
+        files = log.files(after, log.head if upto is None else upto)
+        names = [OP, SEQ, *definition.schema.names]
+        sql = folds.changes_sql(log, files, [OP, *definition.schema.names], None)
+        table = self.duck.table(f"SELECT {listed(names)} FROM ({sql}) ORDER BY {listed([SEQ, *definition.key])}")
+        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
+        columns = [f if f.name in definition.key else f.with_nullable(True) for f in definition.schema]
+        return schemas.conform(table, pa.schema([*hidden, *columns]))
+
+    def history(self) -> list[HistoryEntry]:
+        """The commits of the log, oldest first."""
+        return [
+            HistoryEntry(
+                info.version,
+                dt.datetime.fromtimestamp(info.timestamp_ms / 1000, dt.UTC),
+                info.operation,
+                int(info.metrics.get("rows", 0)),
+                int(info.metrics.get("files", 0)),
+            )
+            for info in self.log.delta.history()
+        ]
+
+    def fold(self) -> int:
+        """Fold the log into the baseline; returns the seq up to which it is folded."""
+        return compaction.fold(self)
+
+    def merge(self, at: At = None) -> Merge:
+        """What a read at `at` consists of."""
+        if at is None:
+            # The baseline first: one that is newer than the log seen here would hold changes after its head.
+            baseline = self.baseline.refresh()
+            log = self.log.refresh()
+            return Merge(log, baseline, log.head)
+        log = self.log.refresh()
+        seq = self._seq_at(at, log.head)
+        return Merge(log, self.baseline.at_seq(seq, log.trimmed_to), seq)
+
+    def fold_name(self, merge: Merge) -> str | None:
+        """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""
+        if not merge.definition.is_keyed or not merge.log_files():
+            return None
+        return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
+
+    def fold_content(self, merge: Merge) -> pa.Table | None:
+        with self.lock:
+            name = self.fold_name(merge)
+            return None if name is None else self.duck.table(f"SELECT * FROM {name}")
+
+    def _plan(
+        self, at: At, columns: Sequence[str] | None, where: str | None
+    ) -> tuple[Merge, list[str], Predicate | None]:
+        merge = self.merge(at)
+        names = schemas.names_of(merge.definition.schema, columns)
+        return merge, names, None if where is None else parse(where, merge.definition.schema)
+
+    @contextmanager
+    def _reading(self, merge: Merge, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
+        """A DuckDB relation of the merged rows, in a transaction that later refreshes of the fold do not disturb."""
+        with self.duck.transaction() as cursor:
+            with self.lock:
+                fold = self.fold_name(merge)
+                if fold is not None:
+                    cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
+            yield cursor.sql(duck_sql(merge, fold, names, predicate))
+
+    def _seq_at(self, at: At, head: int) -> int:
+        if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time")
+        if isinstance(at, int):
+            if not 0 <= at <= head:
+                raise Invalid(f"table {self.name!r} has seqs 0 to {head}, not {at}", table=self.name, seq=at)
+            return at
+        try:
+            moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+        except ValueError as error:
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time") from error
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=dt.UTC)
+        before = [entry.seq for entry in self.history() if entry.at <= moment]
+        if not before:
+            raise NotRetained(f"table {self.name!r} was not there at {moment.isoformat()}", table=self.name, oldest=0)
+        return before[-1]
+
+
+def _selected(merge: Merge, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([merge.definition.schema.field(name) for name in names])
+
+
+def _checked_token(token: object) -> str:
+    if not isinstance(token, str) or not 1 <= len(token) <= 512:
+        raise Invalid(f"token is {token!r:.40}; expected a text of 1 to 512 characters")
+    return token

@@ -1,0 +1,78 @@
+"""Hash keys to vnodes, equally in Python and in Spark.
+
+The hash of a key is crc32 of its canonical text: each field as `<length in bytes>:<text>`, integers in decimal,
+dates as days and times as microseconds since 1970, booleans as true/false, binary in lower-case hex. Spark
+computes it natively; the golden vectors in the tests keep both sides equal for ever, because stored files depend
+on it. A vnode is the hash's top bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+HASH_BITS = 32
+
+
+def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
+    """The hash of each row's key fields, as int64."""
+    fields = [_text(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column) for column in keys]
+    parts: list[pa.Array] = []
+    for field in fields:
+        parts += [pc.cast(pc.binary_length(field), pa.string()), pa.scalar(":"), field]
+    if len(fields[0]) == 0:
+        return pa.array([], pa.int64())
+    joined = pc.binary_join_element_wise(
+        *(pc.cast(p, pa.large_string()) for p in parts), pa.scalar("", pa.large_string())
+    )
+    crc32 = zlib.crc32
+    return pa.array([crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()], pa.int64())
+
+
+def _text(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pt.is_timestamp(kind):
+        column = column.cast(pa.int64())
+    elif pt.is_date32(kind):
+        column = column.cast(pa.int32())
+    elif pt.is_binary(kind):
+        return pa.array([None if v is None else v.hex() for v in column.to_pylist()], pa.string())
+    return column.cast(pa.string())
+
+
+def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
+    """The same hash as a Spark expression over the key columns."""
+    from pyspark.sql import functions as F
+
+    parts: list[Column] = []
+    for name in keys:
+        column, kind = F.col(f"`{name}`"), schema.field(name).type
+        if pt.is_timestamp(kind):
+            if kind.tz:
+                column = F.unix_micros(column)
+            else:
+                column = F.timestamp_diff("MICROSECOND", F.lit("1970-01-01").cast("timestamp_ntz"), column)
+        elif pt.is_date32(kind):
+            column = F.unix_date(column)
+        elif pt.is_binary(kind):
+            column = F.lower(F.hex(column))
+        text = column.cast("string")
+        parts += [F.octet_length(text).cast("string"), F.lit(":"), text]
+    return F.crc32(F.concat(*parts).cast("binary"))
+
+
+def shift_for(vnodes: int) -> int:
+    """How far to shift a hash right to get its vnode; `vnodes` is a power of two."""
+    return HASH_BITS - (vnodes.bit_length() - 1)
+
+
+def vnode_of(hash_: int, vnodes: int) -> int:
+    return hash_ >> shift_for(vnodes)

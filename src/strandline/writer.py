@@ -1,0 +1,129 @@
+"""Write a batch of changes to a table's log: in this process, or by Spark tasks when it is large or a DataFrame.
+
+Either way the files come first and one commit claims them all, so a batch is in the table whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.change import HASH, ROW, Commit, Op
+from strandline.crash import crash_point
+from strandline.definitions import TableDef
+from strandline.dialect import spark_type
+from strandline.errors import Invalid
+from strandline.lanes import RECEIPT, LogLane, files_of
+from strandline.log import Log, prepare
+from strandline.schema import storage_type
+from strandline.spark import run_lane, session
+from strandline.spool import Spool
+from strandline.vnode import shift_for, spark_hash
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DRIVER_BYTES = 1 << 30
+
+
+def write(
+    log: Log,
+    pieces: Iterator[pa.Table],
+    definition: TableDef,
+    op: Op,
+    *,
+    tokens: Sequence[str],
+    spark: SparkSession | None,
+    driver_bytes: int = DRIVER_BYTES,
+) -> Commit:
+    """Commit checked rows. More than `driver_bytes` of them go to Spark by way of files in their order."""
+    held: list[pa.Table] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += piece.nbytes
+        if size > driver_bytes:
+            with Spool(log.storage, log.folder, definition) as spool:
+                spool.add_all(held, pieces)
+                return write_frame(
+                    log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens
+                )
+    if not sum(piece.num_rows for piece in held):
+        raise Invalid("the batch is empty; nothing was written")
+    files = log.write(prepare(pa.concat_tables(held), definition, op), definition)
+    return log.commit(files, operation=op.upper(), tokens=tokens)
+
+
+def write_frame(
+    log: Log, frame: DataFrame, definition: TableDef, op: Op, *, order_by: str | None, tokens: Sequence[str]
+) -> Commit:
+    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
+    hashes."""
+    from pyspark.sql import functions as F
+
+    session(frame.sparkSession)
+    if definition.is_keyed:
+        frame = frame.withColumn(HASH, spark_hash(definition.schema, definition.key))
+        lane_of = F.coalesce(F.shiftright(HASH, shift_for(definition.vnodes)), F.lit(0)).cast("int")
+        order = [HASH, *definition.key, *([order_by] if order_by else [])]
+        frame = frame.repartitionById(definition.vnodes, lane_of)
+        frame = frame.sortWithinPartitions(*[f"`{name}`" for name in order])
+    else:
+        frame = frame.withColumn(ROW, F.monotonically_increasing_id())
+    lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
+    files, failure = files_of(run_lane(frame, lane, RECEIPT).collect())
+    if failure is not None:
+        log.discard(files)
+        raise failure
+    if not files:
+        raise Invalid("the DataFrame is empty; nothing was written")
+    crash_point("log.lanes_written")
+    return log.commit(files, operation=op.upper(), tokens=tokens)
+
+
+def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:
+    """`frame` with exactly the columns of `schema`; its types must be held by the table's without loss.
+
+    Values are checked later, in the lanes."""
+    from pyspark.sql import functions as F
+
+    found = dict(frame.dtypes)
+    if order_by is not None and order_by not in found:
+        raise Invalid(f"order_by is {order_by!r}; the DataFrame has: {', '.join(found)}", column=order_by)
+    for name in found:
+        if name not in schema.names and name != order_by:
+            raise Invalid(f"the DataFrame's column {name!r} is not in the table", column=name)
+    exprs = []
+    for field in schema:
+        kind = spark_type(field.type)
+        if field.name not in found:
+            if not field.nullable:
+                raise Invalid(f"the DataFrame has no column {field.name!r}; a value is required", column=field.name)
+            exprs.append(F.lit(None).cast(kind).alias(field.name))
+        elif not _is_held(found[field.name], field.type):
+            raise Invalid(
+                f"the DataFrame's column {field.name!r} is {found[field.name]}; the table's is {kind}",
+                hint="Cast it first, so that you decide what happens to values that do not fit.",
+                column=field.name,
+            )
+        else:
+            exprs.append(F.col(f"`{field.name}`").cast(kind).alias(field.name))
+    if order_by is not None and order_by not in schema.names:
+        exprs.append(F.col(f"`{order_by}`"))
+    return frame.select(*exprs)
+
+
+_WIDER = {
+    "tinyint": {"smallint", "int", "bigint"},
+    "smallint": {"int", "bigint"},
+    "int": {"bigint"},
+    "float": {"double"},
+    "void": set(),
+}
+
+
+def _is_held(found: str, kind: pa.DataType) -> bool:
+    wanted = spark_type(storage_type(kind)).replace("`", "").replace(": ", ":").replace(", ", ",")
+    return found in (wanted, "void") or wanted in _WIDER.get(found, ())
