@@ -34,6 +34,8 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
+# What Delta and Spark refuse or read as a path in column names, and the quotes of SQL.
+_FORBIDDEN = set(' .,;{}()=`"')
 KEY_TYPES = (
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
     pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
@@ -85,9 +87,10 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The schema a table keeps for a declared one; names are checked here."""
     seen: dict[str, str] = {}
     for field in schema:
-        if not field.name or field.name.startswith("_"):
+        if not field.name or field.name.startswith("_") or not field.name.isprintable() or _FORBIDDEN & set(field.name):
             raise Invalid(
-                f"column name {field.name!r} is not allowed: names are not empty and do not start with '_'",
+                f"column name {field.name!r} is not allowed",
+                hint="A name is printable, does not start with '_' and has no space and none of: . , ; { } ( ) = ` \"",
                 column=field.name,
             )
         if field.name.lower() in seen:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline import encode
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.merge import spark_scan
+from strandline.frames import spark_scan
 from strandline.storage import Storage
 
 if TYPE_CHECKING:

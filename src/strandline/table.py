@@ -18,11 +18,12 @@ from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
 from strandline.consumers import compaction
 from strandline.definitions import TableDef
-from strandline.dialect import listed
+from strandline.dialect import listed, quoted
 from strandline.duck import Duck
 from strandline.errors import Invalid, NotRetained
+from strandline.frames import spark_frame
 from strandline.log import Log
-from strandline.merge import Merge, duck_sql, spark_frame
+from strandline.merge import Files, Merge, duck_sql
 from strandline.predicate import Predicate, parse
 from strandline.rows import checked, is_spark
 from strandline.spark import session
@@ -32,6 +33,7 @@ from strandline.writer import checked_frame, write, write_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+DRIVER_FOLD_ROWS = 1_000_000
 At = int | str | dt.datetime | None
 
 
@@ -210,6 +212,9 @@ class Table:
         return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
 
     def fold_content(self, merge: Merge) -> pa.Table | None:
+        """The fold's rows for Spark; None when there are so many that Spark computes them itself."""
+        if sum(file.rows for _, file in merge.log_files()) > DRIVER_FOLD_ROWS:
+            return None
         with self.lock:
             name = self.fold_name(merge)
             return None if name is None else self.duck.table(f"SELECT * FROM {name}")
@@ -225,11 +230,15 @@ class Table:
     def _reading(self, merge: Merge, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
         """A DuckDB relation of the merged rows, in a transaction that later refreshes of the fold do not disturb."""
         with self.duck.transaction() as cursor:
+            files = merge.candidates(predicate)
             with self.lock:
                 fold = self.fold_name(merge)
-                if fold is not None:
+                key = predicate.key_values(merge.definition.key) if predicate else None
+                if fold is not None and key is not None and merge.definition.version is None:
+                    files, fold = _only_winner(cursor, fold, merge, key, files), None
+                elif fold is not None:
                     cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
-            yield cursor.sql(duck_sql(merge, fold, names, predicate))
+            yield cursor.sql(duck_sql(merge, fold, names, predicate, files=files))
 
     def _seq_at(self, at: At, head: int) -> int:
         if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
@@ -248,6 +257,17 @@ class Table:
         if not before:
             raise NotRetained(f"table {self.name!r} was not there at {moment.isoformat()}", table=self.name, oldest=0)
         return before[-1]
+
+
+def _only_winner(cursor: Any, fold: str, merge: Merge, key: Sequence[Any], files: Files) -> Files:
+    """Where the one row of `key` is: in the commit that changed it last, nowhere when that deleted it, else in the
+    baseline."""
+    matches = " AND ".join(f"{quoted(name)} = ?" for name in merge.definition.key)
+    found = cursor.execute(f"SELECT {SEQ}, {OP} FROM {fold} WHERE {matches}", list(key)).fetchall()
+    if not found:
+        return Files(files.baseline, ())
+    seq, op = found[0]
+    return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
 
 
 def _selected(merge: Merge, names: Sequence[str]) -> pa.Schema:

@@ -18,11 +18,12 @@ from strandline import fold as folds
 from strandline.change import HASH, VNODE
 from strandline.crash import crash_point
 from strandline.dialect import listed
+from strandline.frames import spark_frame
 from strandline.lanes import RECEIPT, BaselineLane, files_of
-from strandline.merge import Merge, duck_sql, spark_frame
+from strandline.merge import Merge, duck_sql
 from strandline.spark import run_lane, session
 from strandline.storage.delta import DataFile
-from strandline.vnode import shift_for
+from strandline.vnode import shift_for, vnode_of
 
 if TYPE_CHECKING:
     from strandline.table import Table
@@ -37,9 +38,11 @@ def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
         merge = table.merge()
         if not merge.log_files():
             return merge.seq
-        touched = _touched(table, merge)
+        log = [file for _, file in merge.log_files()]
+        is_small = sum(f.rows for f in log) <= driver_rows
+        touched = _touched(table, merge) if is_small else _touched_by_statistics(merge)
         removed = [file for vnode in touched for file in merge.baseline.files(vnode)]
-        sources = [*removed, *(file for _, file in merge.log_files())]
+        sources = [*removed, *log]
         is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.size for f in sources) <= DRIVER_BYTES
         added = (_on_driver if is_small else _on_spark)(table, merge, touched)
         crash_point("fold.files_written")
@@ -56,6 +59,15 @@ def _touched(table: Table, merge: Merge) -> list[int]:
     vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)}"
     found = table.duck.table(f"SELECT DISTINCT {vnode} AS v FROM {source} ORDER BY v")
     return [int(v) for v in found.column("v").to_pylist()]
+
+
+def _touched_by_statistics(merge: Merge) -> list[int]:
+    """The vnodes that may have changes: those between each log file's lowest and highest hash."""
+    vnodes: set[int] = set()
+    for _, file in merge.log_files():
+        low, high = file.stats["minValues"][HASH], file.stats["maxValues"][HASH]
+        vnodes.update(range(vnode_of(low, merge.baseline.vnodes), vnode_of(high, merge.baseline.vnodes) + 1))
+    return sorted(vnodes)
 
 
 def _on_driver(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:

@@ -1,0 +1,207 @@
+"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` in Spark's words.
+
+A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as after
+a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.dialect import ScanFile, by_schema, spark_schema, spark_type
+from strandline.lanes import ReadLane
+from strandline.merge import Merge, needed_columns
+from strandline.predicate import Predicate
+from strandline.spark import run_lane
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile
+from strandline.vnode import shift_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def spark_frame(
+    spark: SparkSession,
+    merge: Merge,
+    fold: pa.Table | None,
+    columns: Sequence[str],
+    predicate: Predicate | None = None,
+    *,
+    hidden: bool = False,
+) -> DataFrame:
+    """The merged rows as a DataFrame. `fold` is the shared fold's content; None lets Spark compute it.
+
+    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    files = merge.candidates(predicate)
+    needed = needed_columns(definition, columns, predicate)
+    stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
+    extra = [*stored, VNODE] if hidden else []
+    frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
+    if merge.log_files():
+        inside = [*needed, HASH, *([ROW] if stored else [])]
+        log = _log_scan(spark, merge, files.log, inside)
+        log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
+        if not definition.is_keyed:
+            log = _after_marks(log, merge.baseline.marks)
+        else:
+            frame, log = _without_losers(spark, merge, fold, frame, log)
+        shown = _quoted([*needed, *extra])
+        frame = frame.select(*shown).unionByName(log.select(*shown))
+    if predicate is not None:
+        frame = frame.where(F.expr(predicate.spark))
+    return frame.select(*_quoted([*columns, *extra]))
+
+
+def _without_losers(
+    spark: SparkSession, merge: Merge, fold: pa.Table | None, base: DataFrame, log: DataFrame
+) -> tuple[DataFrame, DataFrame]:
+    """The baseline without the keys that changed, the log without the changes that lost."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    key = list(definition.key)
+    changed = _winners(spark, merge) if fold is None else spark.createDataFrame(fold.drop_columns([HASH]))
+
+    def small(frame: DataFrame) -> DataFrame:
+        return frame if fold is None else F.broadcast(frame)
+
+    upserts = changed.where(F.col(OP) == UPSERT)
+    if definition.version is None:
+        base = base.join(small(changed.select(*_quoted(key))), on=key, how="left_anti")
+    else:
+        # A baseline row stands against older versions in the log, unless a delete lies between.
+        version = F.col(f"b.`{definition.version}`")
+        every = _base_scan(spark, merge, merge.baseline.files(), [*key, definition.version], number_as=None)
+        base = base.alias("b").join(
+            small(changed.select(*_quoted(key), "_reset", "_version")).alias("f"),
+            on=_equal("b", "f", key) & (F.col("f._reset") | (F.col("f._version") >= version)),
+            how="left_anti",
+        )
+        upserts = upserts.alias("f").join(
+            every.alias("b"),
+            on=_equal("b", "f", key) & ~F.col("f._reset") & (version > F.col("f._version")),
+            how="left_anti",
+        )
+    return base, log.join(small(upserts.select(*_quoted([*key, SEQ]))), on=[*key, SEQ], how="left_semi")
+
+
+def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
+    """The winning change of each key, as `fold.winners` has it, computed by Spark."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    key = list(definition.key)
+    inside = [*key, HASH, OP, *([definition.version] if definition.version else [])]
+    changes = _after_marks(_log_scan(spark, merge, merge.log_files(), inside), merge.baseline.marks)
+    keys = [F.col(name) for name in _quoted(key)]
+    if definition.version is None:
+        return changes.groupBy(*keys).agg(F.max_by(OP, SEQ).alias(OP), F.max(SEQ).alias(SEQ))
+    version = F.col(f"`{definition.version}`")
+    deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_deleted"))
+    best = (
+        changes.where(F.col(OP) == UPSERT)
+        .join(deletes, on=key, how="left")
+        .where(F.col(SEQ) > F.coalesce("_deleted", F.lit(-1)))
+        .groupBy(*keys)
+        .agg(
+            F.lit(UPSERT).alias(OP),
+            F.max_by(SEQ, F.struct(version, SEQ)).alias(SEQ),
+            F.max(version).alias("_version"),
+            F.max("_deleted").isNotNull().alias("_reset"),
+        )
+    )
+    gone = deletes.join(best, on=key, how="left_anti").withColumnRenamed("_deleted", SEQ)
+    return best.unionByName(gone.withColumns({OP: F.lit(DELETE), "_reset": F.lit(True)}), allowMissingColumns=True)
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _base_scan(
+    spark: SparkSession, merge: Merge, files: Sequence[DataFile], columns: Sequence[str], *, number_as: str | None
+) -> DataFrame:
+    scans = merge.baseline.scans(files)
+    return spark_scan(spark, merge.log.storage, scans, merge.baseline_schemas, columns, number_as=number_as)
+
+
+def _log_scan(
+    spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]], columns: Sequence[str]
+) -> DataFrame:
+    scans = merge.log.scans(files)
+    return spark_scan(spark, merge.log.storage, scans, merge.log_schemas, columns, number_as=SEQ)
+
+
+def _equal(left: str, right: str, key: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return reduce(lambda a, b: a & b, (F.col(f"{left}.`{k}`") == F.col(f"{right}.`{k}`") for k in key))
+
+
+def _after_marks(log: DataFrame, marks: Sequence[int]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if len(set(marks)) == 1:
+        return log.where(F.col(SEQ) > marks[0])
+    mark = F.element_at(
+        F.array(*[F.lit(m) for m in marks]),
+        (F.shiftright(F.col(HASH), shift_for(len(marks))) + 1).cast("int"),
+    )
+    return log.where(F.col(SEQ) > mark)
+
+
+def spark_scan(
+    spark: SparkSession,
+    storage: Storage,
+    files: Sequence[ScanFile],
+    schemas: Sequence[pa.Schema],
+    columns: Sequence[str],
+    *,
+    number_as: str | None,
+) -> DataFrame:
+    """A DataFrame over files written under any of `schemas`: Spark's own reader, or ours where it has no client."""
+    fields = [schemas[-1].field(name) for name in columns]
+    wanted = pa.schema([*fields, *([pa.field(number_as, pa.int64())] if number_as else [])])
+    if not files:
+        return spark.createDataFrame([], schema=spark_schema(wanted))
+    if not storage.is_local:
+        rows = [(file.path, file.schema_id, file.number) for file in files]
+        listing = spark.createDataFrame(rows, "path string, schema_id int, number long")
+        lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
+        return run_lane(listing.repartition(min(len(files), 64)), lane, spark_schema(wanted))
+    groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
+    return reduce(lambda a, b: a.unionByName(b), groups)
+
+
+def _native_scan(
+    spark: SparkSession,
+    files: Sequence[ScanFile],
+    inside: pa.Schema,
+    fields: Sequence[pa.Field],
+    number_as: str | None,
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    frame = spark.read.schema(spark_schema(inside)).parquet(*[file.url for file in files])
+    exprs = [
+        (F.col(f"`{f.name}`") if f.name in inside.names else F.lit(None)).cast(spark_type(f.type)).alias(f.name)
+        for f in fields
+    ]
+    if number_as and len({file.number for file in files}) == 1:
+        exprs.append(F.lit(files[0].number).cast("long").alias(number_as))
+    elif number_as:
+        named = spark.createDataFrame(
+            [(file.url.rsplit("/", 1)[1], file.number) for file in files], f"_name string, {number_as} long"
+        )
+        frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
+        exprs.append(F.col(number_as))
+    return frame.select(*exprs)
