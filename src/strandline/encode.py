@@ -106,7 +106,7 @@ def _stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     unknown: set[str] = set()
-    wanted = {f.name for f in list(schema)[:_STATS_COLUMNS] if not pt.is_nested(f.type)}
+    wanted = {f.name for f in list(schema)[:_STATS_COLUMNS] if not pt.is_nested(f.type) and not is_json(f.type)}
     leaves = [
         (index, name) for index in range(metadata.num_columns) if (name := metadata.schema.column(index).path) in wanted
     ]
@@ -120,8 +120,14 @@ def _stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
             if stats.has_null_count:
                 nulls[name] = nulls.get(name, 0) + stats.null_count
             if stats.has_min_max:
-                lows[name] = min(lows.get(name, stats.min), stats.min)
-                highs[name] = max(highs.get(name, stats.max), stats.max)
+                try:
+                    low, high = stats.min, stats.max
+                except (ValueError, OverflowError):
+                    # A time outside the years that Python knows.
+                    unknown.add(name)
+                    continue
+                lows[name] = min(lows.get(name, low), low)
+                highs[name] = max(highs.get(name, high), high)
             elif stats.null_count != chunks.num_rows:
                 unknown.add(name)
     low_texts = {n: v for n in lows if n not in unknown and (v := _low(lows[n], schema.field(n).type)) is not None}
@@ -146,7 +152,7 @@ def _high(value: Any, kind: pa.DataType) -> Any:
 
 
 def _bound(value: Any, kind: pa.DataType) -> Any:
-    if is_json(kind) or pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
+    if pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
         return None
     if isinstance(value, float):
         return value if math.isfinite(value) else None

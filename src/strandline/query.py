@@ -38,17 +38,20 @@ def run(lake: Lake, statement: str) -> pa.Table:
                 hint=f"Tables: {', '.join(sorted(known.values())) or 'none'}",
                 table=name,
             )
-    views: dict[str, str] = {}
     with lake.duck.transaction(read_only=True) as cursor:
         with ExitStack() as locks:
-            for name in sorted({known[name.lower()] for name in names}):
-                table = lake.table(name)
+            tables = [lake.table(name) for name in sorted({known[name.lower()] for name in names})]
+            for table in tables:
                 locks.enter_context(table.lock)
-                merge = table.merge()
-                fold = table.fold_name(merge)
-                if fold is not None:
-                    cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
-                views[name] = duck_sql(merge, fold, merge.definition.schema.names)
+            merges = [table.merge() for table in tables]
+            folds = [table.fold_name(merge) for table, merge in zip(tables, merges, strict=True)]
+            # The transaction sees the folds as they are at its first look; later refreshes do not disturb it.
+            for fold in filter(None, folds):
+                cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
+        views = {
+            table.name: duck_sql(merge, fold, merge.definition.schema.names)
+            for table, merge, fold in zip(tables, merges, folds, strict=True)
+        }
         try:
             for name, sql in views.items():
                 cursor.execute(f"CREATE TEMP VIEW {quoted(name)} AS {sql}").fetchall()

@@ -195,6 +195,8 @@ def names_of(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
     for name in columns:
         if name not in schema.names:
             raise Invalid(f"no column {name!r}", hint=f"Columns: {', '.join(schema.names)}", column=str(name))
+    if len(set(columns)) != len(columns):
+        raise Invalid(f"columns names a column twice: {', '.join(columns)}")
     if not columns:
         raise Invalid("columns is an empty list; leave it out for all columns")
     return list(columns)

@@ -253,10 +253,15 @@ class Table:
             raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time") from error
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=dt.UTC)
-        before = [entry.seq for entry in self.history() if entry.at <= moment]
-        if not before:
-            raise NotRetained(f"table {self.name!r} was not there at {moment.isoformat()}", table=self.name, oldest=0)
-        return before[-1]
+        seq = self.log.delta.version_at(moment.timestamp() * 1000)
+        if seq is None:
+            oldest = self.log.refresh().trimmed_to
+            raise NotRetained(
+                f"table {self.name!r} cannot be read at {moment.isoformat()}: it was not there, or is not kept",
+                table=self.name,
+                oldest=oldest,
+            )
+        return seq
 
 
 def _only_winner(cursor: Any, fold: str, merge: Merge, key: Sequence[Any], files: Files) -> Files:

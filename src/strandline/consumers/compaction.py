@@ -18,6 +18,7 @@ from strandline import fold as folds
 from strandline.change import HASH, VNODE
 from strandline.crash import crash_point
 from strandline.dialect import listed
+from strandline.errors import Conflict
 from strandline.frames import spark_frame
 from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Merge, duck_sql
@@ -46,7 +47,11 @@ def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
         is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.size for f in sources) <= DRIVER_BYTES
         added = (_on_driver if is_small else _on_spark)(table, merge, touched)
         crash_point("fold.files_written")
-        table.baseline.commit_fold(merge.baseline, merge.definition, upto=merge.seq, removed=removed, added=added)
+        try:
+            table.baseline.commit_fold(merge.baseline, merge.definition, upto=merge.seq, removed=removed, added=added)
+        except Conflict:
+            _discard(table, added)
+            raise
         crash_point("fold.committed")
         return merge.seq
 
@@ -100,6 +105,11 @@ def _lane(table: Table, merge: Merge) -> BaselineLane:
 def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
     files, failure = files_of(receipts)
     if failure is not None:
-        table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)
+        _discard(table, files)
         raise failure
     return files
+
+
+def _discard(table: Table, files: Sequence[DataFile]) -> None:
+    """Delete files of ours that no commit claims and none will."""
+    table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)

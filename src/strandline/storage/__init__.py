@@ -12,12 +12,19 @@ from strandline.storage.s3 import S3Storage
 
 __all__ = ["FileInfo", "LocalStorage", "S3Storage", "Storage", "open_storage"]
 
+_PATTERN = set("*?[]{}\\")
+
 
 def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
     """The storage at `uri`: a folder, `file://…` or `s3://bucket/prefix`.
 
     `options` are S3 settings (`endpoint`, `access_key_id`, `secret_access_key`, `region`, …); without them the
     usual `AWS_…` environment variables count."""
+    if not uri or set(uri) & _PATTERN or not uri.isprintable():
+        raise Invalid(
+            f"lake address {uri!r} is not allowed",
+            hint=f"It must not hold any of {' '.join(sorted(_PATTERN))}: readers take those as a pattern.",
+        )
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         if not parts.netloc:

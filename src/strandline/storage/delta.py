@@ -219,6 +219,20 @@ class DeltaLog:
             )
         return entries
 
+    def version_at(self, moment_ms: float) -> int | None:
+        """The newest version committed at or before a moment; None when there was none, or its record is gone.
+
+        Commit times rise with versions, so a few records tell."""
+        low, high = -1, self.refresh().version
+        while low < high:
+            middle = (low + high + 1) // 2
+            info = _commit_info(self._commits.read(middle) or ())
+            if int(info.get("timestamp", 0)) <= moment_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low if low >= 0 and self._commits.read(low) is not None else None
+
     def actions(self, version: int) -> list[Action] | None:
         return self._commits.read(version)
 
