@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types tests soak bench format lock clean java
+.PHONY: help demo test lint types tests soak bench report format lock clean java
 
 help:  ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ soak: java $(VENV)/.ready  ## Run the long tests
 bench: java $(VENV)/.ready  ## Run a benchmark: make bench NAME=upsert (all without NAME)
 	@if [ -n "$(NAME)" ]; then $(BIN)/python bench/$(NAME).py $(ARGS); \
 	else for f in upsert merge_read; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
+
+report: $(VENV)/.ready  ## Write docs/benchmarks.md from the last benchmark runs
+	@$(BIN)/python bench/report.py
 
 format: $(VENV)/.ready  ## Format the code
 	@$(BIN)/ruff check --fix .

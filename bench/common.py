@@ -43,6 +43,9 @@ SCHEMA = pa.schema(
 _started_s = time.perf_counter()
 
 
+RESULTS = Path(__file__).parent / "results"
+
+
 def say(message: str) -> None:
     """One progress line on stderr; stdout is for results."""
     print(f"[{time.perf_counter() - _started_s:7.1f} s] {message}", file=sys.stderr, flush=True)
@@ -326,7 +329,11 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print("  ".join(cells).rstrip())
 
 
-def print_result(figures: dict[str, float | None], detail: dict[str, Any]) -> None:
-    """The last line of stdout."""
+def print_result(name: str, figures: dict[str, float | None], detail: dict[str, Any]) -> None:
+    """The last line of stdout; a run that measured everything at full size is kept for the report too."""
+    result = json.dumps({**figures, "detail": detail})
+    if not {"--quick", "--only", "--rows"} & {word.split("=")[0] for word in sys.argv}:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(result + "\n")
     print()
-    print(json.dumps({**figures, "detail": detail}), flush=True)
+    print(result, flush=True)

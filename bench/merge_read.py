@@ -148,7 +148,7 @@ def main() -> None:
             name: {"median": common.significant(s.median), "first": common.significant(s.warmup_seconds[0])}
             for name, s in by_table.items()
         }
-    common.print_result(figures, detail)
+    common.print_result("merge_read", figures, detail)
 
 
 if __name__ == "__main__":

@@ -46,13 +46,6 @@ class Strandline:
         return first_row(self.lake.sql(QUERY))
 
 
-class StrandlineFiles(Strandline):
-    """The same table read from its files, past the query cache."""
-
-    def read(self) -> tuple[int, float]:
-        return count_and_sum(self.table.to_arrow(columns=["value"]))
-
-
 class DeltaLake:
     """delta-rs: MERGE with update-all and insert-all; its own SQL for the aggregate."""
 
@@ -164,7 +157,6 @@ class PyPaimon:
 
 CONTENDERS: dict[str, Any] = {
     "strandline": Strandline,
-    "strandline_files": StrandlineFiles,
     "deltalake": DeltaLake,
     "ducklake": DuckLake,
     "ducklake_inlined": DuckLakeInlined,

@@ -21,14 +21,13 @@ WARMUPS = 1
 
 CONTENDERS = [
     Contender("strandline"),
-    Contender("strandline_files"),
     Contender("deltalake"),
     Contender("ducklake", venv="ducklake"),
     Contender("ducklake_inlined", venv="ducklake"),
     Contender("pyiceberg", venv="pyiceberg", max_rounds=3),
     Contender("pypaimon", venv="pypaimon", max_reads=1),
 ]
-DEFAULT = ["strandline", "strandline_files", "deltalake", "ducklake", "pyiceberg", "pypaimon"]
+DEFAULT = ["strandline", "deltalake", "ducklake", "pyiceberg", "pypaimon"]
 
 
 @dataclass
@@ -196,7 +195,7 @@ def main() -> None:
         "write_amp_with_fold": ours.write_amp(LARGE, extra_bytes=fold_bytes) if ours else None,
         "growth_s": {count: common.significant(seconds) for count, seconds in growth.items()},
     }
-    common.print_result(figures, detail)
+    common.print_result("upsert", figures, detail)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,15 @@ class Budget:
 DEFAULT = Budget()
 
 
+def batch_rows(files: Iterable[DataFile], *, most: int = 50_000, batch_bytes: int = 32 * MIB) -> int:
+    """How many rows of these files make a batch that memory and Arrow's string offsets bear."""
+    rows = raw_bytes = 1
+    for file in files:
+        rows += file.rows
+        raw_bytes += file.raw_bytes
+    return max(1, min(most, batch_bytes * rows // raw_bytes))
+
+
 def write_files(
     storage: Storage,
     folder: str,
@@ -57,6 +66,7 @@ def write_files(
     while group is not None:
         name = new_name()
         path = f"{folder}/{name}"
+        raw_bytes = 0
         with storage.output(path) as stream:
             writer = pq.ParquetWriter(
                 stream,
@@ -66,13 +76,14 @@ def write_files(
                 write_page_index=True,
             )
             while group is not None:
+                raw_bytes += group.nbytes
                 writer.write_table(group, row_group_size=group.num_rows)
                 group = next(groups, None)
                 if stream.tell() >= budget.file_bytes:
                     break
             writer.close()
             size = stream.tell()
-        yield DataFile(name, size, {}, 0, json.dumps(_stats(writer.writer.metadata, schema)))
+        yield DataFile(name, size, {}, 0, json.dumps(_stats(writer.writer.metadata, schema)), raw_bytes)
 
 
 def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Table]:

@@ -47,7 +47,7 @@ def spark_frame(
     extra = [*stored, VNODE] if hidden else []
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
     if merge.log_files():
-        inside = [*needed, HASH, *([ROW] if stored else [])]
+        inside = [*needed, HASH, OP, *([ROW] if stored else [])]
         log = _log_scan(spark, merge, files.log, inside)
         log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
         if not definition.is_keyed:
@@ -69,6 +69,10 @@ def _without_losers(
 
     definition = merge.definition
     key = list(definition.key)
+    seqs = {seq for seq, _ in merge.log_files()}
+    if not merge.baseline.files() and len(seqs) == 1:
+        # A first load: one commit has one change a key, so nothing can lose.
+        return base, log.where(F.col(OP) == UPSERT)
     changed = _winners(spark, merge) if fold is None else spark.createDataFrame(fold.drop_columns([HASH]))
 
     def small(frame: DataFrame) -> DataFrame:

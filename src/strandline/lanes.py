@@ -27,11 +27,12 @@ from strandline.schema import conform, storage_schema
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile
 
-RECEIPT = "path string, size long, stats string, partition string, error binary"
+RECEIPT = "path string, size long, raw_bytes long, stats string, partition string, error binary"
 _RECEIPT = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
+        ("raw_bytes", pa.int64()),
         ("stats", pa.string()),
         ("partition", pa.string()),
         ("error", pa.binary()),
@@ -45,6 +46,7 @@ def receipt(file: DataFile | None = None, error: StrandlineError | None = None) 
         row |= {
             "path": file.path,
             "size": file.size,
+            "raw_bytes": file.raw_bytes,
             "stats": file.stats_text,
             "partition": file.partition.get(VNODE),
         }
@@ -59,7 +61,7 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
             failure = failure or pickle.loads(row["error"])
         else:
             partition = {} if row["partition"] is None else {VNODE: row["partition"]}
-            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"]))
+            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"]))
     return files, failure
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,13 +24,12 @@ from strandline.change import HASH, OP, ROW, SEQ, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.errors import Internal, NotFound, NotRetained
+from strandline.errors import Internal, NotFound, NotRetained, StrandlineError
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
 from strandline.vnode import hash_keys
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Amend = Callable[[Snapshot, Draft], Draft]
 
 TRIM = "trim"
 DROPPED = "strandline.dropped"
@@ -133,8 +131,17 @@ class Log:
         crash_point("log.file_written")
         return files
 
-    def commit(self, files: Sequence[DataFile], *, operation: str, tokens: Sequence[str] = ()) -> Commit:
-        """Give the files a seq. When a commit with one of `tokens` is in the log already, nothing is added."""
+    def commit(
+        self,
+        files: Sequence[DataFile],
+        *,
+        operation: str,
+        tokens: Sequence[str] = (),
+        amend: Amend | None = None,
+    ) -> Commit:
+        """Give the files a seq. When a commit with one of `tokens` is in the log already, nothing is added.
+
+        `amend` may add to the draft, transactions for instance, or refuse it by raising; then the files go."""
         rows = sum(file.rows for file in files)
         apps = [f"token/{token}" for token in tokens]
         replayed: list[int] = []
@@ -146,10 +153,17 @@ class Log:
                 replayed.append(earlier[0])
                 return None
             seq = snapshot.version + 1
-            return Draft(
+            draft = Draft(
                 add=[replace(file, partition={SEQ: str(seq)}) for file in files],
                 expiring_txns={app: seq for app in apps},
             )
+            if amend is None:
+                return draft
+            try:
+                return amend(snapshot, draft)
+            except StrandlineError:
+                self.discard(files)
+                raise
 
         landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
         if landed is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from strandline import encode
 from strandline.baseline import BaselineState
 from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
@@ -45,6 +46,10 @@ class Merge:
 
     def log_files(self) -> list[tuple[int, DataFile]]:
         return self.log.files(min(self.baseline.marks), self.seq)
+
+    def batch_rows(self, most: int = 50_000) -> int:
+        """How many merged rows a batch should hold."""
+        return encode.batch_rows([*self.baseline.files(), *(file for _, file in self.log_files())], most=most)
 
     @property
     def baseline_schemas(self) -> list[pa.Schema]:

@@ -23,6 +23,8 @@ from strandline.merge import duck_sql
 if TYPE_CHECKING:
     from strandline.lake import Lake
 
+# Small enough that even rows of 200 KB stay within Arrow's string offsets.
+_BATCH_ROWS = 8192
 _NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 _FUNCTIONS = {"range", "generate_series", "unnest", "json_each", "json_tree", "repeat", "repeat_row"}
 
@@ -55,7 +57,7 @@ def run(lake: Lake, statement: str) -> pa.Table:
         try:
             for name, sql in views.items():
                 cursor.execute(f"CREATE TEMP VIEW {quoted(name)} AS {sql}").fetchall()
-            return cursor.sql(statement).to_arrow_table()
+            return cursor.sql(statement).to_arrow_table(_BATCH_ROWS)
         except duckdb.OutOfMemoryException as error:
             raise Unavailable(
                 "the query needs more memory than the lake's DuckDB may use",

@@ -142,7 +142,7 @@ class Table:
         `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
         merge, names, predicate = self._plan(at, columns, where)
         with self._reading(merge, names, predicate) as relation:
-            table = relation.to_arrow_table()
+            table = relation.to_arrow_table(merge.batch_rows(most=131_072))
         return schemas.conform(table, _selected(merge, names))
 
     def to_batches(
@@ -153,11 +153,11 @@ class Table:
         where: str | None = None,
         batch_rows: int = 50_000,
     ) -> Iterator[pa.RecordBatch]:
-        """The same rows as a stream of batches, without holding them all."""
+        """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
         merge, names, predicate = self._plan(at, columns, where)
         wanted = _selected(merge, names)
         with self._reading(merge, names, predicate) as relation:
-            for batch in relation.to_arrow_reader(batch_rows):
+            for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
                 yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
 
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:

@@ -16,7 +16,7 @@ from strandline.definitions import TableDef
 from strandline.dialect import spark_type
 from strandline.errors import Invalid
 from strandline.lanes import RECEIPT, LogLane, files_of
-from strandline.log import Log, prepare
+from strandline.log import Amend, Log, prepare
 from strandline.schema import storage_type
 from strandline.spark import run_lane, session
 from strandline.spool import Spool
@@ -25,7 +25,7 @@ from strandline.vnode import shift_for, spark_hash
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DRIVER_BYTES = 1 << 30
+DRIVER_BYTES = 512 << 20
 
 
 def write(
@@ -37,6 +37,7 @@ def write(
     tokens: Sequence[str],
     spark: SparkSession | None,
     driver_bytes: int = DRIVER_BYTES,
+    amend: Amend | None = None,
 ) -> Commit:
     """Commit checked rows. More than `driver_bytes` of them go to Spark by way of files in their order."""
     held: list[pa.Table] = []
@@ -48,16 +49,23 @@ def write(
             with Spool(log.storage, log.folder, definition) as spool:
                 spool.add_all(held, pieces)
                 return write_frame(
-                    log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens
+                    log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
                 )
     if not sum(piece.num_rows for piece in held):
         raise Invalid("the batch is empty; nothing was written")
     files = log.write(prepare(pa.concat_tables(held), definition, op), definition)
-    return log.commit(files, operation=op.upper(), tokens=tokens)
+    return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
 
 
 def write_frame(
-    log: Log, frame: DataFrame, definition: TableDef, op: Op, *, order_by: str | None, tokens: Sequence[str]
+    log: Log,
+    frame: DataFrame,
+    definition: TableDef,
+    op: Op,
+    *,
+    order_by: str | None,
+    tokens: Sequence[str],
+    amend: Amend | None = None,
 ) -> Commit:
     """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
     hashes."""
@@ -80,7 +88,7 @@ def write_frame(
     if not files:
         raise Invalid("the DataFrame is empty; nothing was written")
     crash_point("log.lanes_written")
-    return log.commit(files, operation=op.upper(), tokens=tokens)
+    return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
 
 
 def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strandline.table import Table
 
 DRIVER_ROWS = 2_000_000
-DRIVER_BYTES = 1 << 30
+DRIVER_BYTES = 512 << 20
 
 
 def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
@@ -44,7 +44,7 @@ def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
         touched = _touched(table, merge) if is_small else _touched_by_statistics(merge)
         removed = [file for vnode in touched for file in merge.baseline.files(vnode)]
         sources = [*removed, *log]
-        is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.size for f in sources) <= DRIVER_BYTES
+        is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.raw_bytes for f in sources) <= DRIVER_BYTES
         added = (_on_driver if is_small else _on_spark)(table, merge, touched)
         crash_point("fold.files_written")
         try:

@@ -30,18 +30,22 @@ from strandline.storage.base import Storage
 from strandline.storage.commits import Action, CommitLog
 
 CHECKPOINT_EVERY = 50
+_RAW_BYTES = "strandline.rawBytes"
+_FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time."""
+    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time;
+    `raw_bytes` is what its rows take in memory, which the file's size does not tell."""
 
     path: str
     size: int
     partition: Mapping[str, str | None]
     modified_ms: int
     stats_text: str
+    raw_bytes: int
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
@@ -60,6 +64,7 @@ class DataFile:
                 "modificationTime": self.modified_ms,
                 "dataChange": True,
                 "stats": self.stats_text,
+                "tags": {_RAW_BYTES: str(self.raw_bytes)},
             }
         }
 
@@ -93,12 +98,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a commit wants to do, decided from the snapshot it is based on."""
+    """What a commit wants to do, decided from the snapshot it is based on.
+
+    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all."""
 
     add: Sequence[DataFile] = ()
     remove: Sequence[DataFile] = ()
     txns: Mapping[str, int] = field(default_factory=dict)
     expiring_txns: Mapping[str, int] = field(default_factory=dict)
+    forgotten_txns: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
 
@@ -236,6 +244,13 @@ class DeltaLog:
     def actions(self, version: int) -> list[Action] | None:
         return self._commits.read(version)
 
+    def replay(self) -> Snapshot:
+        """The newest snapshot from commit files alone, from the first on; `NotFound` when that one is gone."""
+        actions = self._commits.read(0)
+        if actions is None:
+            raise NotFound(f"no commit 0 at {self.storage.url(self.folder)}", path=self.folder, version=0)
+        return self._extend(_apply(Snapshot(-1, 0, {}, {}, {}), 0, actions), None)
+
     def _load(self, version: int | None) -> Snapshot:
         base = self._checkpoint_before(version)
         snapshot = self._read_checkpoint(base) if base >= 0 else None
@@ -304,7 +319,11 @@ class DeltaLog:
             max((f.modified_ms for f in files), default=0),
             metadata,
             {f.path: f for f in files},
-            {txn["appId"]: txn["version"] for txn in rows.column("txn").drop_null().to_pylist()},
+            {
+                txn["appId"]: txn["version"]
+                for txn in rows.column("txn").drop_null().to_pylist()
+                if txn.get("lastUpdated") != _FORGOTTEN_MS
+            },
         )
 
 
@@ -315,6 +334,7 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
         dict(add["partitionValues"]),
         add["modificationTime"],
         add.get("stats") or "",
+        int(dict(add.get("tags") or ()).get(_RAW_BYTES) or add["size"]),
     )
 
 
@@ -333,7 +353,10 @@ def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snaps
             files.pop(action["remove"]["path"], None)
         elif "txn" in action:
             txns = dict(snapshot.txns) if txns is None else txns
-            txns[action["txn"]["appId"]] = action["txn"]["version"]
+            if action["txn"].get("lastUpdated") == _FORGOTTEN_MS:
+                txns.pop(action["txn"]["appId"], None)
+            else:
+                txns[action["txn"]["appId"]] = action["txn"]["version"]
         elif "metaData" in action:
             metadata = action["metaData"]
         elif "commitInfo" in action:
@@ -376,6 +399,10 @@ def _actions(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics:
     actions += [
         {"txn": {"appId": app, "version": version, "lastUpdated": now_ms}}
         for app, version in draft.expiring_txns.items()
+    ]
+    actions += [
+        {"txn": {"appId": app, "version": version, "lastUpdated": _FORGOTTEN_MS}}
+        for app, version in draft.forgotten_txns.items()
     ]
     actions += [file.remove(now_ms) for file in draft.remove]
     actions += [replace(file, modified_ms=now_ms).add() for file in draft.add]
