@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
-from strandline.dialect import ScanFile, by_schema, spark_schema, spark_type
+from strandline.definitions import TableDef
+from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.lanes import ReadLane
 from strandline.merge import Merge, needed_columns
 from strandline.predicate import Predicate
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 def spark_frame(
     spark: SparkSession,
     merge: Merge,
-    fold: pa.Table | None,
+    fold: DataFrame | None,
     columns: Sequence[str],
     predicate: Predicate | None = None,
     *,
     hidden: bool = False,
 ) -> DataFrame:
-    """The merged rows as a DataFrame. `fold` is the shared fold's content; None lets Spark compute it.
+    """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it.
 
     `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key."""
     from pyspark.sql import functions as F
@@ -50,56 +51,68 @@ def spark_frame(
         inside = [*needed, HASH, OP, *([ROW] if stored else [])]
         log = _log_scan(spark, merge, files.log, inside)
         log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
-        if not definition.is_keyed:
-            log = _after_marks(log, merge.baseline.marks)
+        if definition.is_keyed:
+            frame = _merged(spark, merge, fold, frame, log, [*needed, *extra])
         else:
-            frame, log = _without_losers(spark, merge, fold, frame, log)
-        shown = _quoted([*needed, *extra])
-        frame = frame.select(*shown).unionByName(log.select(*shown))
+            shown = _quoted([*needed, *extra])
+            log = _after_marks(log, merge.baseline.marks)
+            frame = frame.select(*shown).unionByName(log.select(*shown))
     if predicate is not None:
         frame = frame.where(F.expr(predicate.spark))
     return frame.select(*_quoted([*columns, *extra]))
 
 
-def _without_losers(
-    spark: SparkSession, merge: Merge, fold: pa.Table | None, base: DataFrame, log: DataFrame
-) -> tuple[DataFrame, DataFrame]:
-    """The baseline without the keys that changed, the log without the changes that lost."""
+def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
+    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it again."""
+    return spark.createDataFrame(fold).persist()
+
+
+def winners_sql(name: str, definition: TableDef) -> str:
+    """SQL for what Spark needs of a fold: key and `_winner`, the seq that wins, -1 where a delete does."""
+    more = ", _reset, _version" if definition.version else ""
+    winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _winner"
+    return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
+
+
+def _merged(
+    spark: SparkSession,
+    merge: Merge,
+    fold: DataFrame | None,
+    base: DataFrame,
+    log: DataFrame,
+    columns: Sequence[str],
+) -> DataFrame:
+    """The baseline without the keys that changed, and the log without the changes that lost, by one join."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
     key = list(definition.key)
-    seqs = {seq for seq, _ in merge.log_files()}
-    if not merge.baseline.files() and len(seqs) == 1:
+    shown = _quoted(columns)
+    if not merge.baseline.files() and len({seq for seq, _ in merge.log_files()}) == 1:
         # A first load: one commit has one change a key, so nothing can lose.
-        return base, log.where(F.col(OP) == UPSERT)
-    changed = _winners(spark, merge) if fold is None else spark.createDataFrame(fold.drop_columns([HASH]))
-
-    def small(frame: DataFrame) -> DataFrame:
-        return frame if fold is None else F.broadcast(frame)
-
-    upserts = changed.where(F.col(OP) == UPSERT)
+        return log.where(F.col(OP) == UPSERT).select(*shown)
+    changed = _winners(spark, merge) if fold is None else F.broadcast(fold)
+    both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
+    both = both.join(changed, on=key, how="left")
+    is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
     if definition.version is None:
-        base = base.join(small(changed.select(*_quoted(key))), on=key, how="left_anti")
-    else:
-        # A baseline row stands against older versions in the log, unless a delete lies between.
-        version = F.col(f"b.`{definition.version}`")
-        every = _base_scan(spark, merge, merge.baseline.files(), [*key, definition.version], number_as=None)
-        base = base.alias("b").join(
-            small(changed.select(*_quoted(key), "_reset", "_version")).alias("f"),
-            on=_equal("b", "f", key) & (F.col("f._reset") | (F.col("f._version") >= version)),
-            how="left_anti",
-        )
-        upserts = upserts.alias("f").join(
-            every.alias("b"),
-            on=_equal("b", "f", key) & ~F.col("f._reset") & (version > F.col("f._version")),
-            how="left_anti",
-        )
-    return base, log.join(small(upserts.select(*_quoted([*key, SEQ]))), on=[*key, SEQ], how="left_semi")
+        return both.where((is_base & F.col("_winner").isNull()) | is_winner).select(*shown)
+    # A baseline row stands against older versions in the log, unless a delete lies between.
+    version = F.col(f"`{definition.version}`")
+    stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
+    every = _base_scan(spark, merge, merge.baseline.files(), [*key, definition.version], number_as=None)
+    beaten = every.withColumnRenamed(definition.version, "_standing").alias("b")
+    winners = both.where(is_winner).alias("l")
+    winners = winners.join(
+        beaten,
+        on=_equal("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
+        how="left_anti",
+    )
+    return both.where(is_base & stands).select(*shown).unionByName(winners.select(*shown))
 
 
 def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
-    """The winning change of each key, as `fold.winners` has it, computed by Spark."""
+    """The same as `winners_sql` of the fold, computed by Spark."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -108,7 +121,8 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
     changes = _after_marks(_log_scan(spark, merge, merge.log_files(), inside), merge.baseline.marks)
     keys = [F.col(name) for name in _quoted(key)]
     if definition.version is None:
-        return changes.groupBy(*keys).agg(F.max_by(OP, SEQ).alias(OP), F.max(SEQ).alias(SEQ))
+        winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
+        return changes.groupBy(*keys).agg(winner.alias("_winner"))
     version = F.col(f"`{definition.version}`")
     deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_deleted"))
     best = (
@@ -117,14 +131,14 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
         .where(F.col(SEQ) > F.coalesce("_deleted", F.lit(-1)))
         .groupBy(*keys)
         .agg(
-            F.lit(UPSERT).alias(OP),
-            F.max_by(SEQ, F.struct(version, SEQ)).alias(SEQ),
+            F.max_by(SEQ, F.struct(version, SEQ)).alias("_winner"),
             F.max(version).alias("_version"),
             F.max("_deleted").isNotNull().alias("_reset"),
         )
     )
-    gone = deletes.join(best, on=key, how="left_anti").withColumnRenamed("_deleted", SEQ)
-    return best.unionByName(gone.withColumns({OP: F.lit(DELETE), "_reset": F.lit(True)}), allowMissingColumns=True)
+    gone = deletes.join(best, on=key, how="left_anti").drop("_deleted")
+    gone = gone.withColumns({"_winner": F.lit(-1).cast("long"), "_reset": F.lit(True)})
+    return best.unionByName(gone, allowMissingColumns=True)
 
 
 def _quoted(names: Sequence[str]) -> list[str]:
@@ -196,16 +210,18 @@ def _native_scan(
     from pyspark.sql import functions as F
 
     frame = spark.read.schema(spark_schema(inside)).parquet(*[file.url for file in files])
+    kinds = {field.name: field.type for field in inside}
     exprs = [
-        (F.col(f"`{f.name}`") if f.name in inside.names else F.lit(None)).cast(spark_type(f.type)).alias(f.name)
+        f"`{f.name}`"
+        if kinds.get(f.name) == f.type
+        else f"CAST({f'`{f.name}`' if f.name in kinds else 'NULL'} AS {spark_type(f.type)}) AS `{f.name}`"
         for f in fields
     ]
     if number_as and len({file.number for file in files}) == 1:
-        exprs.append(F.lit(files[0].number).cast("long").alias(number_as))
+        exprs.append(f"{files[0].number}L AS {number_as}")
     elif number_as:
-        named = spark.createDataFrame(
-            [(file.url.rsplit("/", 1)[1], file.number) for file in files], f"_name string, {number_as} long"
-        )
+        names = [file.url.rsplit("/", 1)[1] for file in files]
+        named = spark.createDataFrame(pa.table({"_name": names, number_as: [file.number for file in files]}))
         frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
-        exprs.append(F.col(number_as))
-    return frame.select(*exprs)
+        exprs.append(number_as)
+    return frame.selectExpr(*exprs)

@@ -21,7 +21,7 @@ from strandline.definitions import TableDef
 from strandline.dialect import listed, quoted
 from strandline.duck import Duck
 from strandline.errors import Invalid, NotRetained
-from strandline.frames import spark_frame
+from strandline.frames import fold_frame, spark_frame, winners_sql
 from strandline.log import Log
 from strandline.merge import Files, Merge, duck_sql
 from strandline.predicate import Predicate, parse
@@ -59,6 +59,7 @@ class Table:
         self.baseline = Baseline(storage, f"{entry.folder}/baseline", self.log.refresh().definition.vnodes)
         self.lock = threading.RLock()
         self._folds = folds.FoldCache(duck)
+        self._spark_fold: tuple[object, DataFrame] | None = None
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, head={self.head})"
@@ -163,7 +164,8 @@ class Table:
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
         """The same rows as a Spark DataFrame, fixed at that seq however late it runs."""
         merge, names, predicate = self._plan(at, columns, where)
-        return spark_frame(session(self.spark), merge, self.fold_content(merge), names, predicate)
+        spark = session(self.spark)
+        return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
 
     def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
         """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
@@ -211,13 +213,21 @@ class Table:
             return None
         return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
 
-    def fold_content(self, merge: Merge) -> pa.Table | None:
-        """The fold's rows for Spark; None when there are so many that Spark computes them itself."""
-        if sum(file.rows for _, file in merge.log_files()) > DRIVER_FOLD_ROWS:
+    def fold_frame(self, spark: SparkSession, merge: Merge) -> DataFrame | None:
+        """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
+        rows = sum(file.rows for _, file in merge.log_files())
+        if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
             return None
         with self.lock:
-            name = self.fold_name(merge)
-            return None if name is None else self.duck.table(f"SELECT * FROM {name}")
+            place = (id(spark), merge.baseline.marks, merge.seq)
+            if self._spark_fold is None or self._spark_fold[0] != place:
+                if self._spark_fold is not None:
+                    self._spark_fold[1].unpersist()
+                name = self.fold_name(merge)
+                assert name is not None
+                content = self.duck.table(winners_sql(name, merge.definition))
+                self._spark_fold = (place, fold_frame(spark, content))
+            return self._spark_fold[1]
 
     def _plan(
         self, at: At, columns: Sequence[str] | None, where: str | None

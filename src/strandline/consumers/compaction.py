@@ -90,9 +90,9 @@ def _on_driver(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataF
 def _on_spark(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
     from pyspark.sql import functions as F
 
-    rows = spark_frame(
-        session(table.spark), merge, table.fold_content(merge), merge.definition.schema.names, hidden=True
-    )
+    spark = session(table.spark)
+    names = merge.definition.schema.names
+    rows = spark_frame(spark, merge, table.fold_frame(spark, merge), names, hidden=True)
     lanes = rows.where(F.col(VNODE).isin(*touched)).repartitionById(merge.baseline.vnodes, F.col(VNODE).cast("int"))
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in merge.definition.identity])
     return _files(table, run_lane(ordered, _lane(table, merge), RECEIPT).collect())
