@@ -56,7 +56,7 @@ class Catalog:
 
     def refresh(self) -> CatalogState:
         while (actions := self._commits.read(self._state.version + 1)) is not None:
-            self._state = self._apply(self._state, actions[0])
+            self._state = self._apply(self._state, actions[0] if actions else {})
         return self._state
 
     def ensure_lake(self) -> CatalogState:

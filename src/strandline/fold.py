@@ -80,7 +80,7 @@ class FoldCache:
         key = listed(definition.key)
         if marks != entry.marks:
             statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_of(marks)}")
-        files = log.files(entry.seq, seq)
+        files = log.files(max(entry.seq, min(marks)), seq)
         if files:
             fresh = winners(log, files, marks)
             if definition.version:

@@ -64,7 +64,7 @@ def spark_frame(
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
     """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it again."""
-    return spark.createDataFrame(fold).persist()
+    return spark.createDataFrame(fold, schema=spark_schema(fold.schema)).persist()
 
 
 def winners_sql(name: str, definition: TableDef) -> str:

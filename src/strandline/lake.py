@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline import query
+from strandline import imports, query
 from strandline.baseline import Baseline
 from strandline.catalog import Catalog, Entry
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
 from strandline.errors import NotFound
+from strandline.ingest.job import IngestReport, NewTable, ingest
 from strandline.log import Log
+from strandline.status import Status, status_of
 from strandline.storage import open_storage
 from strandline.table import Table
 
@@ -101,6 +103,56 @@ class Lake:
         entry = self.catalog.refresh().get(check_name(name))
         self.catalog.rename(entry, check_name(to))
         return self.table(to)
+
+    def import_table(
+        self,
+        name: str,
+        source: str | os.PathLike[str],
+        *,
+        key: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        vnodes: int = 16,
+        version: str | None = None,
+        order_by: str | None = None,
+    ) -> Table:
+        """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
+
+        Of rows with one key the one with the highest `order_by` stays; without it, equal keys are refused."""
+        imports.import_table(
+            self,
+            name,
+            os.fspath(source),
+            key=key,
+            cluster_by=cluster_by,
+            vnodes=vnodes,
+            version=version,
+            order_by=order_by,
+        )
+        return self.table(name)
+
+    def ingest(
+        self,
+        name: str,
+        files: Sequence[str],
+        *,
+        key: Sequence[str] | None = None,
+        cluster_by: Sequence[str] = (),
+        vnodes: int | None = None,
+        version: str | None = None,
+        rejects: bool = False,
+        again: bool = False,
+        dry_run: bool = False,
+    ) -> IngestReport:
+        """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
+
+        With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
+        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already."""
+        create = None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version)
+        return ingest(self, name, files, create=create, rejects=rejects, again=again, dry_run=dry_run)
+
+    def status(self, *, exact: bool = False) -> Status:
+        """What the lake holds and how far its folds are behind; `exact` counts rows that statistics only bound."""
+        return status_of(self, exact=exact)
 
     def sql(self, statement: str) -> pa.Table:
         """The result of one SELECT over the lake's tables, each at its head when the query starts."""

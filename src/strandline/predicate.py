@@ -156,9 +156,10 @@ def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
     """The literal as Delta statistics spell values of `kind`; None when unsure, which skips nothing."""
     if pt.is_integer(kind):
         try:
-            return int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not _is_text(node) else None
+            value = int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not _is_text(node) else None
         except ValueError:
             return None
+        return value if value is None or abs(value) < 1 << (kind.bit_width - 1) else None
     if pt.is_string(kind):
         return node.name if _is_text(node) else None
     if pt.is_date(kind):

@@ -34,6 +34,8 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
+# DuckDB's own name for a file's place in a scan: a column of that name would hide it, and rows get wrong seqs.
+_TAKEN = {"file_index"}
 # What Delta and Spark refuse or read as a path in column names, and the quotes of SQL.
 _FORBIDDEN = set(' .,;{}()=`"')
 KEY_TYPES = (
@@ -52,7 +54,7 @@ def is_json(kind: pa.DataType) -> bool:
 
 def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
     """The type that a table stores for `kind`; `Invalid` when none holds every value."""
-    if kind in _PLAIN or pt.is_decimal128(kind):
+    if kind in _PLAIN or (pt.is_decimal128(kind) and kind.scale >= 0):
         return kind
     if kind in _REPLACED:
         return _REPLACED[kind]
@@ -64,7 +66,7 @@ def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.timestamp("us", tz="UTC" if kind.tz else None)
     if pt.is_list(kind) or pt.is_large_list(kind):
         return pa.list_(canonical_type(kind.value_type, f"{column}[]"))
-    if pt.is_struct(kind):
+    if pt.is_struct(kind) and kind.num_fields:
         return pa.struct([canonical_field(field, f"{column}.{field.name}") for field in kind])
     if pt.is_map(kind):
         return pa.map_(
@@ -87,7 +89,8 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The schema a table keeps for a declared one; names are checked here."""
     seen: dict[str, str] = {}
     for field in schema:
-        if not field.name or field.name.startswith("_") or not field.name.isprintable() or _FORBIDDEN & set(field.name):
+        is_plain = field.name.isprintable() and not _FORBIDDEN & set(field.name)
+        if not field.name or field.name.startswith("_") or field.name.lower() in _TAKEN or not is_plain:
             raise Invalid(
                 f"column name {field.name!r} is not allowed",
                 hint="A name is printable, does not start with '_' and has no space and none of: . , ; { } ( ) = ` \"",
@@ -165,7 +168,7 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
                     column=field.name,
                 )
             fields[at] = current.field(at).with_type(field.type)
-    return pa.schema(fields)
+    return canonical_schema(pa.schema(fields))
 
 
 def delta_json(schema: pa.Schema) -> str:
@@ -190,8 +193,8 @@ def names_of(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
     """The asked-for column names, checked; all of them when none are named."""
     if columns is None:
         return list(schema.names)
-    if isinstance(columns, str):
-        raise Invalid(f"columns is the string {columns!r}; expected a list of names", column=columns)
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise Invalid(f"columns is {columns!r}; expected a list of names", column=str(columns))
     for name in columns:
         if name not in schema.names:
             raise Invalid(f"no column {name!r}", hint=f"Columns: {', '.join(schema.names)}", column=str(name))

@@ -271,7 +271,8 @@ class Table:
                 table=self.name,
                 oldest=oldest,
             )
-        return seq
+        # A commit may have landed since the caller looked: the read is of what it saw.
+        return min(seq, head)
 
 
 def _only_winner(cursor: Any, fold: str, merge: Merge, key: Sequence[Any], files: Files) -> Files:

@@ -59,7 +59,9 @@ def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
             if kind.tz:
                 column = F.unix_micros(column)
             else:
-                column = F.timestamp_diff("MICROSECOND", F.lit("1970-01-01").cast("timestamp_ntz"), column)
+                # Not timestamp_diff: that goes through the session's time zone, where some local times do not exist.
+                since = column - F.lit("1970-01-01").cast("timestamp_ntz")
+                column = (since.cast("interval second").cast("decimal(20, 6)") * 1_000_000).cast("bigint")
         elif pt.is_date32(kind):
             column = F.unix_date(column)
         elif pt.is_binary(kind):

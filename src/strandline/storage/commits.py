@@ -52,11 +52,11 @@ class CommitLog:
         happened: then the commit may or may not have landed, and a caller's retry needs a token to be safe."""
         data = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
         for attempt in range(_ATTEMPTS):
-            failure: Unavailable | None = None
+            failure: Exception | None = None
             try:
                 if self.storage.put_new(self.path(version), data):
                     return True
-            except Unavailable as error:
+            except (Unavailable, OSError) as error:
                 failure = error
             try:
                 landed = self.read(version)

@@ -251,6 +251,10 @@ class DeltaLog:
             raise NotFound(f"no commit 0 at {self.storage.url(self.folder)}", path=self.folder, version=0)
         return self._extend(_apply(Snapshot(-1, 0, {}, {}, {}), 0, actions), None)
 
+    def checkpoint_at(self, version: int) -> Snapshot | None:
+        """What the checkpoint of a version says; None when there is none, `Corrupt` when it is unreadable."""
+        return self._read_checkpoint(version)
+
     def _load(self, version: int | None) -> Snapshot:
         base = self._checkpoint_before(version)
         snapshot = self._read_checkpoint(base) if base >= 0 else None
@@ -313,10 +317,12 @@ class DeltaLog:
             ) from error
         metadata = next(m for m in rows.column("metaData").drop_null().to_pylist())
         metadata["configuration"] = dict(metadata["configuration"] or ())
+        metadata["format"]["options"] = dict(metadata["format"]["options"] or ())
         files = [_data_file(add) for add in rows.column("add").drop_null().to_pylist()]
         return Snapshot(
             version,
-            max((f.modified_ms for f in files), default=0),
+            # A version without files has its time in its commit file alone.
+            max(_committed_ms(self._commits.read(version) or ()), *(f.modified_ms for f in files), 0),
             metadata,
             {f.path: f for f in files},
             {
@@ -340,6 +346,10 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 
 def _commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
     return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+
+
+def _committed_ms(actions: Iterable[Action]) -> int:
+    return int(_commit_info(actions).get("timestamp", 0))
 
 
 def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:

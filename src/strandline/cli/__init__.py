@@ -1,0 +1,65 @@
+"""The command line: one verb a file. Each verb makes an `Answer`, which is shown or, with `--json`, printed as one JSON
+document."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+import strandline
+from strandline.cli import demo, doctor, ingest, init, query, rejects, status, table
+from strandline.cli.answer import print_error
+from strandline.cli.verb import DEFAULT_LAKE, Root
+
+app = typer.Typer(
+    name="strandline",
+    help="Incremental lakehouse tables: a table is a baseline plus a log.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (demo, init, ingest, rejects, query, status, doctor):
+    verb.register(app)
+app.add_typer(table.app)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"strandline {strandline.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    lake: Annotated[
+        str,
+        typer.Option(metavar="PATH|URI", envvar="STRANDLINE_LAKE", help="The lake: a folder or s3://bucket/prefix."),
+    ] = DEFAULT_LAKE,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    context.obj = Root(lake, debug)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process: 0 well, 1 an error, 2 a wrong call."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--json" not in words:
+        app(words, prog_name="strandline")
+        return
+    try:
+        code: Any = app(words, prog_name="strandline", standalone_mode=False)
+    except Exception as error:
+        # The parser's own errors, of whichever click typer brings: a wrong call is JSON as well.
+        if not hasattr(error, "format_message"):
+            raise
+        print_error("Usage", error.format_message(), "See: strandline --help", {}, is_json=True)
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,61 @@
+"""Run the main job on made-up data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli.answer import Answer, stdout
+from strandline.cli.verb import Call, verb
+from strandline.demo.tour import QUESTION, TABLE, Stop, Tour
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "demo")(demo)
+
+
+def demo(
+    call: Call,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows to make.")] = 20_000,
+    folder: Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where: a folder of its own.")] = Path(
+        "demo-lake"
+    ),
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out the part that starts Spark.")] = False,
+) -> Answer:
+    """Run the main job end to end on made-up data: recorded AI-agent conversations."""
+    started_s = time.monotonic()
+    tour = Tour(folder, rows, not no_spark, on_stop=(lambda stop: None) if call.is_json else _show_stop)
+    lake = tour.run()
+    seconds = time.monotonic() - started_s
+    data = {
+        "lake": lake.storage.uri,
+        "table": TABLE,
+        "steps": [asdict(stop) for stop in tour.stops],
+        "seconds": seconds,
+    }
+
+    def show(out: Console) -> None:
+        out.print()
+        out.print(f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on:")
+        here = f"strandline --lake {folder}"
+        for command in (
+            f"{here} status",
+            f'{here} query "{" ".join(QUESTION.split())}"',
+            f"{here} table history {TABLE}",
+            f"{here} ingest {TABLE} '{tour.inbox}/*.jsonl'",
+            f"{here} doctor --deep",
+        ):
+            out.print(f"  {command}", soft_wrap=True)
+
+    return Answer(data, show)
+
+
+def _show_stop(stop: Stop) -> None:
+    line = f"{stop.what:18} {stop.rows:>9,} rows {stop.seconds:6.1f} s  "
+    stdout().print(Text.assemble(line, (stop.result, "dim")), soft_wrap=True)

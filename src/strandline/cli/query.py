@@ -1,0 +1,72 @@
+"""Ask a question in SQL."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli.answer import Answer, counted, plain, show_rows
+from strandline.cli.verb import Call, verb
+
+_CELL_CHARS = 60
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "query")(query)
+
+
+def query(
+    call: Call,
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="One SELECT over the lake's tables; '-' reads it from stdin.")
+    ],
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N rows.")] = 50,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every row as CSV.")] = False,
+) -> Answer:
+    """Ask a question in SQL (DuckDB's). With --json or --csv every row is printed."""
+    if as_csv and call.is_json:
+        raise typer.BadParameter("give --csv or --json, not both")
+    result = call.lake().sql(sys.stdin.read() if sql == "-" else sql)
+    data = {
+        "columns": [{"name": field.name, "type": str(field.type)} for field in result.schema],
+        "rows": result.to_pylist() if call.is_json else [],
+        "count": result.num_rows,
+    }
+    return Answer(data, lambda out: _print_csv(result) if as_csv else _show(out, result, limit))
+
+
+def _print_csv(result: pa.Table) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(result.column_names)
+    for batch in result.to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            writer.writerow(["" if value is None else _text(value) for value in row.values()])
+
+
+def _show(out: Console, result: pa.Table, limit: int) -> None:
+    kinds = {f.name for f in result.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
+    rows = [[_cell(value) for value in row.values()] for row in result.slice(0, limit).to_pylist()]
+    show_rows(out, result.column_names, rows, numbers=kinds)
+    count = counted(result.num_rows, "row")
+    note = f"{count}, the first {limit:,} shown. All of them: --csv, --json or --limit {result.num_rows}"
+    out.print(Text(note if result.num_rows > limit else count, "dim"))
+
+
+def _cell(value: object) -> Text:
+    if value is None:
+        return Text("null", "dim")
+    text = _text(value).replace("\n", "⏎")
+    return Text(text if len(text) <= _CELL_CHARS else text[: _CELL_CHARS - 1] + "…")
+
+
+def _text(value: object) -> str:
+    """A value as text: nested ones and truth values as JSON writes them."""
+    made = plain(value)
+    return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)

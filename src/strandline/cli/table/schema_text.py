@@ -1,0 +1,71 @@
+"""Schemas as people type them: `id:int64, name:string!, at:timestamp, price:decimal(10,2), tags:list<string>`."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+from strandline.schema import JSON, is_json
+
+_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
+    "int": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "double": pa.float64(),
+    "float": pa.float64(), "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "json": JSON,
+    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """The schema that a text describes; '!' after a type means that values are required."""
+    fields = []
+    for at, part in enumerate(_split(text)):
+        name, colon, kind = (piece.strip() for piece in part.partition(":"))
+        if not colon or not name or not kind:
+            raise Invalid(f"column {at + 1} of the schema is {part!r}; expected name:type", column=name or None)
+        fields.append(pa.field(name, parse_type(kind.rstrip("!"), name), nullable=not kind.endswith("!")))
+    return pa.schema(fields)
+
+
+def parse_type(text: str, column: str) -> pa.DataType:
+    text = text.strip()
+    if text in _TYPES:
+        return _TYPES[text]
+    number = re.fullmatch(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)", text)
+    if number:
+        try:
+            return pa.decimal128(int(number.group(1)), int(number.group(2)))
+        except ValueError as error:
+            raise Invalid(f"column {column!r}: {error}", column=column) from error
+    if text.startswith("list<") and text.endswith(">"):
+        return pa.list_(parse_type(text[5:-1], column))
+    raise Invalid(
+        f"column {column!r} has the unknown type {text!r}",
+        hint=f"Types: {', '.join(_TYPES)}, decimal(10,2), list<…>",
+        column=column,
+    )
+
+
+def type_text(kind: pa.DataType) -> str:
+    """A type in the words that `parse_schema` takes, where it has them."""
+    if is_json(kind):
+        return "json"
+    if pt.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pt.is_list(kind):
+        return f"list<{type_text(kind.value_type)}>"
+    return _NAMES.get(kind, str(kind))
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are not inside brackets."""
+    parts, depth, start = [], 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign in "(<") - (sign in ")>")
+        if sign == "," and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+    return [part for part in [*parts, text[start:]] if part.strip()]

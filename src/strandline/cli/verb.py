@@ -1,0 +1,115 @@
+"""What every verb shares: `--lake`, `--json`, `--debug`, errors without a stack trace, and the exit code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from strandline.cli.answer import Answer, print_answer, print_error
+from strandline.errors import StrandlineError
+from strandline.lake import Lake, open_existing
+
+DEFAULT_LAKE = "./lake"
+
+_LAKE = typer.Option(metavar="PATH|URI", help="The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE).")
+_JSON = typer.Option("--json", help="Print one JSON document.")
+_DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
+
+
+@dataclass(frozen=True)
+class Root:
+    """What was said before the verb."""
+
+    lake: str
+    is_debug: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a verb."""
+
+    path: str
+    is_json: bool
+    is_debug: bool
+
+    def lake(self) -> Lake:
+        """The lake, which must be there."""
+        return open_existing(self.path)
+
+    def command(self, rest: str) -> str:
+        """A command to type next, for the same lake."""
+        at = "" if self.path == DEFAULT_LAKE else f" --lake {self.path}"
+        return f"strandline{at} {rest}"
+
+
+def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Make a function a verb. Its first parameter is the `Call`; the others are the verb's arguments and options."""
+
+    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
+        def run(context: typer.Context, **values: Any) -> None:
+            root = context.obj if isinstance(context.obj, Root) else Root(DEFAULT_LAKE, False)
+            call = Call(values.pop("lake") or root.lake, values.pop("as_json"), values.pop("debug") or root.is_debug)
+            raise typer.Exit(_run(call, lambda: function(call, **values)))
+
+        signature = inspect.signature(function, eval_str=True)
+        _, *own = signature.parameters.values()
+        shared = [
+            _option("lake", Annotated[str | None, _LAKE], None),
+            _option("as_json", Annotated[bool, _JSON], False),
+            _option("debug", Annotated[bool, _DEBUG], False),
+        ]
+        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
+        setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__doc__ = function.__doc__
+        app.command(name)(run)
+        return function
+
+    return decorate
+
+
+def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _run(call: Call, act: Callable[[], Answer]) -> int:
+    try:
+        answer = act()
+        print_answer(answer, is_json=call.is_json)
+        return answer.code
+    except StrandlineError as error:
+        return _fail(call, error.kind, error.message, error.hint, error.fields)
+    except BrokenPipeError:
+        # Whoever read us has enough; nothing more may be written, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print_error("Stopped", "on your request", "Commits are whole or not there: run it again.", {}, is_json=False)
+        return 130
+    except OSError as error:
+        return _fail(call, "Unavailable", str(error), None, {})
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        hint = "This is a fault in Strandline. Please report it with the output of the same command with --debug."
+        return _fail(call, "Internal", f"{type(error).__name__}: {error}", hint, {})
+
+
+def _fail(call: Call, kind: str, message: str, hint: str | None, fields: dict[str, Any]) -> int:
+    if call.is_debug:
+        traceback.print_exc()
+    print_error(kind, message, hint, fields, is_json=call.is_json)
+    return 1
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """The names in a text such as `a,b`."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())

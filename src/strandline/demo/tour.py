@@ -1,0 +1,138 @@
+"""The main job from end to end on made-up data: load, load again, change, look back, ask, fold, and ask Spark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages, revisions, write_jsonl
+from strandline.errors import Internal, Invalid
+from strandline.lake import Lake
+from strandline.spark import check_java
+from strandline.table import Table
+
+MARKER = "THIS-IS-A-DEMO"
+TABLE = "messages"
+QUESTION = f"""SELECT role, part_type, count(*) AS parts, count(DISTINCT session_id) AS sessions
+FROM {TABLE} GROUP BY ALL ORDER BY parts DESC LIMIT 5"""
+_FILES = 4
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One thing that was done: what, what came of it, how many rows, and how long it took."""
+
+    what: str
+    result: str
+    rows: int
+    seconds: float
+
+
+@dataclass
+class Tour:
+    """A run of the demo in a folder of its own, which is the lake."""
+
+    folder: Path
+    rows: int
+    with_spark: bool
+    on_stop: Callable[[Stop], None] = lambda stop: None
+    stops: list[Stop] = field(default_factory=list)
+    loaded_seq: int = 0
+
+    def run(self) -> Lake:
+        if self.rows < 1:
+            raise Invalid(f"rows is {self.rows}; expected at least 1")
+        if self.with_spark:
+            check_java()
+        clear(self.folder)
+        lake = Lake(self.folder)
+        table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
+        for what, act in self._acts(lake, table):
+            started_s = time.monotonic()
+            result, rows = act()
+            stop = Stop(what, result, rows, time.monotonic() - started_s)
+            self.stops.append(stop)
+            self.on_stop(stop)
+        return lake
+
+    def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
+        yield "Make JSON lines", self._make_files
+        yield "Load them", lambda: self._load(lake)
+        yield "Load them again", lambda: self._load(lake)
+        yield "Correct some rows", lambda: self._revise(table)
+        yield "Look back", lambda: self._look_back(table)
+        yield "Ask in SQL", lambda: _ask(lake)
+        yield "Fold the log", lambda: _fold(table)
+        if self.with_spark:
+            yield "Ask Spark", lambda: _ask_spark(table)
+
+    @property
+    def inbox(self) -> Path:
+        return self.folder / "inbox"
+
+    def _make_files(self) -> tuple[str, int]:
+        self.inbox.mkdir()
+        share = -(-self.rows // _FILES)
+        made = 0
+        for number, start in enumerate(range(0, self.rows, share)):
+            rows = messages(rows=min(share, self.rows - start), start=start)
+            made += write_jsonl(rows, self.inbox / f"messages-{number}.jsonl")
+        size = sum(file.stat().st_size for file in self.inbox.iterdir())
+        return f"{len(os.listdir(self.inbox))} files, {size / 1e6:.0f} MB", made
+
+    def _load(self, lake: Lake) -> tuple[str, int]:
+        report = lake.ingest(TABLE, [str(self.inbox / "*.jsonl")])
+        if not report.seqs:
+            return "nothing new: each file is loaded once", 0
+        self.loaded_seq = max(report.seqs)
+        return f"seq {self.loaded_seq}", report.rows
+
+    def _revise(self, table: Table) -> tuple[str, int]:
+        """Some messages bear provisional ids; now their final ones arrive: rows to write and keys to delete."""
+        upserts = deletes = 0
+        for revision in revisions(rows=self.rows):
+            upserts += table.upsert(revision.upserts).rows
+            deletes += table.delete(revision.deletes).rows
+        return f"{upserts:,} upserts and {deletes:,} deletes, seq {table.head}", upserts + deletes
+
+    def _look_back(self, table: Table) -> tuple[str, int]:
+        before = table.to_arrow(at=self.loaded_seq, columns=KEY)
+        gone = before.num_rows - before.join(table.to_arrow(columns=KEY), keys=KEY, join_type="left semi").num_rows
+        return f"as it was at seq {self.loaded_seq}; {gone:,} of those rows are gone by now", before.num_rows
+
+
+def clear(folder: Path) -> None:
+    """Make the folder a fresh one; only an earlier demo is removed."""
+    if folder.exists() and (not folder.is_dir() or (os.listdir(folder) and not (folder / MARKER).exists())):
+        raise Invalid(
+            f"{folder} exists and is not a demo; nothing was touched",
+            hint="Choose another folder: --dir PATH",
+            path=str(folder),
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / MARKER).write_text("Made by `strandline demo`, which will replace this folder when it runs again.\n")
+
+
+def _ask(lake: Lake) -> tuple[str, int]:
+    answer = lake.sql(QUESTION)
+    first = answer.to_pylist()[0]
+    return f"most are {first['part_type']} parts by {first['role']}: {first['parts']:,}", answer.num_rows
+
+
+def _fold(table: Table) -> tuple[str, int]:
+    seq = table.fold()
+    rows = sum(file.rows for file in table.baseline.refresh().files())
+    return f"up to seq {seq}, {len(table.baseline.refresh().files())} files", rows
+
+
+def _ask_spark(table: Table) -> tuple[str, int]:
+    counted = int(table.to_spark().count())
+    expected = table.to_arrow(columns=KEY).num_rows
+    if counted != expected:
+        raise Internal(f"Spark counts {counted} rows, DuckDB {expected}")
+    return "the same count as DuckDB's", counted

@@ -1,0 +1,187 @@
+"""Examine one Delta table of a lake: its commits, its checkpoints, the files it claims and those it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from strandline.doctor.finding import Finding, Repair, Severity
+from strandline.errors import Corrupt, StrandlineError
+from strandline.storage import FileInfo, Storage
+from strandline.storage.delta import DeltaLog, Snapshot
+
+_COMMIT = re.compile(r"\d{20}\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.parquet)\Z")
+_OURS = re.compile(r"(\d{4,}-|spool-)[0-9a-f]{32}\.parquet\Z")
+_EXPIRING = "token/"
+
+
+@dataclass
+class DeltaExam:
+    """The examination of the Delta table in `folder`. `listing` holds the files below it, found before anything else
+    was read, so that a file which a commit claims meanwhile is not taken for an orphan."""
+
+    storage: Storage
+    table: str
+    folder: str
+    listing: Mapping[str, FileInfo]
+    findings: list[Finding] = field(default_factory=list)
+    is_complete: bool = True
+
+    def add(self, what: str, where: str = "", *, severity: Severity = "wrong", repair: Repair | None = None) -> None:
+        path = f"{self.folder}/{where}" if where else self.folder
+        paths = (self.folder,) if repair else ()
+        self.findings.append(Finding(severity, self.table, what, self.storage.url(path), repair, paths))
+
+    def names(self, prefix: str = "") -> list[str]:
+        start = f"{self.folder}/{prefix}"
+        return sorted(path.removeprefix(f"{self.folder}/") for path in self.listing if path.startswith(start))
+
+    @cached_property
+    def delta(self) -> DeltaLog:
+        return DeltaLog(self.storage, self.folder)
+
+    @cached_property
+    def commits(self) -> dict[int, list[dict[str, Any]]]:
+        """Every commit file that can be read, by its version."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        versions = sorted(int(name[-25:-5]) for name in self.names("_delta_log/") if _COMMIT.search(name))
+        for version in versions:
+            try:
+                found[version] = self.delta.actions(version) or []
+            except Corrupt as error:
+                self.is_complete = False
+                self.add(error.message, f"_delta_log/{version:020d}.json")
+        if not versions:
+            self.is_complete = False
+            self.add("there are no commit files", "_delta_log")
+        for version in range(versions[0] if versions else 0, versions[-1] if versions else 0):
+            if version not in found and version not in versions:
+                self.is_complete = False
+                self.add(f"commit {version} is missing between others", f"_delta_log/{version:020d}.json")
+        if versions and versions[0] > 0:
+            self.is_complete = False
+        return found
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The newest snapshot; from commit files alone when a checkpoint is bad."""
+        _ = self.commits
+        try:
+            snapshot = self.delta.refresh()
+        except (StrandlineError, OSError, LookupError, TypeError, ValueError) as error:
+            repair: Repair | None = "checkpoint" if self.is_complete else None
+            self.add(f"the table cannot be opened: {error}", repair=repair)
+            return self.delta.replay() if self.is_complete else None
+        if self.is_complete:
+            replayed = self.delta.replay()
+            difference = _difference(snapshot, replayed)
+            if difference:
+                self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
+            return replayed
+        return snapshot
+
+    def check_checkpoints(self) -> None:
+        """Every checkpoint is readable, and the pointer names one that exists."""
+        repair: Repair | None = "checkpoint" if self.is_complete else None
+        versions = [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
+        for version in versions:
+            try:
+                self.delta.checkpoint_at(version)
+            except (StrandlineError, OSError, ValueError, KeyError) as error:
+                self.add(f"checkpoint {version}: {error}", "_delta_log", repair=repair)
+        pointer = f"{self.folder}/_delta_log/_last_checkpoint"
+        if pointer in self.listing:
+            try:
+                named = int(json.loads(self.storage.read(pointer))["version"])
+            except (ValueError, KeyError, TypeError):
+                self.add("_last_checkpoint is damaged", "_delta_log/_last_checkpoint", repair=repair)
+            else:
+                if named not in versions:
+                    self.add(
+                        f"_last_checkpoint names version {named}, which has no checkpoint",
+                        "_delta_log/_last_checkpoint",
+                        repair=repair,
+                    )
+
+    def check_transactions(self, limit: int | None) -> None:
+        """Transactions move forward only; `limit` is a seq that none of them may pass."""
+        at: dict[str, int] = {}
+        for version, actions in self.commits.items():
+            for txn in (action["txn"] for action in actions if "txn" in action):
+                if txn["version"] < at.get(txn["appId"], -1):
+                    self.add(f"commit {version} moves the transaction {txn['appId']!r} back to {txn['version']}")
+                at[txn["appId"]] = txn["version"]
+        for app, value in (self.snapshot.txns if self.snapshot else {}).items():
+            if limit is not None and value > limit:
+                self.add(f"the transaction {app!r} stands at {value}, past the head {limit}")
+
+    def check_files(self) -> Iterable[tuple[str, pq.FileMetaData]]:
+        """Each live file exists in its size, its footer is readable and counts the rows that the commit says."""
+        for file in self.snapshot.files.values() if self.snapshot else ():
+            info = self.listing.get(f"{self.folder}/{file.path}")
+            if info is None:
+                self.add("a file that the table needs is missing", file.path)
+                continue
+            if info.size != file.size:
+                self.add(f"the file has {info.size} bytes; its commit says {file.size}", file.path)
+            try:
+                with pq.ParquetFile(self.storage.input(info.path)) as opened:
+                    footer = opened.metadata
+            except (OSError, ValueError) as error:
+                self.add(f"the file is not readable: {str(error).splitlines()[0]}", file.path)
+                continue
+            if footer.num_rows != file.rows:
+                self.add(f"the file holds {footer.num_rows} rows; its commit says {file.rows}", file.path)
+            yield file.path, footer
+
+    def claimed(self) -> set[str] | None:
+        """Every file that any retained version of the table refers to; None when that cannot be known."""
+        commits = self.commits
+        if not self.is_complete:
+            return None
+        paths = {
+            action[kind]["path"]
+            for actions in commits.values()
+            for action in actions
+            for kind in ("add", "remove")
+            if kind in action
+        }
+        return paths | set(self.snapshot.files if self.snapshot else ())
+
+    def orphans(self, grace_s: float) -> list[FileInfo]:
+        """Files that look like ours, that no version refers to, and that are older than the grace time."""
+        claimed = self.claimed()
+        if claimed is None:
+            return []
+        names = [n for n in self.names() if not n.startswith("_delta_log/") and n not in claimed]
+        infos = [self.listing[f"{self.folder}/{name}"] for name in names if _OURS.match(name)]
+        return [info for info in infos if is_old(info, grace_s)]
+
+    def strangers(self) -> list[str]:
+        """Files that nothing of ours has made."""
+        names = [n for n in self.names() if not n.startswith("_delta_log/") and not _OURS.match(n)]
+        return names + [n for n in self.names("_delta_log/") if not _LOG_FILE.search(n)]
+
+
+def is_old(info: FileInfo, grace_s: float) -> bool:
+    return info.modified_s < time.time() - grace_s
+
+
+def _difference(snapshot: Snapshot, replayed: Snapshot) -> str:
+    if snapshot.version != replayed.version:
+        return f"versions {snapshot.version} and {replayed.version}"
+    if snapshot.files.keys() != replayed.files.keys():
+        return f"{len(snapshot.files.keys() ^ replayed.files.keys())} files are in one of them only"
+    if snapshot.configuration != replayed.configuration:
+        return "the tables' configurations"
+    lost = [a for a, v in replayed.txns.items() if snapshot.txns.get(a) != v and not a.startswith(_EXPIRING)]
+    return f"{len(lost)} transactions, such as {lost[0]!r}" if lost else ""

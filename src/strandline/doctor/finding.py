@@ -1,0 +1,53 @@
+"""What an examination finds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["wrong", "note"]
+Repair = Literal["delete", "checkpoint"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found. `wrong` breaks a promise; a `note` costs space at most.
+
+    `repair` is what `--repair` would do about it: delete `paths`, or write the checkpoints of the folder in `paths`
+    anew from its commit files. None means that a person has to look."""
+
+    severity: Severity
+    table: str | None
+    what: str
+    where: str
+    repair: Repair | None = None
+    paths: tuple[str, ...] = field(default=(), repr=False)
+    is_repaired: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """An examination: how much was looked at and what was found."""
+
+    uri: str
+    tables: int
+    files: int
+    rows: int
+    is_deep: bool
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong, or no longer."""
+        return all(finding.severity == "note" or finding.is_repaired for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "lake": self.uri,
+            "is_sound": self.is_sound,
+            "tables": self.tables,
+            "files": self.files,
+            "rows": self.rows,
+            "is_deep": self.is_deep,
+            "findings": [asdict(finding) for finding in self.findings],
+        }

@@ -1,0 +1,159 @@
+"""Rows that an ingest refused, kept beside their table with the reason.
+
+They are a log of their own, made when the first row is refused. Refused rows of a file are committed before the good
+ones, under a transaction that names the file as it was, so that a load which is repeated after a crash neither loses
+nor doubles them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.catalog import Entry
+from strandline.change import UPSERT
+from strandline.crash import crash_point
+from strandline.definitions import TableDef
+from strandline.errors import Conflict
+from strandline.log import Log, LogState, prepare
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile, Draft, Snapshot
+
+SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("line", pa.int64(), nullable=False),
+        pa.field("column", pa.string()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+_FLUSH_ROWS = 10_000
+_FLUSH_CHARS = 32 << 20
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A refused row: where it stood, the column at fault if it is one, why, and its text."""
+
+    file: str
+    line: int
+    column: str | None
+    reason: str
+    text: str
+
+    def printable(self) -> Reject:
+        """The same without halves of characters, which file names and JSON escapes may hold."""
+        return replace(
+            self,
+            file=_printable(self.file),
+            column=None if self.column is None else _printable(self.column),
+            reason=_printable(self.reason),
+            text=_printable(self.text),
+        )
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+class Rejects:
+    """The refused rows of one table."""
+
+    def __init__(self, storage: Storage, entry: Entry) -> None:
+        self._storage = storage
+        self._name = f"{entry.name}_rejects"
+        self.folder = f"{entry.folder}/rejects"
+        self.log = Log(storage, self.folder)
+
+    def state(self) -> LogState | None:
+        """The log of refused rows, or None when there has been none."""
+        if not self._storage.exists(f"{self.folder}/_delta_log/{0:020d}.json"):
+            return None
+        return self.log.refresh()
+
+    def count(self) -> int:
+        state = self.state()
+        return 0 if state is None else sum(file.rows for _, file in state.by_seq)
+
+    def tokens(self) -> Collection[str]:
+        """The transactions under which rows are kept."""
+        state = self.state()
+        return () if state is None else state.snapshot.txns.keys()
+
+    def latest(self, limit: int) -> list[dict[str, object]]:
+        """The last `limit` refused rows, oldest first."""
+        state = self.state()
+        found: list[dict[str, object]] = []
+        for seq, file in reversed(state.by_seq if state else []):
+            if len(found) >= limit:
+                break
+            rows = pq.read_table(self._storage.input(f"{self.folder}/{file.path}"), columns=SCHEMA.names).to_pylist()
+            found = [{"seq": seq, **row} for row in rows] + found
+        return found[-limit:] if limit else []
+
+    def ensure(self) -> None:
+        """Make the log unless it is there; of several who try, one succeeds and the others find it."""
+        if self.state() is None:
+            try:
+                Log.create(self._storage, self.folder, self._name, TableDef.declare(SCHEMA, vnodes=1))
+            except Conflict:
+                self.log.refresh()
+
+
+class Batch:
+    """The refused rows of one commit of good ones: written as they come, claimed together by `commit`."""
+
+    def __init__(self, rejects: Rejects) -> None:
+        self._rejects = rejects
+        self._held: list[Reject] = []
+        self._chars = 0
+        self._files: list[DataFile] = []
+        self._tokens: set[str] = set()
+
+    def add(self, token: str, reject: Reject) -> None:
+        self._tokens.add(token)
+        self._held.append(reject)
+        self._chars += len(reject.text)
+        if len(self._held) >= _FLUSH_ROWS or self._chars >= _FLUSH_CHARS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._rejects.ensure()
+            definition = self._rejects.log.refresh().definition
+            self._files += self._rejects.log.write(prepare(_table(self._held), definition, UPSERT), definition)
+            self._held, self._chars = [], 0
+
+    def commit(self) -> None:
+        """Make the rows visible; a second call does nothing."""
+        self._flush()
+        if not self._files:
+            return
+        tokens = self._tokens
+
+        def amend(snapshot: Snapshot, draft: Draft) -> Draft:
+            known = tokens & snapshot.txns.keys()
+            if known:
+                raise Conflict("another process is loading the same file; its refused rows are kept already")
+            return replace(draft, txns={token: snapshot.version + 1 for token in tokens})
+
+        crash_point("rejects.before_commit")
+        self._rejects.log.commit(self._files, operation="REJECT", amend=amend)
+        crash_point("rejects.committed")
+        self._files, self._tokens = [], set()
+
+    def discard(self) -> None:
+        """Delete what was written and not claimed."""
+        self._rejects.log.discard(self._files)
+        self._held, self._files = [], []
+
+
+def _table(rejects: Sequence[Reject]) -> pa.Table:
+    at = dt.datetime.now(dt.UTC)
+    return pa.Table.from_pylist([{**vars(reject), "at": at} for reject in rejects], schema=SCHEMA)

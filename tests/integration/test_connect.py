@@ -1,0 +1,56 @@
+"""Spark Connect: the same core through a client that has no JVM of its own."""
+
+import json
+
+from support import python
+
+CODE = """
+import json, sys
+from pyspark.sql import SparkSession
+import pyarrow as pa
+import strandline as sl
+from strandline import writer
+from strandline.change import UPSERT
+from strandline.consumers import compaction
+from strandline.rows import checked
+
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
+lake = sl.Lake(sys.argv[1], spark=spark)
+schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
+table = lake.create_table("items", schema, key=["id"], vnodes=2)
+table.upsert(spark.range(40).selectExpr("id", "'spark' AS name", "TIMESTAMP'2026-01-01 00:00:00Z' AS at"))
+compaction.fold(table, driver_rows=0)
+table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)])
+table.delete(spark.range(5))
+
+def rows(arrow):
+    return sorted((row["id"], row["name"], str(row["at"])[:19]) for row in arrow.to_pylist())
+
+answers = {"expected": rows(table.to_arrow()), "connect": rows(table.to_spark().toArrow())}
+answers["where"] = sorted(row["id"] for row in table.to_spark(where="name = 'driver' AND id < 33").collect())
+answers["before"] = table.to_spark(at=1).count()
+pieces = checked([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
+writer.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, driver_bytes=1)
+try:
+    table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))
+except sl.Invalid as error:
+    answers["refused"] = error.fields["column"]
+compaction.fold(table, driver_rows=0)
+answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id < 100"))
+answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
+answers["marks"] = list(table.baseline.refresh().marks)
+print(json.dumps(answers))
+"""
+
+
+def test_the_core_runs_on_spark_connect(tmp_path):
+    done = python(CODE, str(tmp_path), timeout_s=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert len(answers["expected"]) == 45
+    assert answers["connect"] == answers["expected"]
+    assert answers["folded"] == answers["expected"]
+    assert answers["where"] == [30, 31, 32]
+    assert (answers["before"], answers["spooled"], answers["refused"]) == (40, 20, "id")
+    assert answers["marks"] == [4, 4]

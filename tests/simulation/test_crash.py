@@ -1,0 +1,212 @@
+"""kill -9 at every named place: what was acknowledged is there once, what was not is there whole or not at all."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import strandline as sl
+from support import ITEMS, SRC, TESTS, claimed_files, data_files, environment, python, rows_of
+
+POINTS = sorted(
+    {name for path in SRC.rglob("*.py") for name in re.findall(r'crash_point\("([a-z_.]+)"\)', path.read_text())}
+)
+MORE = pa.schema([("colour", pa.string())])
+
+
+def steps(lake):
+    """What the doomed process does, in order: (name, call). Each writes rows of its own under a token of its own."""
+    items, events = lake.table("items"), lake.table("events")
+    return [
+        ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
+        ("append", lambda: events.append([{"id": 1}, {"id": 1}], token="2")),
+        ("delete", lambda: items.delete([3, 4], token="3")),
+        ("fold", items.fold),
+        ("append again", lambda: events.append([{"id": 1}], token="4")),
+        ("fold events", events.fold),
+        ("evolve", lambda: items.evolve(MORE)),
+        ("upsert more", lambda: items.upsert([{"id": 4, "colour": "red"}, {"id": 50, "name": "b"}], token="5")),
+        ("fold again", items.fold),
+    ]
+
+
+def spark_steps(lake):
+    """The same with Spark, which is slow to start: few steps."""
+    from strandline.spark import session
+
+    items = lake.table("items")
+    frame = session().createDataFrame([(n, "spark") for n in range(30)], "id long, name string")
+    return [
+        ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
+        ("spark upsert", lambda: items.upsert(frame, token="2")),
+    ]
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[3])
+import test_crash
+import strandline as sl
+for name, call in getattr(test_crash, sys.argv[2])(sl.Lake(sys.argv[1])):
+    call()
+    print(name, flush=True)
+"""
+
+
+def make_lake(folder):
+    lake = sl.Lake(folder)
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    lake.create_table("events", ITEMS, vnodes=2)
+    return lake
+
+
+def contents(lake):
+    """Everything that can be read: rows of both tables at every seq."""
+    found = {}
+    for name in ("items", "events"):
+        table = lake.table(name)
+        found[name] = [_padded(table.to_arrow(at=seq)) for seq in range(table.head + 1)]
+    return found
+
+
+def _padded(table):
+    """Rows with the column that a later step adds, so that states from before and after compare."""
+    if "colour" not in table.column_names:
+        table = table.append_column("colour", pa.nulls(table.num_rows, pa.string()))
+    return rows_of(table)
+
+
+def die(folder, script, crash):
+    """Run the steps in a process that ends at a crash point; the steps it acknowledged, or None when it lived."""
+    ended = python(CHILD, str(folder), script, str(Path(__file__).parent), crash=crash)
+    if ended.returncode == 0:
+        return None
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return len(ended.stdout.splitlines())
+
+
+def audit(folder, acknowledged, expected, make_steps):
+    """Invariants 1 to 3 after a crash with so many steps acknowledged."""
+    lake = sl.Lake(folder)
+    found = contents(lake)
+    # Whole or absent: the lake is where it was after the acknowledged steps, or after one more.
+    assert found in (expected[acknowledged], expected[acknowledged + 1])
+    for name in ("items", "events"):
+        table = lake.table(name)
+        assert max(table.baseline.refresh().marks) <= table.head
+        assert claimed_files(table) <= data_files(table)
+        assert table.to_arrow().num_rows == len(found[name][-1])
+    # The next process goes on where this one ended: repeating the step in question changes nothing twice.
+    for _, call in make_steps(lake)[acknowledged:]:
+        call()
+    assert contents(lake) == expected[-1]
+    assert contents(sl.Lake(folder)) == expected[-1]
+    for name in ("items", "events"):
+        table = lake.table(name)
+        assert DeltaTable(f"{folder}/{table.log.folder}").version() == table.head
+        assert DeltaTable(f"{folder}/{table.baseline.folder}").to_pyarrow_table().num_rows <= table.to_arrow().num_rows
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """What can be read after each step of a process that lives."""
+    lake = make_lake(tmp_path_factory.mktemp("alive"))
+    found = [contents(lake)]
+    for _, call in steps(lake):
+        call()
+        found.append(contents(lake))
+    return found
+
+
+# Points of other modules are walked beside those modules' own tests.
+HERE = ("delta.", "log.", "fold.", "catalog.")
+SPARK_POINTS = ["log.lanes_written"]
+DRIVER_POINTS = [point for point in POINTS if point.startswith(HERE) and point not in SPARK_POINTS]
+
+
+def test_every_crash_point_is_walked_by_a_test():
+    tests = "".join(path.read_text() for path in TESTS.rglob("test_*.py"))
+    assert set(SPARK_POINTS) < set(POINTS)
+    assert [point for point in POINTS if not point.startswith(HERE) and point not in tests] == []
+
+
+@pytest.mark.parametrize("point", DRIVER_POINTS)
+def test_a_process_killed_at_a_point_loses_and_doubles_nothing(tmp_path, expected, point):
+    """Each pass of the point in turn, until a process gets to its end."""
+
+    def attempt(ordinal):
+        folder = tmp_path / str(ordinal)
+        make_lake(folder)
+        acknowledged = die(folder, "steps", f"{point}:{ordinal}")
+        if acknowledged is not None:
+            audit(folder, acknowledged, expected, steps)
+        return acknowledged
+
+    deaths = []
+    with ThreadPoolExecutor(2) as pool:
+        for first in range(1, 20, 2):
+            outcomes = list(pool.map(attempt, (first, first + 1)))
+            deaths += [outcome for outcome in outcomes if outcome is not None]
+            if None in outcomes:
+                break
+    assert deaths, f"no step passes {point}"
+    assert deaths == sorted(deaths)
+    assert len(deaths) < 20
+
+
+@pytest.mark.parametrize("point", SPARK_POINTS)
+def test_a_process_killed_in_a_write_on_spark_loses_and_doubles_nothing(spark, tmp_path, point):
+    alive = make_lake(tmp_path / "alive")
+    expected = [contents(alive)]
+    for rows in ([(n, "a") for n in range(20)], [(n, "spark") for n in range(30)]):
+        alive.table("items").upsert([{"id": id_, "name": name} for id_, name in rows])
+        expected.append(contents(alive))
+    make_lake(tmp_path / "dead")
+    acknowledged = die(tmp_path / "dead", "spark_steps", point)
+    assert acknowledged == 1
+    audit(tmp_path / "dead", acknowledged, expected, spark_steps)
+
+
+LOOP = """
+import itertools, sys
+import strandline as sl
+table = sl.Lake(sys.argv[1]).table("items")
+for n in itertools.count(int(sys.argv[2])):
+    table.upsert([{"id": n, "name": "x"}, {"id": -1, "name": str(n)}])
+    print(n, flush=True)
+    if n % 7 == 0:
+        table.fold()
+"""
+
+
+def test_a_process_killed_at_any_moment_leaves_a_whole_table(tmp_path):
+    """Not at a named place but by the clock: each life goes on where the last one was ended."""
+    table = make_lake(tmp_path).table("items")
+    known = -1
+    for life in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOOP, str(tmp_path), str(known + 1)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        process.stdout.readline()
+        time.sleep(0.05 + 0.07 * life)
+        process.kill()
+        said = [known + 1, *(int(line) for line in process.stdout if line.strip())]
+        process.wait()
+        rows = {row["id"]: row["name"] for row in table.to_arrow().to_pylist()}
+        last = max(id_ for id_ in rows)
+        assert last in (max(said), max(said) + 1)
+        assert set(rows) == {-1, *range(last + 1)}, "nothing is lost"
+        assert rows[-1] == str(last), "a commit is whole"
+        known = last
+    assert table.head == known + 1, "nothing landed twice"
+    assert [len(rows_of(table.to_arrow(at=seq))) for seq in (1, 2, 3)] == [2, 3, 4]

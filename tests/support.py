@@ -1,0 +1,258 @@
+"""What several tests share: servers in processes of their own, rows in a comparable form, an oracle for a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.storage.delta import Draft
+
+BIN = Path(sys.executable).parent
+SRC = Path(sl.__file__).parents[1]
+TESTS = Path(__file__).parent
+KEY, SECRET, BUCKET = "key", "secret-key", "lakes"
+
+ITEMS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("qty", pa.int32())])
+
+
+def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """A table's rows in an order that does not depend on how they were read; NaN equals NaN here."""
+    return sorted((tuple(map(_plain, row.values())) for row in table.to_pylist()), key=repr)
+
+
+def _plain(value: object) -> object:
+    return repr(value) if isinstance(value, float) else value
+
+
+def by_id(table: sl.Table, **read: Any) -> dict[Any, Any]:
+    """The rows of a table of ITEMS shape as {id: name}; fails on a key that occurs twice."""
+    rows = table.to_arrow(columns=["id", "name"], **read).to_pylist()
+    found = {row["id"]: row["name"] for row in rows}
+    assert len(found) == len(rows), "a key occurs twice"
+    return found
+
+
+def files_below(folder: str | Path) -> set[str]:
+    """Every file below a folder, temporary ones as well."""
+    return {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def data_files(table: sl.Table) -> set[str]:
+    """The Parquet files beside a local table's log and baseline that are not checkpoints, claimed or not."""
+    root = Path(table.log.storage.uri) / table.entry.folder
+    return {name for name in files_below(root) if "_delta_log" not in name}
+
+
+def claimed_files(table: sl.Table) -> set[str]:
+    """The Parquet files that the newest versions of log and baseline claim."""
+    return {f"log/{path}" for path in table.log.refresh().snapshot.files} | {
+        f"baseline/{path}" for path in table.baseline.refresh().snapshot.files
+    }
+
+
+def trim(table: sl.Table, upto: int) -> None:
+    """End the log at its lower side, as retention will: the files up to `upto` leave it in one commit."""
+    removed = [file for seq, file in table.log.refresh().by_seq if seq <= upto]
+    table.log.delta.commit("TRIM", lambda snapshot, now_ms: Draft(remove=removed, txns={"trim": upto}))
+
+
+@contextlib.contextmanager
+def refused(kind: type[sl.StrandlineError] = sl.Invalid, **fields: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block raises exactly `kind`, with these fields."""
+    with pytest.raises(sl.StrandlineError) as caught:
+        yield caught
+    assert type(caught.value) is kind, caught.value
+    assert fields.items() <= caught.value.fields.items(), caught.value.fields
+
+
+@contextlib.contextmanager
+def nothing_written(table: sl.Table) -> Iterator[None]:
+    """The block leaves head, rows and files of a local table as they were."""
+    head, rows, files = table.head, rows_of(table.to_arrow()), files_below(table.log.storage.uri)
+    yield
+    assert table.head == head
+    assert rows_of(table.to_arrow()) == rows
+    assert files_below(table.log.storage.uri) == files
+
+
+class Oracle:
+    """A table as a plain dict: what `fold` promises, in the simplest words.
+
+    The last change of a key wins and a delete removes it. With a version column a delete clears the key, and after
+    that an upsert loses against a higher version."""
+
+    def __init__(self, key: Sequence[str], version: str | None = None) -> None:
+        self.key = tuple(key)
+        self.version = version
+        self.rows: dict[Any, dict[str, Any]] = {}
+
+    def key_of(self, row: Mapping[str, Any]) -> Any:
+        return tuple(row[name] for name in self.key)
+
+    def upsert(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        # One commit holds one change a key: the last of the batch, whatever its version.
+        for key, row in {self.key_of(row): dict(row) for row in rows}.items():
+            current = self.rows.get(key)
+            if self.version and current is not None and current[self.version] > row[self.version]:
+                continue
+            self.rows[key] = row
+
+    def delete(self, keys: Iterable[Mapping[str, Any]]) -> None:
+        for key in keys:
+            self.rows.pop(self.key_of(key), None)
+
+    def copy(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.rows.values()]
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For child processes: this source tree, and no crash point that our own environment names."""
+    plain = {name: value for name, value in os.environ.items() if name != "STRANDLINE_CRASH"}
+    path = os.pathsep.join([str(SRC), str(TESTS), plain.get("PYTHONPATH", "")])
+    return {**plain, "PYTHONPATH": path, **more}
+
+
+def python(
+    code: str, *arguments: str, timeout_s: float = 120, crash: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own and wait for its end, good or bad."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(**({"STRANDLINE_CRASH": crash} if crash else {}), **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def start_python(code: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    """Start Python code in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answer_of(process: subprocess.Popen[str], timeout_s: float = 120) -> Any:
+    """The JSON that a process printed last; its complaint is the test's when it failed."""
+    out, err = process.communicate(timeout=timeout_s)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+# --- servers ---------------------------------------------------------------------------------------------------
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def options_for(endpoint: str) -> dict[str, str]:
+    return {"endpoint": endpoint, "access_key_id": KEY, "secret_access_key": SECRET, "region": "us-east-1"}
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[str], endpoint: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server process that accepts connections at `endpoint`, ended by its own id."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+    try:
+        _wait_for(endpoint, process, log)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def _wait_for(endpoint: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float = 60) -> None:
+    host, port = endpoint.removeprefix("http://").split(":")
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"no server at {endpoint}: {log.read_text(errors='replace')[-2000:]}")
+
+
+@contextlib.contextmanager
+def seaweedfs() -> Iterator[str]:
+    """A real S3 server with the bucket BUCKET; yields its address."""
+    folder = Path(tempfile.mkdtemp(prefix="strandline-weed-"))
+    identity = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+    identity["actions"] = ["Admin", "Read", "Write", "List", "Tagging"]
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    services = ["s3", "master", "filer", "volume", "admin"]
+    ports = iter(free_ports(2 * len(services) + 3))
+    # A service's own port first; the gRPC port is not left to its default, port + 10000, which may be taken.
+    numbers = {f"{service}.port{kind}": next(ports) for service in services for kind in ("", ".grpc")}
+    numbers |= {"s3.port.iceberg": next(ports), "s3.port.lance": next(ports), "webdav.port": next(ports)}
+    endpoint = f"http://127.0.0.1:{numbers['s3.port']}"
+    command = [str(BIN / "weed"), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command += ["-master.telemetry=false", "-webdav=false", "-admin.ui=false", f"-s3.config={folder / 's3.json'}"]
+    command += [f"-{name}={port}" for name, port in numbers.items()]
+    try:
+        with serving(command, endpoint, folder / "weed.log"):
+            _create_bucket(endpoint)
+            yield endpoint
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _create_bucket(endpoint: str, timeout_s: float = 60) -> None:
+    from pyarrow import fs
+
+    deadline = time.monotonic() + timeout_s
+    store = fs.S3FileSystem(
+        access_key=KEY,
+        secret_key=SECRET,
+        endpoint_override=endpoint,
+        scheme="http",
+        region="us-east-1",
+        allow_bucket_creation=True,
+    )
+    while True:
+        try:
+            store.create_dir(BUCKET)
+            # The port answers before a volume can take data.
+            with store.open_output_stream(f"{BUCKET}/ready") as stream:
+                stream.write(b"yes")
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

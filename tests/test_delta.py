@@ -1,0 +1,246 @@
+"""Delta tables underneath: commits without retry, snapshots by reading on, checkpoints."""
+
+import dataclasses
+import json
+import threading
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import strandline as sl
+from strandline import schema as schemas
+from strandline.storage import LocalStorage
+from strandline.storage import delta as deltas
+from strandline.storage.delta import CHECKPOINT_EVERY, DataFile, DeltaLog, Draft, new_metadata, protocol
+from support import ITEMS, by_id, refused
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(str(tmp_path))
+
+
+@pytest.fixture
+def log(storage):
+    metadata = new_metadata("t", schemas.delta_json(ITEMS), [], {"delta.enableExpiredLogCleanup": "false"})
+    return DeltaLog.create(storage, "t", Draft(metadata=metadata, protocol=protocol(with_ntz=False)))
+
+
+def file(name):
+    known = {"path": name, "size": 10, "partition": {}, "stats_text": json.dumps({"numRecords": 1})}
+    return DataFile(**{field.name: known.get(field.name, 0) for field in dataclasses.fields(DataFile)})
+
+
+def add(log, *names, **txns):
+    return log.commit("WRITE", lambda snapshot, now: Draft(add=[file(name) for name in names], txns=txns))
+
+
+def test_a_snapshot_grows_by_reading_what_is_new(storage, log):
+    other = DeltaLog(storage, "t")
+    assert other.refresh().version == 0
+    add(log, "a")
+    add(log, "b", app=7)
+    seen = other.refresh()
+    assert (seen.version, set(seen.files), seen.txns) == (2, {"a", "b"}, {"app": 7})
+    assert other.refresh() is seen
+
+
+def test_an_older_version_can_be_asked_for(log):
+    for name in "abc":
+        add(log, name)
+    log.commit("REMOVE", lambda snapshot, now: Draft(remove=[snapshot.files["a"]]))
+    assert [set(log.at(version).files) for version in range(5)] == [
+        set(), {"a"}, {"a", "b"}, {"a", "b", "c"}, {"b", "c"},
+    ]  # fmt: skip
+    with refused(sl.NotFound, version=9):
+        log.at(9)
+
+
+def test_a_commit_removes_only_live_files(log):
+    add(log, "a")
+    gone = log.refresh().files["a"]
+    log.commit("REMOVE", lambda snapshot, now: Draft(remove=[gone]))
+    with refused(sl.Conflict):
+        log.commit("REMOVE", lambda snapshot, now: Draft(remove=[gone]))
+    assert log.refresh().version == 2
+
+
+def test_a_transaction_moves_only_forward(log):
+    add(log, "a", app=7)
+    with refused(sl.Conflict, txn="app"):
+        add(log, "b", app=6)
+    assert set(log.refresh().files) == {"a"}
+
+
+def test_a_table_is_created_once(storage, log):
+    with refused(sl.Conflict):
+        DeltaLog.create(storage, "t", Draft())
+
+
+def test_a_folder_without_a_table_is_not_found(storage):
+    with refused(sl.NotFound):
+        DeltaLog(storage, "nothing").refresh()
+
+
+def test_a_draft_is_made_anew_for_each_number_tried(storage, log):
+    seen = []
+
+    def build(snapshot, now):
+        seen.append(snapshot.version)
+        if len(seen) == 1:
+            add(DeltaLog(storage, "t"), "theirs")
+        return Draft(add=[file(f"ours-{snapshot.version + 1}")])
+
+    landed = log.commit("WRITE", build)
+    assert seen == [0, 1]
+    assert landed.version == 2
+    assert set(landed.files) == {"theirs", "ours-2"}
+
+
+def test_a_draft_may_give_up(storage, log):
+    def build(snapshot, now):
+        raise sl.Conflict("changed my mind")
+
+    with refused(sl.Conflict):
+        log.commit("WRITE", build)
+    assert log.commit("WRITE", lambda snapshot, now: None) is None
+    assert log.refresh().version == 0
+
+
+def test_threads_and_handles_commit_each_once(storage, log):
+    handles = [DeltaLog(storage, "t") for _ in range(3)] + [log]
+
+    def write(number):
+        for at in range(10):
+            add(handles[number % 4], f"{number}-{at}")
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    snapshot = DeltaLog(storage, "t").refresh()
+    assert snapshot.version == 80
+    assert set(snapshot.files) == {f"{number}-{at}" for number in range(8) for at in range(10)}
+
+
+def test_two_commits_in_one_millisecond_both_survive_in_order(log, monkeypatch):
+    monkeypatch.setattr(deltas.time, "time", lambda: 1_700_000_000.0)
+    for name in "abc":
+        add(log, name)
+    times = [info.timestamp_ms for info in log.history()][1:]
+    assert len(set(times)) == 3
+    assert times == sorted(times)
+    assert set(log.refresh().files) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_commit_times_rise_also_when_the_clock_goes_back(storage, log, monkeypatch, reopened, checkpointed):
+    clock = iter([2_000_000_000.0, 1_000_000_000.0, 1_500_000_000.0])
+    monkeypatch.setattr(deltas.time, "time", lambda: next(clock))
+    log.commit("WRITE", lambda snapshot, now: Draft(txns={"app": 1}))
+    if checkpointed:
+        log.checkpoint()
+    writer = DeltaLog(storage, "t") if reopened else log
+    add(writer, "b")
+    times = [info.timestamp_ms for info in log.history()]
+    assert times[1:] == sorted(times[1:])
+
+
+def test_a_checkpoint_stands_for_all_commits_before_it(storage, log):
+    for at in range(CHECKPOINT_EVERY + 5):
+        add(log, f"f{at}", **{"trim": at, f"app{at}": at})
+    log.commit("REMOVE", lambda snapshot, now: Draft(remove=[snapshot.files["f3"]]))
+    assert storage.exists(f"t/_delta_log/{CHECKPOINT_EVERY:020d}.checkpoint.parquet")
+    whole = log.refresh()
+    # Commit files are history: all stay. A reader without them takes the checkpoint.
+    assert len(log.history()) == CHECKPOINT_EVERY + 7
+    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(CHECKPOINT_EVERY + 1))
+    fresh = DeltaLog(storage, "t").refresh()
+    assert (fresh.version, set(fresh.files), dict(fresh.txns)) == (whole.version, set(whole.files), dict(whole.txns))
+    assert {path: f.stats for path, f in fresh.files.items()} == {path: f.stats for path, f in whole.files.items()}
+    assert DeltaTable(f"{storage.uri}/t").version() == whole.version
+    with refused(sl.NotFound):
+        DeltaLog(storage, "t").at(3)
+
+
+def test_a_reader_that_slept_through_a_clean_up_wakes_up_at_the_checkpoint(storage, log):
+    sleeper = DeltaLog(storage, "t")
+    sleeper.refresh()
+    for at in range(CHECKPOINT_EVERY + 2):
+        add(log, f"f{at}")
+    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(10))
+    assert sleeper.refresh().version == CHECKPOINT_EVERY + 2
+    assert len(sleeper.refresh().files) == CHECKPOINT_EVERY + 2
+
+
+@pytest.mark.parametrize("hint", [b"", b"{", b'{"version": 999999}', b"{}"])
+def test_a_torn_checkpoint_hint_is_advice_only(storage, log, hint):
+    for at in range(CHECKPOINT_EVERY + 2):
+        add(log, f"f{at}")
+    with storage.output("t/_delta_log/_last_checkpoint") as stream:
+        stream.write(hint)
+    assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
+
+
+def test_a_torn_checkpoint_is_corrupt_and_deleting_it_repairs(storage, log):
+    for at in range(CHECKPOINT_EVERY + 2):
+        add(log, f"f{at}")
+    path = f"t/_delta_log/{CHECKPOINT_EVERY:020d}.checkpoint.parquet"
+    with storage.output(path) as stream:
+        stream.write(b"PAR1 torn")
+    with refused(sl.Corrupt, path=path):
+        DeltaLog(storage, "t").refresh()
+    storage.delete([path])
+    assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
+
+
+def test_a_commit_file_that_is_not_json_is_corrupt(storage, log):
+    storage.put_new("t/_delta_log/00000000000000000001.json", b"{torn")
+    with refused(sl.Corrupt):
+        DeltaLog(storage, "t").refresh()
+
+
+def test_a_failing_checkpoint_costs_no_commit(storage, log, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(deltas, "DeltaTable", refuse)
+    for at in range(CHECKPOINT_EVERY + 1):
+        add(log, f"f{at}")
+    assert DeltaLog(storage, "t").refresh().version == CHECKPOINT_EVERY + 1
+
+
+def test_a_table_of_many_commits_reads_the_same_after_a_reopening(tmp_path):
+    lake = sl.Lake(tmp_path)
+    table = lake.create_table("t", ITEMS, key=["id"], vnodes=2)
+    expected, history = {}, {}
+    for at in range(1, 2 * CHECKPOINT_EVERY + 8):
+        seq = table.upsert([{"id": at % 7, "name": str(at)}], token=f"token-{at}").seq
+        expected[at % 7] = str(at)
+        history[seq] = dict(expected)
+        if at % 40 == 0:
+            table.fold()
+    fresh = sl.Lake(tmp_path).table("t")
+    assert by_id(fresh) == expected
+    for seq in (1, 2, 39, 40, 41, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY, fresh.head):
+        assert by_id(fresh, at=seq) == history[seq]
+    assert fresh.upsert([{"id": 1, "name": "again"}], token="token-3") == sl.Commit(3, 1, is_replay=True)
+    assert DeltaTable(f"{tmp_path}/{table.log.folder}").to_pyarrow_table().num_rows == len(history)
+
+
+def test_a_dropped_table_of_many_commits_stays_a_delta_table(tmp_path):
+    lake = sl.Lake(tmp_path)
+    table = lake.create_table("t", ITEMS, key=["id"])
+    for at in range(CHECKPOINT_EVERY + 1):
+        table.upsert([{"id": at}])
+    sl.Lake(tmp_path).drop("t")
+    assert DeltaTable(f"{tmp_path}/{table.log.folder}").version() == CHECKPOINT_EVERY + 2
+
+
+def test_other_engines_see_the_schema_of_local_times(tmp_path):
+    table = sl.Lake(tmp_path).create_table("t", pa.schema([("at", pa.timestamp("us"))]))
+    delta = DeltaTable(f"{tmp_path}/{table.log.folder}")
+    assert "timestampNtz" in delta.protocol().reader_features

@@ -1,0 +1,83 @@
+"""The documentation says what the code does: examples run, and every name a user meets is described."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import strandline
+from strandline import errors
+from strandline.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_readme_example_prints_what_readme_says(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.S)
+    output = re.search(r"```text\n(.*?)```", text, re.S)
+    assert code and output
+    ran = subprocess.run(
+        [sys.executable, "-c", code.group(1)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    # Rows come in no promised order.
+    assert [sorted(line) for line in ran.stdout.splitlines()] == [sorted(line) for line in output.group(1).splitlines()]
+
+
+def test_every_error_kind_is_documented() -> None:
+    text = (DOCS / "errors.md").read_text()
+    kinds = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) >= 8
+    assert [kind for kind in kinds if f"`{kind}`" not in text] == []
+
+
+def test_every_verb_and_its_options_are_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    missing = []
+
+    def visit(command: object, name: str) -> None:
+        subcommands = getattr(command, "commands", {})
+        for verb, child in subcommands.items():
+            visit(child, f"{name} {verb}".strip())
+        if not subcommands:
+            if f"strandline {name}" not in text:
+                missing.append(name)
+            for option in command.params:  # type: ignore[attr-defined]
+                flags = [flag for flag in option.opts if flag.startswith("--")]
+                missing.extend(f"{name} {flag}" for flag in flags if f"`{flag}" not in text)
+
+    visit(get_command(app), "")
+    assert missing == []
+
+
+def test_every_environment_variable_is_documented() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    names = set(re.findall(r"STRANDLINE_[A-Z_]+", source))
+    documented = "\n".join(path.read_text() for path in DOCS.glob("*.md"))
+    assert names
+    assert sorted(name for name in names if name not in documented) == []
+
+
+def test_all_is_exactly_what_is_exported() -> None:
+    public = {name for name, value in vars(strandline).items() if not name.startswith("_") and not is_module(value)}
+    assert public == set(strandline.__all__)
+
+
+def is_module(value: object) -> bool:
+    return type(value).__name__ == "module"
+
+
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [ROOT / "README.md", *DOCS.rglob("*.md")])
+)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target

@@ -1,0 +1,164 @@
+"""Existing Delta and Parquet tables become tables of the lake, whole or not at all."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+import strandline as sl
+from support import BUCKET, files_below, options_for, python, refused, rows_of
+
+ROWS = pa.table(
+    {
+        "id": pa.array(range(100), pa.int64()),
+        "part": pa.array([f"p{i % 3}" for i in range(100)]),
+        "at": pa.array(range(100), pa.timestamp("us", "UTC")),
+        "n": pa.array([None if i % 7 == 0 else i for i in range(100)], pa.uint16()),
+    }
+)
+
+
+@pytest.fixture
+def delta(tmp_path: Path) -> str:
+    path = str(tmp_path / "delta")
+    write_deltalake(path, ROWS.slice(0, 60), partition_by=["part"])
+    write_deltalake(path, ROWS.slice(60), mode="append")
+    return path
+
+
+def test_a_delta_table_is_imported_as_it_is_now(lake: sl.Lake, delta: str) -> None:
+    DeltaTable(delta).delete("id >= 90")
+    table = lake.import_table("mine", delta, key=["id"], cluster_by=["part"], vnodes=4)
+    assert rows_of(table.to_arrow()) == rows_of(ROWS.slice(0, 90))
+    assert table.definition.key == ("id",) and table.definition.vnodes == 4
+    assert table.head == 1
+    table.upsert([{"id": 1, "part": "new", "at": dt.datetime.now(dt.UTC)}])
+    assert DeltaTable(delta).version() == 2, "the source stays as it is"
+
+
+def test_parquet_files_and_folders_are_imported(lake: sl.Lake, tmp_path: Path) -> None:
+    pq.write_table(ROWS, tmp_path / "one.parquet")
+    assert rows_of(lake.import_table("one", tmp_path / "one.parquet").to_arrow()) == rows_of(ROWS)
+    folder = tmp_path / "many"
+    (folder / "deeper").mkdir(parents=True)
+    pq.write_table(ROWS.slice(0, 50), folder / "a.parquet")
+    pq.write_table(ROWS.slice(50).drop_columns(["n"]), folder / "deeper" / "b.parquet")
+    (folder / "_SUCCESS").write_text("")
+    (folder / "_hidden.parquet").write_text("not parquet")
+    found = lake.import_table("many", folder, key=["id"]).to_arrow().sort_by("id")
+    assert found.column("id").to_pylist() == list(range(100))
+    assert found.column("n").to_pylist() == [*ROWS.column("n").to_pylist()[:50], *[None] * 50]
+
+
+def test_partition_folders_become_columns(lake: sl.Lake, tmp_path: Path) -> None:
+    rows = ROWS.append_column("year", pa.array([2024 + i % 2 for i in range(100)]))
+    ds.write_dataset(
+        rows, tmp_path / "hive", format="parquet", partitioning=["year", "part"], partitioning_flavor="hive"
+    )
+    table = lake.import_table("hive", tmp_path / "hive", key=["id"])
+    assert table.schema.field("year").type == pa.int64()
+    wanted = [[row[name] for name in table.schema.names] for row in rows.to_pylist()]
+    assert sorted(map(list, rows_of(table.to_arrow()))) == sorted(wanted)
+
+
+def test_equal_keys_are_refused_by_name_unless_an_order_decides(lake: sl.Lake, tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2, 1, 3], "v": [5, 1, None, 7], "name": ["high", "b", "null", "c"]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    with refused(sl.Invalid, key={"id": 1}, column="id"):
+        lake.import_table("t", tmp_path / "a.parquet", key=["id"])
+    assert lake.tables() == []
+    assert files_below(Path(lake.storage.uri) / "tables") == set()
+    table = lake.import_table("t", tmp_path / "a.parquet", key=["id"], order_by="v")
+    assert {row["id"]: row["name"] for row in table.to_arrow().to_pylist()} == {1: "high", 2: "b", 3: "c"}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        (None, sl.NotFound),
+        ("notes.txt", sl.NotFound),
+        ("", sl.Invalid),
+        (".hoodie/hoodie.properties", sl.Invalid),
+        ("metadata/v1.metadata.json", sl.Invalid),
+        ("a.parquet", sl.Invalid),
+        (f"_delta_log/{0:020d}.json", sl.Invalid),
+    ],
+)
+def test_what_is_no_table_is_refused(
+    lake: sl.Lake, tmp_path: Path, file: str | None, kind: type[sl.StrandlineError]
+) -> None:
+    if file is not None:
+        path = tmp_path / "source" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("nonsense")
+    with refused(kind):
+        lake.import_table("t", tmp_path / "source", key=["id"])
+    assert lake.tables() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (pa.table({"id": pa.array([1], pa.uint64())}), {"key": ["id"]}),
+        (pa.table({"_id": [1]}), {"key": ["_id"]}),
+        (pa.table({"id": [1, None]}), {"key": ["id"]}),
+        (pa.table({"id": [1.5]}), {"key": ["id"]}),
+        (pa.table({"id": [1]}), {"key": ["nope"]}),
+        (pa.table({"id": [1]}), {"key": ["id"], "order_by": "nope"}),
+        (pa.table({"id": [1]}), {"key": ["id"], "vnodes": 3}),
+    ],
+)
+def test_what_a_table_cannot_hold_is_refused(
+    lake: sl.Lake, tmp_path: Path, rows: pa.Table, options: dict[str, object]
+) -> None:
+    pq.write_table(rows, tmp_path / "a.parquet")
+    with refused(sl.Invalid):
+        lake.import_table("t", tmp_path / "a.parquet", **options)
+    assert lake.tables() == []
+    assert files_below(Path(lake.storage.uri) / "tables") == set()
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_read(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    before = files_below(lake.storage.uri)
+    with refused(sl.Invalid, table="items"):
+        lake.import_table("items", tmp_path / "a.parquet", key=["id"])
+    assert files_below(lake.storage.uri) == before
+
+
+def test_an_empty_table_is_imported(lake: sl.Lake, tmp_path: Path) -> None:
+    pq.write_table(ROWS.schema.empty_table(), tmp_path / "a.parquet")
+    assert lake.import_table("t", tmp_path / "a.parquet", key=["id"]).to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("point", ["log.file_written", "delta.before_commit", "log.committed", "import.filled"])
+def test_after_a_kill_there_is_no_table_and_the_import_can_be_repeated(
+    lake: sl.Lake, tmp_path: Path, point: str
+) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    code = "import sys, strandline as sl; sl.Lake(sys.argv[1]).import_table('t', sys.argv[2], key=['id'])"
+    assert python(code, lake.storage.uri, str(tmp_path / "a.parquet"), crash=point).returncode == -9
+    assert lake.tables() == []
+    assert lake.import_table("t", tmp_path / "a.parquet", key=["id"]).to_arrow().num_rows == 100
+
+
+def test_tables_on_an_object_store_are_imported(s3_lake: Callable[..., sl.Lake], seaweed: str) -> None:
+    lake = s3_lake()
+    with lake.storage.output("parquet/a.parquet") as out:
+        pq.write_table(ROWS, out)
+    assert lake.import_table("p", f"{lake.storage.uri}/parquet", key=["id"]).to_arrow().num_rows == 100
+    assert lake.import_table("f", f"{lake.storage.uri}/parquet/a.parquet").to_arrow().num_rows == 100
+    options = {f"aws_{name}": value for name, value in options_for(seaweed).items()} | {"aws_allow_http": "true"}
+    uri = f"{lake.storage.uri}/delta"
+    assert BUCKET in uri
+    write_deltalake(uri, ROWS, storage_options=options)
+    assert rows_of(lake.import_table("d", uri, key=["id"]).to_arrow()) == rows_of(ROWS)

@@ -1,0 +1,60 @@
+"""The public face, and what it costs to look at it."""
+
+import json
+import types
+
+import strandline as sl
+from support import python
+
+
+def test_all_is_what_is_exported():
+    public = {
+        name for name, value in vars(sl).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(sl.__all__)
+    assert sl.__all__ == sorted(sl.__all__)
+
+
+def test_importing_loads_neither_spark_nor_iceberg():
+    done = python("import sys, strandline; print('pyspark' in sys.modules, 'pyiceberg' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+SMALL = """
+import json, sys
+import pyarrow as pa
+import strandline as sl
+lake = sl.Lake(sys.argv[1])
+table = lake.create_table("t", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"])
+table.upsert([{"id": n, "name": "a"} for n in range(100)])
+table.delete([1])
+table.fold()
+table.evolve(pa.schema([("more", pa.string())]))
+table.upsert([{"id": 1, "name": "b"}])
+rows = table.to_arrow(where="id < 5").num_rows, lake.sql("SELECT count(*) AS n FROM t")["n"][0].as_py()
+rows += table.changes(1).num_rows, sum(batch.num_rows for batch in table.to_batches(at=1))
+import pyspark
+print(json.dumps([rows, pyspark.SparkContext._gateway is None]))
+"""
+
+
+def test_small_work_starts_no_jvm(tmp_path):
+    done = python(SMALL, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[5, 100, 2, 100], True]
+
+
+WITHOUT_JAVA = """
+import sys
+import strandline as sl
+from strandline.spark import session
+try:
+    session()
+except sl.Unavailable as error:
+    print("told", error.hint is not None)
+"""
+
+
+def test_a_machine_without_java_is_told_so_with_the_command_to_type(tmp_path):
+    done = python(WITHOUT_JAVA, JAVA_HOME=str(tmp_path / "nowhere"))
+    assert done.stdout.split() == ["told", "True"], done.stderr
