@@ -148,7 +148,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(CHANGE, max_size=14))
 def test_with_versions_a_warm_reader_a_cold_reader_and_the_oracle_agree(tmp_path_factory, steps):
     lake = sl.Lake(tmp_path_factory.mktemp("versions"))

@@ -82,6 +82,7 @@ GOOD = '{"id": %d, "text": "fine"}\n'
         ('{"id": 1, "day": 19000}', "day"),
         ('{"id": 1, "price": "1.005"}', "price"),
         ('{"id": 1, "doc": "not json"}', "doc"),
+        ('{"id": 1, "doc": ' + "[" * 10_000 + "]" * 10_000 + "}", None),
         ('{"id": 1, "tags": "x"}', "tags"),
         ('{"id": 1, "tags": [1]}', "tags"),
         ('{"id": 1, "other": 2}', "other"),

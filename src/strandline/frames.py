@@ -18,6 +18,7 @@ from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_
 from strandline.lanes import ReadLane
 from strandline.merge import Merge, needed_columns
 from strandline.predicate import Predicate
+from strandline.schema import canonical_field
 from strandline.spark import run_lane
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile
@@ -64,7 +65,9 @@ def spark_frame(
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
     """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it again."""
-    return spark.createDataFrame(fold, schema=spark_schema(fold.schema)).persist()
+    # Spark's own guess makes local times times of its session's zone, where some do not exist.
+    columns = pa.schema([canonical_field(field) for field in fold.schema])
+    return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
 
 
 def winners_sql(name: str, definition: TableDef) -> str:

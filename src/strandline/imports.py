@@ -50,17 +50,30 @@ def import_table(
     if order_by is not None:
         names_of(origin.schema, [order_by])
 
+    made: list[Entry] = []
+
     def prepare(entry: Entry) -> None:
+        made.append(entry)
         try:
             Log.create(lake.storage, f"{entry.folder}/log", name, definition)
             Baseline.create(lake.storage, f"{entry.folder}/baseline", name, definition)
             _fill(lake, entry, origin, definition, order_by, progress)
             crash_point("import.filled")
         except BaseException:
-            lake.storage.delete([info.path for info in lake.storage.list(entry.folder)])
+            _clear(lake, entry)
             raise
 
-    lake.catalog.add(name, prepare)
+    try:
+        lake.catalog.add(name, prepare)
+    except Invalid:
+        # The name was taken meanwhile. Any other failure leaves open whether the catalog has the table by now.
+        for entry in made:
+            _clear(lake, entry)
+        raise
+
+
+def _clear(lake: Lake, entry: Entry) -> None:
+    lake.storage.delete([info.path for info in lake.storage.list(entry.folder)])
 
 
 def _fill(

@@ -135,7 +135,9 @@ class Batch:
         self._flush()
         if not self._files:
             return
-        tokens = self._tokens
+        # From here on the files are the commit's: should its outcome be unclear, they must stay.
+        files, tokens = self._files, self._tokens
+        self._files, self._tokens = [], set()
 
         def amend(snapshot: Snapshot, draft: Draft) -> Draft:
             known = tokens & snapshot.txns.keys()
@@ -144,9 +146,8 @@ class Batch:
             return replace(draft, txns={token: snapshot.version + 1 for token in tokens})
 
         crash_point("rejects.before_commit")
-        self._rejects.log.commit(self._files, operation="REJECT", amend=amend)
+        self._rejects.log.commit(files, operation="REJECT", amend=amend)
         crash_point("rejects.committed")
-        self._files, self._tokens = [], set()
 
     def discard(self) -> None:
         """Delete what was written and not claimed."""

@@ -166,7 +166,7 @@ def test_a_local_disk_that_fails_in_a_commit_is_treated_as_any_silent_store(lake
     assert seqs_of(events) == {1: [1]}
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.lists(st.sampled_from([OK, LOST, UNSENT, STOLEN, ROBBED, SLOW]), max_size=7), st.booleans()),

@@ -228,7 +228,7 @@ CASES = [
 def test_a_table_is_what_a_dict_would_be_at_every_seq(key, version):
     machine = type("Model", (TableModel,), {"key": KEYS.get(key, []), "version": version})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=25, stateful_step_count=20, print_blob=True, deadline=None)
+        machine, settings=settings(max_examples=18, stateful_step_count=20, print_blob=True, deadline=None)
     )
 
 

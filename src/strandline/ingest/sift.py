@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import Invalid
 
-UNFIT = (Invalid, pa.ArrowException, UnicodeError, ValueError, OverflowError)
+UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 """What a conversion raises when some row of it is bad."""
 
 
