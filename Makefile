@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt | java
 	@touch $@
 
 demo: java $(VENV)/.ready  ## Run the main job end to end on generated data
-	@$(BIN)/strandline demo
+	@$(BIN)/strandline demo --fresh
 
 test: lint types tests  ## Lint, check types, run the tests
 

@@ -104,8 +104,8 @@ class Oracle:
         return tuple(row[name] for name in self.key)
 
     def upsert(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        # One commit holds one change a key: the last of the batch, whatever its version.
-        for key, row in {self.key_of(row): dict(row) for row in rows}.items():
+        for row in map(dict, rows):
+            key = self.key_of(row)
             current = self.rows.get(key)
             if self.version and current is not None and current[self.version] > row[self.version]:
                 continue

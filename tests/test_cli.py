@@ -83,8 +83,9 @@ def process(*words: str, timeout_s: float = 60, crash: str = "") -> subprocess.C
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
 def test_every_verb_has_help_and_json(run: Run, words: tuple[str, ...]) -> None:
     text = run(*words, "--help")
-    for option in ("--json", "--lake", "--debug"):
+    for option in ("--json", "--debug"):
         assert option in text
+    assert ("--lake" in text) == (words != ("demo",)), "the demo has a folder of its own"
 
 
 def test_every_verb_is_tested_here(run: Run) -> None:
@@ -181,6 +182,60 @@ def test_a_bad_line_is_named_and_with_rejects_kept(loaded: Run, tmp_path: Path) 
     assert (listed["count"], listed["rejects"][0]["line"], listed["rejects"][0]["column"]) == (1, 2, "id")
     assert loaded.json("rejects", "items", "--limit", "0")["rejects"] == []
     assert loaded.json("status")["tables"][0]["rejects"] == 1
+
+
+def test_an_unfinished_line_is_told(run: Run, tmp_path: Path) -> None:
+    run("init")
+    (tmp_path / "a.csv").write_text("id,name\n1,aaa\n2,bb")
+    assert "1 unfinished line left for later" in run("ingest", "t", "a.csv", "--no-key")
+    assert "1 unfinished line left for later" in run("ingest", "t", "a.csv")
+    (tmp_path / "a.csv").write_text("id,name\n1,aaa\n2,bbbb\n3,c\n")
+    assert "unfinished" not in run("ingest", "t", "a.csv")
+    assert run.json("query", "select count(*) as n from t")["rows"] == [{"n": 3}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("a.csv", "id;name\n1;x\n", "--delimiter ';'"),
+        ("a.csv", "id\tname\n1\tx\n", "--delimiter $'\\t'"),
+        ("a.csv", "id,first name\n1,x\n", "Rename"),
+        ("a.json", '[{"id": 1}]\n', "One JSON object a line"),
+        ("a.json", '{\n  "id": 1\n}\n', "One JSON object a line"),
+    ],
+)
+def test_a_first_file_that_does_not_fit_is_refused_with_a_way_on(
+    run: Run, tmp_path: Path, name: str, text: str, word: str
+) -> None:
+    run("init")
+    (tmp_path / name).write_text(text)
+    error = run.json("ingest", "t", name, "--key", "id", code=1)["error"]
+    assert (error["kind"], error["file"]) == ("Invalid", str(tmp_path / name))
+    assert word in error["hint"]
+    assert run.json("table", "list")["tables"] == []
+
+
+def test_what_is_asked_of_a_table_or_file_that_is_not_so_has_a_hint(loaded: Run) -> None:
+    assert loaded.json("ingest", "items", "a.jsonl", "--key", "name", code=1)["error"]["hint"]
+    for files in ("none.jsonl", "none*.jsonl"):
+        error = loaded.json("ingest", "items", files, code=1)["error"]
+        assert error["kind"] == "NotFound" and error["hint"]
+    for words in (("create", "items", "--schema", "id:int64"), ("import", "items", "nowhere")):
+        error = loaded.json("table", *words, code=1)["error"]
+        assert (error["kind"], error["table"]) == ("Invalid", "items")
+        assert "strandline table show items" in error["hint"]
+
+
+def test_a_lake_is_named_once_and_is_a_folder(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for words in (("init", "file"), ("status", "--lake", "file"), ("doctor", "--lake", "file")):
+        error = run.json(*words, code=1)["error"]
+        assert (error["kind"], error["path"]) == ("Invalid", "file")
+    run("init", "--lake", "a", "b", code=2)
+    run("--lake", "a", "init", "b", code=2)
+    assert not (tmp_path / "b").exists()
+    assert "strandline init 'my lake'" in run("status", "--lake", "my lake", code=1)
+    assert "--lake 'my lake'" in run("init", "my lake")
 
 
 def test_rejects_of_a_clean_table_are_none(loaded: Run) -> None:
@@ -395,16 +450,21 @@ def test_stopping_it_by_hand_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert sl.Lake("lake").table("t").to_arrow().num_rows in (0, 2_000_000)
 
 
-def test_demo_runs_without_spark_and_replaces_only_a_demo(run: Run, tmp_path: Path) -> None:
+def test_demo_runs_without_spark_and_replaces_only_a_demo_and_only_if_asked(run: Run, tmp_path: Path) -> None:
     document = run.json("demo", "--rows", "600", "--no-spark")
     assert [step["what"] for step in document["steps"]][:3] == ["Make JSON lines", "Load them", "Load them again"]
     assert [step["rows"] for step in document["steps"]][:3] == [600, 600, 0]
-    said = run("demo", "--rows", "500", "--no-spark")
+    error = run.json("demo", "--rows", "500", "--no-spark", code=1)["error"]
+    assert error["kind"] == "Invalid" and "--dir" in error["hint"] and "--fresh" in error["hint"]
+    assert run.json("--lake", "demo-lake", "query", "select count(*) as n from messages")["rows"]
+    run("demo", "--no-spark", "--lake", "other", code=2)
+    run("--lake", "other", "demo", "--no-spark", code=2)
+    said = run("demo", "--rows", "500", "--no-spark", "--fresh")
     assert "nothing new" in said and "strandline --lake demo-lake status" in said
     assert run.json("--lake", "demo-lake", "doctor", "--deep", "--grace", "0s")["findings"] == []
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    assert run.json("demo", "--dir", "mine", "--no-spark", code=1)["error"]["kind"] == "Invalid"
+    assert run.json("demo", "--dir", "mine", "--no-spark", "--fresh", code=1)["error"]["kind"] == "Invalid"
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 

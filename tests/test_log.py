@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.log import prepare
+from strandline.log import check_there, prepare
 from support import ITEMS, by_id, data_files, refused
 
 
@@ -119,3 +119,13 @@ def test_history_names_every_commit(lake):
         (3, "EVOLVE", 0),
     ]
     assert [e.at for e in entries] == sorted(e.at for e in entries)
+
+
+def test_files_cleared_away_before_their_commit_are_noticed_and_nothing_is_acknowledged(items):
+    definition = items.definition
+    changes = prepare(pa.table({"id": [1], "name": ["a"], "qty": pa.array([1], pa.int32())}), definition, "upsert")
+    files = items.log.write(changes, definition)
+    check_there(items.log.storage, items.log.folder, files)
+    items.log.discard(files)
+    with refused(sl.Conflict):
+        check_there(items.log.storage, items.log.folder, files)

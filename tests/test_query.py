@@ -57,7 +57,6 @@ def test_a_table_joined_with_itself_is_at_one_seq(filled):
         ("SELECT count(*) AS n FROM items", [{"n": 3}]),
         ("select sum(qty) as n from ITEMS", [{"n": 4}]),
         ("WITH x AS (SELECT * FROM items WHERE id > 1) SELECT count(*) AS n FROM x", [{"n": 2}]),
-        ("WITH items AS (SELECT * FROM items WHERE id > 1) SELECT count(*) AS n FROM items", [{"n": 2}]),
         ("SELECT (SELECT max(id) FROM owners) AS n", [{"n": 2}]),
         ("SELECT id AS n FROM items WHERE id IN (SELECT id FROM owners) ORDER BY n", [{"n": 1}, {"n": 2}]),
         ("SELECT n FROM (VALUES (1), (2)) t(n) ORDER BY n", [{"n": 1}, {"n": 2}]),

@@ -7,6 +7,7 @@ started from.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,6 +72,7 @@ class Baseline:
         self.delta = DeltaLog(storage, folder)
         self._state: BaselineState | None = None
         self._history: list[tuple[int, tuple[int, ...]]] = []
+        self._history_lock = threading.Lock()
 
     @staticmethod
     def create(storage: Storage, folder: str, name: str, definition: TableDef) -> None:
@@ -104,6 +106,11 @@ class Baseline:
 
     def _marks_history(self, upto: int) -> Sequence[tuple[int, tuple[int, ...]]]:
         """(version, marks) for every version up to `upto` that can be read, extended by what is new."""
+        with self._history_lock:
+            self._extend_history(upto)
+            return list(self._history)
+
+    def _extend_history(self, upto: int) -> None:
         txns: dict[str, int] | None = {}
         start = 0
         if self._history:
@@ -121,7 +128,6 @@ class Baseline:
                     continue
             txns.update({a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a})
             self._history.append((version, marks_of(txns, self.vnodes)))
-        return self._history
 
     def commit_fold(
         self,

@@ -6,6 +6,7 @@ commit files as everywhere else, so of two processes that create one name, one w
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -53,11 +54,13 @@ class Catalog:
         self._storage = storage
         self._commits = CommitLog(storage, FOLDER)
         self._state = CatalogState()
+        self._lock = threading.Lock()
 
     def refresh(self) -> CatalogState:
-        while (actions := self._commits.read(self._state.version + 1)) is not None:
-            self._state = self._apply(self._state, actions[0] if actions else {})
-        return self._state
+        with self._lock:
+            while (actions := self._commits.read(self._state.version + 1)) is not None:
+                self._state = self._apply(self._state, actions[0] if actions else {})
+            return self._state
 
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""
@@ -69,30 +72,32 @@ class Catalog:
         """Create a table: `prepare` writes its files, then the name points to them."""
         generation = uuid.uuid4().hex
         entry = Entry(name, generation, f"tables/{name}/{generation}")
-        state = self.ensure_lake()
-        _refuse_taken(state, name)
+        _refuse_taken(self.ensure_lake(), name)
         prepare(entry)
-        self._change(
-            lambda state: _refuse_taken(state, name),
-            {"create": name, "generation": generation, "folder": entry.folder},
-        )
+
+        def action(state: CatalogState) -> dict[str, Any]:
+            _refuse_taken(state, name)
+            return {"create": name, "generation": generation, "folder": entry.folder}
+
+        self._change(action)
         return entry
 
-    def drop(self, name: str, entry: Entry) -> None:
-        self._change(lambda state: _refuse_moved(state, entry), {"drop": name})
+    def drop(self, entry: Entry) -> None:
+        """Drop a table, under whatever name it has by now."""
+        self._change(lambda state: {"drop": _name_now(state, entry)})
 
     def rename(self, entry: Entry, to: str) -> None:
-        def check(state: CatalogState) -> None:
-            _refuse_moved(state, entry)
+        def action(state: CatalogState) -> dict[str, Any]:
+            name = _name_now(state, entry)
             _refuse_taken(state, to)
+            return {"rename": name, "to": to}
 
-        self._change(check, {"rename": entry.name, "to": to})
+        self._change(action)
 
-    def _change(self, check: Callable[[CatalogState], None], action: dict[str, Any]) -> None:
+    def _change(self, action: Callable[[CatalogState], dict[str, Any]]) -> None:
         while True:
             state = self.refresh()
-            check(state)
-            if self._commit(state.version + 1, action):
+            if self._commit(state.version + 1, action(state)):
                 self.refresh()
                 return
 
@@ -128,12 +133,13 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
         if taken.lower() == name.lower():
             raise Invalid(
                 f"a table {taken!r} exists",
-                hint=f"Open it with lake.table({taken!r}), or drop it first.",
+                hint="Choose another name, or drop that table first.",
                 table=name,
             )
 
 
-def _refuse_moved(state: CatalogState, entry: Entry) -> None:
-    current = state.get(entry.name)
-    if current.generation != entry.generation:
-        raise NotFound(f"table {entry.name!r} was dropped and created anew meanwhile", table=entry.name)
+def _name_now(state: CatalogState, entry: Entry) -> str:
+    for name, current in state.tables.items():
+        if current.generation == entry.generation:
+            return name
+    raise NotFound(f"table {entry.name!r} was dropped meanwhile", table=entry.name)

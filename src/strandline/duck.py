@@ -7,10 +7,11 @@ so that user SQL cannot leave the lake whatever it says.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -18,12 +19,32 @@ import duckdb
 import pyarrow as pa
 
 from strandline.dialect import literal
+from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage
 
 
 def default_memory_bytes() -> int:
     """Half of this machine's memory, at most 16 GiB."""
     return min(16 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+def translated(error: duckdb.Error) -> StrandlineError:
+    """What a failure of DuckDB means to the caller."""
+    said = str(error).strip()
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return Unavailable(
+            "the read needs more memory than the lake's DuckDB may use",
+            hint="Select fewer columns or rows, or open the lake with a larger cache_bytes.",
+        )
+    # Only files are read here, and only those that a commit claims.
+    if isinstance(error, duckdb.IOException) or ".parquet" in said:
+        path = re.search(r"[^\s'\"]+\.parquet", said)
+        return Corrupt(
+            f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
+            hint="See what is affected: strandline doctor",
+            path=path.group(0) if path else None,
+        )
+    return Invalid(f"the query failed: {said}")
 
 
 class Duck:
@@ -65,8 +86,11 @@ class Duck:
             cursor.execute("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""))
             try:
                 yield cursor
-            except BaseException:
-                cursor.execute("ROLLBACK")
+            except BaseException as error:
+                with suppress(duckdb.Error):
+                    cursor.execute("ROLLBACK")
+                if isinstance(error, duckdb.Error):
+                    raise translated(error) from error
                 raise
             cursor.execute("COMMIT")
 
@@ -77,5 +101,5 @@ class Duck:
                 cursor.execute(statement).fetchall()
 
     def table(self, sql: str) -> pa.Table:
-        with closing(self.cursor()) as cursor:
+        with self.transaction() as cursor:
             return cursor.sql(sql).to_arrow_table()

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -87,28 +89,42 @@ def write_files(
 
 
 def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Table]:
+    """Rows in tables that each fit a group: one closes before the row that would pass a budget."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        for piece in _pieces(batch, budget):
-            if held and (rows + piece.num_rows > budget.group_rows or size + piece.nbytes > budget.group_bytes):
+        sizes = _row_bytes(batch)
+        ends = np.cumsum(sizes)
+        start = 0
+        while start < batch.num_rows:
+            done = int(ends[start - 1]) if start else 0
+            fitting = int(np.searchsorted(ends, done + budget.group_bytes - size, side="right")) - start
+            count = min(fitting, budget.group_rows - rows, batch.num_rows - start)
+            if count < 1 and held:
                 yield pa.Table.from_batches(held)
                 held, rows, size = [], 0, 0
-            held.append(piece)
-            rows += piece.num_rows
-            size += piece.nbytes
+                continue
+            # A row that fits no group is a group of its own.
+            count = max(1, count)
+            held.append(batch.slice(start, count))
+            rows += count
+            size += int(ends[start + count - 1]) - done
+            start += count
     if held:
         yield pa.Table.from_batches(held)
 
 
-def _pieces(batch: pa.RecordBatch, budget: Budget) -> Iterator[pa.RecordBatch]:
-    """A batch in slices that each fit a group; one row is never cut."""
-    if not batch.num_rows:
-        return
-    share = max(1, int(batch.num_rows * min(1.0, budget.group_bytes / max(1, batch.nbytes))))
-    step = min(share, budget.group_rows)
-    for at in range(0, batch.num_rows, step):
-        yield batch.slice(at, step)
+def _row_bytes(batch: pa.RecordBatch) -> np.ndarray:
+    """About how many bytes each row takes; exact for text and binary, where rows differ most."""
+    count = batch.num_rows
+    sizes = np.ones(count, np.int64)
+    for column in batch.columns:
+        plain = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
+        if pt.is_string(plain.type) or pt.is_binary(plain.type):
+            sizes += pc.fill_null(pc.binary_length(plain), 0).to_numpy(zero_copy_only=False)
+        elif count:
+            sizes += plain.nbytes // count
+    return sizes
 
 
 def _stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:

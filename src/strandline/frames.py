@@ -1,7 +1,7 @@
 """Baseline and log as one table at a seq, as a Spark DataFrame: `merge` in Spark's words.
 
-A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as after
-a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
+A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as
+after a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def spark_frame(
 
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
-    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it again."""
+    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it
+    again."""
     # Spark's own guess makes local times times of its session's zone, where some do not exist.
     columns = pa.schema([canonical_field(field) for field in fold.schema])
     return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
@@ -91,8 +92,7 @@ def _merged(
     definition = merge.definition
     key = list(definition.key)
     shown = _quoted(columns)
-    if not merge.baseline.files() and len({seq for seq, _ in merge.log_files()}) == 1:
-        # A first load: one commit has one change a key, so nothing can lose.
+    if merge.is_first_load:
         return log.where(F.col(OP) == UPSERT).select(*shown)
     changed = _winners(spark, merge) if fold is None else F.broadcast(fold)
     both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))

@@ -101,7 +101,7 @@ def _fill(
         row = _repeated_key(lake, origin, definition.key)
         raise Invalid(
             f"{origin.uri} holds the key {row} more than once",
-            hint="Say which row wins: --order-by COLUMN, the highest stays.",
+            hint="Say which row wins, the highest in a column: order_by, or --order-by COLUMN.",
             path=origin.uri,
             column=definition.key[0],
             key=row,

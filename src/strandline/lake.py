@@ -94,7 +94,7 @@ class Lake:
         """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
         entry = self.catalog.refresh().get(check_name(name))
         Log(self.storage, f"{entry.folder}/log").mark_dropped()
-        self.catalog.drop(name, entry)
+        self.catalog.drop(entry)
         with self._lock:
             self._tables.pop(entry.generation, None)
 

@@ -23,6 +23,7 @@ from strandline.change import HASH, OP, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError
 from strandline.log import new_file_name, same_as_next
+from strandline.rows import check_json
 from strandline.schema import conform, storage_schema
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile
@@ -114,6 +115,7 @@ class LogLane:
             if not self.definition.is_keyed:
                 rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
             rows = conform(rows, columns)
+            check_json(rows, 0)
             if not self.definition.is_keyed:
                 yield from rows.to_batches()
                 continue
@@ -140,8 +142,11 @@ class LogLane:
         same = same_as_next(rows, [HASH, *self.definition.key])
         if not pc.any(same, min_count=0).as_py():
             return rows
-        if not self.is_ordered:
-            row = rows.filter(same).slice(0, 1).to_pylist()[0]
+        version = [self.definition.version] if self.definition.version and self.op == UPSERT else []
+        # Versions decide between rows of one key, unless they are equal.
+        tied = same_as_next(rows, [HASH, *self.definition.key, *version])
+        if not self.is_ordered and pc.any(tied, min_count=0).as_py():
+            row = rows.filter(tied).slice(0, 1).to_pylist()[0]
             raise Invalid(
                 f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
                 hint="Say which row wins: upsert(df, order_by='column'), the highest last.",

@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from strandline import encode
 from strandline import schema as schemas
-from strandline.change import HASH, OP, ROW, SEQ, Commit, Op
+from strandline.change import HASH, OP, ROW, SEQ, UPSERT, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.errors import Internal, NotFound, NotRetained, StrandlineError
+from strandline.errors import Conflict, Internal, Invalid, NotFound, NotRetained, StrandlineError
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
 from strandline.vnode import hash_keys
@@ -64,6 +64,9 @@ class LogState:
 
     def files(self, after: int, upto: int) -> list[tuple[int, DataFile]]:
         """Files of the commits in `(after, upto]`; `NotRetained` when some of those are trimmed."""
+        for name, bound in (("after", after), ("upto", upto)):
+            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+                raise Invalid(f"{name} is {bound!r}; expected a seq, 0 or more")
         if after < self.trimmed_to:
             raise NotRetained(
                 f"changes after seq {after} are gone: the log is kept from {self.trimmed_to} on",
@@ -147,6 +150,13 @@ class Log:
         replayed: list[int] = []
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            try:
+                return draft_for(snapshot)
+            except StrandlineError:
+                self.discard(files)
+                raise
+
+        def draft_for(snapshot: Snapshot) -> Draft | None:
             _refuse_dropped(snapshot)
             earlier = [snapshot.txns[app] for app in apps if app in snapshot.txns]
             if earlier:
@@ -157,13 +167,7 @@ class Log:
                 add=[replace(file, partition={SEQ: str(seq)}) for file in files],
                 expiring_txns={app: seq for app in apps},
             )
-            if amend is None:
-                return draft
-            try:
-                return amend(snapshot, draft)
-            except StrandlineError:
-                self.discard(files)
-                raise
+            return draft if amend is None else amend(snapshot, draft)
 
         landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
         if landed is None:
@@ -207,6 +211,17 @@ class Log:
         self.delta.commit("DROP TABLE", build)
 
 
+def check_there(storage: Storage, folder: str, files: Iterable[DataFile]) -> None:
+    """After a long write: its files must not have been taken for leftovers and cleared away."""
+    for file in files:
+        if not storage.exists(f"{folder}/{file.path}"):
+            raise Conflict(
+                f"{file.path} was cleared away as a leftover before it was committed; nothing was written",
+                hint="Write again, and give doctor --repair a --grace longer than your longest write.",
+                path=file.path,
+            )
+
+
 def _refuse_dropped(snapshot: Snapshot) -> None:
     if DROPPED in snapshot.configuration:
         raise NotFound("the table was dropped; nothing was written")
@@ -219,13 +234,15 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
 
 
 def prepare(rows: pa.Table, definition: TableDef, op: Op) -> pa.Table:
-    """Rows as a batch of changes: hashed, one change a key (the last wins), sorted by (`_hash`, key)."""
+    """Rows as a batch of changes: hashed, sorted by (`_hash`, key), one change a key: the last of the highest
+    version."""
     columns = definition.log_schema(definition.schema_id)
     count = rows.num_rows
     if definition.is_keyed:
         hashes = hash_keys([rows.column(name) for name in definition.key])
         rows = rows.append_column(HASH, hashes)
-        order = pc.sort_indices(rows, sort_keys=[(HASH, "ascending"), *((k, "ascending") for k in definition.key)])
+        names = [HASH, *definition.key, *([definition.version] if definition.version and op == UPSERT else [])]
+        order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])
         rows = rows.take(order)
         kept = pc.invert(same_as_next(rows, [HASH, *definition.key]))
         if not pc.all(kept, min_count=0).as_py():

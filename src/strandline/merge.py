@@ -1,7 +1,7 @@
 """Baseline and log as one table at a seq: which files to read, and the SQL that merges them in DuckDB.
 
-A merged read is the baseline's rows whose keys did not change since, plus the winning upserts of those that did; the
-fold tells both. `frames` says the same as a Spark DataFrame.
+A merged read is the baseline's rows whose keys did not change since, plus the winning upserts of those that did;
+the fold tells both. `frames` says the same as a Spark DataFrame.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class Merge:
 
     def log_files(self) -> list[tuple[int, DataFile]]:
         return self.log.files(min(self.baseline.marks), self.seq)
+
+    @property
+    def is_first_load(self) -> bool:
+        """Whether all there is is one commit: it has one change a key, so nothing can lose and no fold is needed."""
+        return not self.baseline.files() and len({seq for seq, _ in self.log_files()}) == 1
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
@@ -103,10 +108,11 @@ def duck_sql(
     log = changes_sql(
         merge.log,
         files.log,
-        [*needed, HASH, *(set(stored) - {SEQ})],
+        [*needed, HASH, OP, *(set(stored) - {SEQ})],
         None if definition.is_keyed else merge.baseline.marks,
     )
-    log = f"SELECT *, {HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE} FROM ({log})"
+    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
+    log = f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'"
     base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
     inner = listed([*needed, *stored, VNODE])
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")

@@ -17,15 +17,9 @@ import pyarrow.types as pt
 import sqlglot
 from sqlglot import exp
 
+from strandline import sense
 from strandline.errors import Invalid
 
-_ALLOWED = (
-    exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.Tuple,
-    exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE,
-    exp.Is, exp.In, exp.Between, exp.Like, exp.ILike,
-    exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Cast, exp.DataType, exp.Interval, exp.Var,
-    exp.Lower, exp.Upper, exp.Length, exp.Coalesce, exp.Abs,
-)  # fmt: skip
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
 
@@ -78,53 +72,23 @@ def parse(text: str, schema: pa.Schema) -> Predicate:
     tree = trees[0]
     names = {name.lower(): name for name in schema.names}
     columns = set()
-    for node in tree.walk():
-        if not isinstance(node, _ALLOWED):
+    for node in list(tree.find_all(exp.Column)):
+        name = names.get(node.name.lower())
+        if name is None or node.table:
             raise Invalid(
-                f"where {text!r}: {node.sql(dialect='duckdb')!r} is not allowed here",
-                hint="Use comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL; for more, use a query.",
+                f"where {text!r}: no column {node.sql()!r}",
+                hint=f"Columns: {', '.join(schema.names)}",
+                column=node.name,
             )
-        if isinstance(node, exp.Column):
-            name = names.get(node.name.lower())
-            if name is None or node.table:
-                raise Invalid(
-                    f"where {text!r}: no column {node.sql()!r}",
-                    hint=f"Columns: {', '.join(schema.names)}",
-                    column=node.name,
-                )
-            columns.add(name)
-            node.set("this", exp.to_identifier(name, quoted=True))
-    for node in list(tree.walk()):
-        if isinstance(node, exp.Column) and pt.is_timestamp(schema.field(node.name).type):
-            _pin_times(node, schema.field(node.name).type, text)
+        columns.add(name)
+        node.set("this", exp.to_identifier(name, quoted=True))
+    tree = sense.checked(tree, schema, text)
     return Predicate(
         tree.sql(dialect="duckdb"),
         tree.sql(dialect="spark"),
         frozenset(columns),
         tuple(_bounds(tree, schema)),
     )
-
-
-def _pin_times(column: exp.Column, kind: pa.DataType, text: str) -> None:
-    """Give the constants that a time column is compared with an offset, or none for local times, so that they mean
-    one moment whatever a session's time zone is. A constant without an offset is UTC."""
-    comparison = column.parent
-    if not isinstance(comparison, exp.EQ | exp.NEQ | exp.LT | exp.LTE | exp.GT | exp.GTE | exp.Between | exp.In):
-        return
-    for node in list(comparison.iter_expressions()):
-        inner = node.this if isinstance(node, exp.Cast) else node
-        if not _is_text(inner):
-            continue
-        try:
-            moment = dt.datetime.fromisoformat(inner.name)
-        except ValueError as error:
-            raise Invalid(f"where {text!r}: {inner.name!r} is not a time", column=column.name) from error
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=dt.UTC)
-        moment = moment.astimezone(dt.UTC)
-        spelled = moment.isoformat(sep=" ") if kind.tz else moment.replace(tzinfo=None).isoformat(sep=" ")
-        to = exp.DataType.Type.TIMESTAMPTZ if kind.tz else exp.DataType.Type.TIMESTAMPNTZ
-        node.replace(exp.Cast(this=exp.Literal.string(spelled), to=exp.DataType(this=to)))
 
 
 def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:

@@ -8,7 +8,6 @@ runs in a read-only transaction of a DuckDB that can open nothing outside the la
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from strandline.dialect import quoted
 from strandline.duck import Duck
-from strandline.errors import Invalid, NotFound, Unavailable
+from strandline.errors import Invalid, NotFound
 from strandline.merge import duck_sql
 
 if TYPE_CHECKING:
@@ -54,17 +53,9 @@ def run(lake: Lake, statement: str) -> pa.Table:
             table.name: duck_sql(merge, fold, merge.definition.schema.names)
             for table, merge, fold in zip(tables, merges, folds, strict=True)
         }
-        try:
-            for name, sql in views.items():
-                cursor.execute(f"CREATE TEMP VIEW {quoted(name)} AS {sql}").fetchall()
-            return cursor.sql(statement).to_arrow_table(_BATCH_ROWS)
-        except duckdb.OutOfMemoryException as error:
-            raise Unavailable(
-                "the query needs more memory than the lake's DuckDB may use",
-                hint="Select fewer columns or rows, or open the lake with a larger cache_bytes.",
-            ) from error
-        except duckdb.Error as error:
-            raise Invalid(f"the query failed: {error}") from error
+        for name, sql in views.items():
+            cursor.execute(f"CREATE TEMP VIEW {quoted(name)} AS {sql}").fetchall()
+        return cursor.sql(statement).to_arrow_table(_BATCH_ROWS)
 
 
 def tables_of(duck: Duck, statement: str) -> set[str]:
@@ -80,36 +71,39 @@ def tables_of(duck: Duck, statement: str) -> set[str]:
     with duck.transaction() as cursor:
         tree = json.loads(cursor.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()[0][0])
     if tree.get("error"):
-        raise Invalid(f"the query must be one SELECT: {tree.get('error_message')}")
+        raise Invalid("the query must be one SELECT", hint="Rows are written with upsert, delete, append or ingest.")
     found: set[str] = set()
-    ctes: set[str] = set()
-    for node in _walk(tree):
-        kind = str(node.get("type", ""))
-        if kind.endswith("_NODE") and "modifiers" in node and kind not in _NODES:
-            raise Invalid("the query must only read; it holds a statement that writes")
-        if isinstance(node.get("cte_map"), dict):
-            ctes |= {entry["key"].lower() for entry in node["cte_map"].get("map", ())}
-        if kind == "BASE_TABLE":
-            if node.get("schema_name") or node.get("catalog_name"):
-                raise Invalid(f"{node['schema_name']}.{node['table_name']}: name tables without a schema")
+    _visit(tree, frozenset(), found)
+    return found
+
+
+def _visit(node: Any, ctes: frozenset[str], found: set[str]) -> None:
+    """Check a node and those below it, and collect the tables they read. `ctes` are the names that WITH has given
+    where the node stands."""
+    if isinstance(node, list):
+        for item in node:
+            _visit(item, ctes, found)
+    if not isinstance(node, dict):
+        return
+    kind = str(node.get("type", ""))
+    if kind.endswith("_NODE") and "modifiers" in node and kind not in _NODES:
+        raise Invalid("the query must only read; it holds a statement that writes")
+    if isinstance(node.get("cte_map"), dict):
+        ctes |= {entry["key"].lower() for entry in node["cte_map"].get("map", ())}
+    if kind in ("CTE_NODE", "RECURSIVE_CTE_NODE") and node.get("cte_name"):
+        ctes |= {str(node["cte_name"]).lower()}
+    if kind == "BASE_TABLE":
+        if node.get("schema_name") or node.get("catalog_name"):
+            raise Invalid(f"{node['schema_name']}.{node['table_name']}: name tables without a schema")
+        if node["table_name"].lower() not in ctes:
             found.add(node["table_name"])
-        if kind == "TABLE_FUNCTION":
-            function = node.get("function", {}).get("function_name", "")
-            if function.lower() not in _FUNCTIONS:
-                raise Invalid(
-                    f"the table function {function!r} is not allowed",
-                    hint=f"Allowed: {', '.join(sorted(_FUNCTIONS))}",
-                )
-        if kind == "SHOW_REF" and node.get("table_name"):
-            found.add(str(node["table_name"]).strip('"'))
-    return {name for name in found if name.lower() not in ctes}
-
-
-def _walk(node: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        yield node
-        for value in node.values():
-            yield from _walk(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _walk(value)
+    if kind == "TABLE_FUNCTION":
+        function = node.get("function", {}).get("function_name", "")
+        if function.lower() not in _FUNCTIONS:
+            raise Invalid(
+                f"the table function {function!r} is not allowed", hint=f"Allowed: {', '.join(sorted(_FUNCTIONS))}"
+            )
+    if kind == "SHOW_REF" and node.get("table_name"):
+        found.add(str(node["table_name"]).strip('"'))
+    for value in node.values():
+        _visit(value, ctes, found)

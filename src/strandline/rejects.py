@@ -1,8 +1,8 @@
 """Rows that an ingest refused, kept beside their table with the reason.
 
-They are a log of their own, made when the first row is refused. Refused rows of a file are committed before the good
-ones, under a transaction that names the file as it was, so that a load which is repeated after a crash neither loses
-nor doubles them.
+They are a log of their own, made when the first row is refused. Refused rows of a file are committed before the
+good ones, under a transaction that names the file as it was, so that a load which is repeated after a crash
+neither loses nor doubles them.
 """
 
 from __future__ import annotations

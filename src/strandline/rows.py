@@ -16,6 +16,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.schema import conform_column, is_json, storage_type
+from strandline.values import first_unfit
 
 _DICTS_AT_ONCE = 10_000
 
@@ -35,7 +36,7 @@ def checked(data: object, schema: pa.Schema, *, required: Sequence[str] | None =
     for piece in _pieces(data, schema):
         table = _typed(piece, schema, offset) if isinstance(piece, pa.Table) else _from_dicts(piece, schema, offset)
         _check_nulls(table, needed, offset)
-        _check_json(table, offset)
+        check_json(table, offset)
         yield table
         offset += table.num_rows
 
@@ -45,13 +46,21 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
         yield data
     elif isinstance(data, pa.RecordBatch):
         yield pa.Table.from_batches([data])
-    elif type(data).__module__.startswith("pandas."):
-        yield pa.Table.from_pandas(data, preserve_index=False)
+    elif type(data).__module__.startswith("pandas.") and hasattr(data, "to_dict") and hasattr(data, "columns"):
+        try:
+            yield pa.Table.from_pandas(data, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError):
+            # Row by row, the value that Arrow could not take is found.
+            yield data.to_dict("records")
     elif hasattr(data, "__arrow_c_stream__"):
-        for batch in pa.RecordBatchReader.from_stream(data):
+        try:
+            reader = pa.RecordBatchReader.from_stream(data)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise _not_rows(data) from error
+        for batch in reader:
             yield pa.Table.from_batches([batch])
     elif isinstance(data, Mapping | str | bytes):
-        raise Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
+        raise _not_rows(data)
     elif isinstance(data, Sequence):
         for at in range(0, len(data), _DICTS_AT_ONCE):
             yield data[at : at + _DICTS_AT_ONCE]
@@ -64,7 +73,11 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
             else:
                 yield [item]
     else:
-        raise Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
+        raise _not_rows(data)
+
+
+def _not_rows(data: object) -> Invalid:
+    return Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
 
 
 def _typed(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
@@ -96,21 +109,46 @@ def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.C
     if column.type == field.type:
         return column
     if not _may_cast(column.type, field.type):
-        row = offset + _first(pc.is_valid(column))
+        row = offset + _first_of_extra(column, field.type)
         raise Invalid(
             f"row {row}, column {field.name!r}: {column.type} is not {field.type}", row=row, column=field.name
         )
     try:
-        return conform_column(column, field.type)
+        typed = conform_column(column, field.type)
+        if pt.is_float32(field.type) and pt.is_floating(column.type):
+            _refuse_overflow(column, typed)
+        return typed
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        at = _first_failing(len(column), lambda a, n: conform_column(column.slice(a, n), field.type))
-        value = column[at].as_py() if at < len(column) else None
+        at = _first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
         raise Invalid(
-            f"row {offset + at}, column {field.name!r}: {value!r:.80} does not fit {field.type}"
+            f"row {offset + at}, column {field.name!r}: {_shown(_value_of(column, at))} does not fit {field.type}"
             f" ({str(error).splitlines()[0]})",
             row=offset + at,
             column=field.name,
         ) from error
+
+
+def _value_of(column: pa.ChunkedArray, at: int) -> Any:
+    try:
+        return column[at].as_py()
+    except (OverflowError, ValueError):
+        # A time outside the years that Python knows.
+        return column.slice(at, 1).cast(pa.int64())[0].as_py()
+
+
+def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
+    if pc.any(pc.and_(pc.is_inf(typed), pc.is_finite(column)), min_count=0).as_py():
+        raise pa.ArrowInvalid("a number is too large for 32 bits")
+
+
+def _first_of_extra(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row that shows why a column's type does not go with `kind`."""
+    if pt.is_struct(column.type) and pt.is_struct(kind):
+        names = {field.name for field in kind}
+        for field in column.type:
+            if field.name not in names:
+                return _first(pc.is_valid(pc.struct_field(column, [field.name])))
+    return _first(pc.is_valid(column))
 
 
 def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -127,17 +165,25 @@ def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool((found.tz is None) == (wanted.tz is None))
     if pt.is_decimal(wanted):
         return bool(pt.is_decimal(found) or pt.is_integer(found))
+    if pt.is_struct(found) and pt.is_struct(wanted):
+        fields = {field.name: field.type for field in wanted}
+        return all(f.name in fields and _may_cast(f.type, fields[f.name]) for f in found)
+    if _is_list(found) and _is_list(wanted):
+        return _may_cast(found.value_type, wanted.value_type)
+    if pt.is_map(found) and pt.is_map(wanted):
+        return _may_cast(found.key_type, wanted.key_type) and _may_cast(found.item_type, wanted.item_type)
     families: tuple[Callable[[pa.DataType], bool], ...] = (
         lambda t: pt.is_integer(t) or pt.is_floating(t),
         lambda t: pt.is_string(t) or pt.is_large_string(t) or t == pa.string_view(),
         lambda t: pt.is_binary(t) or pt.is_large_binary(t) or t == pa.binary_view() or pt.is_fixed_size_binary(t),
         pt.is_date,
-        lambda t: pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t),
-        pt.is_struct,
-        pt.is_map,
         pt.is_boolean,
     )
     return any(family(found) and family(wanted) for family in families)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
 def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Table:
@@ -152,33 +198,42 @@ def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Tabl
     for field in schema:
         values = [row.get(field.name) for row in piece]
         if is_json(field.type):
-            values = [v if v is None or isinstance(v, str) else json.dumps(v) for v in values]
+            values = [_json_text(value, offset + at, field.name) for at, value in enumerate(values)]
         columns.append(_array(values, field, offset))
     return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
 
 
 def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
     kind = storage_type(field.type)
+    at = first_unfit(values, kind)
+    if at is None:
+        try:
+            return conform_column(pa.chunked_array([pa.array(values, kind)]), field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            at = _first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
+    raise Invalid(
+        f"row {offset + at}, column {field.name!r}: {_shown(values[at])} ({type(values[at]).__name__})"
+        f" does not fit {field.type}",
+        row=offset + at,
+        column=field.name,
+    )
+
+
+def _json_text(value: Any, row: int, column: str) -> str | None:
+    """JSON text as it is; anything else that JSON can say, as text."""
+    if value is None or isinstance(value, str):
+        return value
     try:
-        if (pt.is_integer(kind) or pt.is_floating(kind)) and any(isinstance(v, bool | str | bytes) for v in values):
-            raise pa.ArrowTypeError("a truth value or text where a number belongs")
-        plain = pa.array(values, kind)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-        TypeError,
-        ValueError,
-    ) as error:
-        at = _first_failing(len(values), lambda a, n: _array(values[a : a + n], field, 0))
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(
-            f"row {offset + at}, column {field.name!r}: {values[at]!r:.80} ({type(values[at]).__name__})"
-            f" does not fit {field.type}",
-            row=offset + at,
-            column=field.name,
+            f"row {row}, column {column!r}: {_shown(value)} is not JSON ({error})", row=row, column=column
         ) from error
-    return conform_column(pa.chunked_array([plain]), field.type)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: short, and printable whatever it holds."""
+    return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
 
 
 def _first_failing(count: int, attempt: Callable[[int, int], object], values: Sequence[Any] | None = None) -> int:
@@ -204,9 +259,26 @@ def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
         if column.null_count:
             row = offset + _first(pc.is_null(column))
             raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
+    for field in table.schema:
+        if pt.is_struct(field.type):
+            _check_deeper(table.column(field.name), field.type, field.name, offset)
 
 
-def _check_json(table: pa.Table, offset: int) -> None:
+def _check_deeper(column: pa.ChunkedArray, kind: pa.StructType, name: str, offset: int) -> None:
+    """Fields that a struct declares not null have values wherever the struct has one."""
+    for field in kind:
+        inner = pc.struct_field(column, [field.name])
+        missing = pc.and_(pc.is_null(inner), pc.is_valid(column))
+        if not field.nullable and pc.any(missing, min_count=0).as_py():
+            row = offset + _first(missing)
+            raise Invalid(
+                f"row {row}, column '{name}.{field.name}': a value is required, found null", row=row, column=name
+            )
+        if pt.is_struct(field.type):
+            _check_deeper(inner, field.type, f"{name}.{field.name}", offset)
+
+
+def check_json(table: pa.Table, offset: int) -> None:
     """JSON columns hold JSON. Values repeat, so each distinct one is parsed once."""
     for field in table.schema:
         if not is_json(field.type):
@@ -214,13 +286,15 @@ def _check_json(table: pa.Table, offset: int) -> None:
         texts = pa.chunked_array([c.storage for c in table.column(field.name).chunks], type=pa.string())
         for text in pc.unique(texts).drop_null().to_pylist():
             try:
-                json.loads(text, parse_constant=_refuse_constant)
-            except ValueError as error:
+                value = json.loads(text, parse_constant=_refuse_constant)
+                if "\\u" in text:
+                    # Half of a surrogate pair is JSON to Python, and to no other reader.
+                    json.dumps(value, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
                 row = offset + _first(pc.equal(texts, pa.scalar(text)))
+                why = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
                 raise Invalid(
-                    f"row {row}, column {field.name!r}: {text!r:.80} is not JSON ({error})",
-                    row=row,
-                    column=field.name,
+                    f"row {row}, column {field.name!r}: {_shown(text)} is not JSON ({why})", row=row, column=field.name
                 ) from error
 
 

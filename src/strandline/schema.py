@@ -62,6 +62,12 @@ def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
         return JSON
     if pt.is_dictionary(kind):
         return canonical_type(kind.value_type, column)
+    if pt.is_nested(kind) and "extension<arrow.json>" in str(kind):
+        raise Invalid(
+            f"column {column!r} holds JSON inside {kind}, which a table cannot hold",
+            hint="Make the whole column JSON, or the inner values strings.",
+            column=column,
+        )
     if pt.is_timestamp(kind):
         return pa.timestamp("us", tz="UTC" if kind.tz else None)
     if pt.is_list(kind) or pt.is_large_list(kind):
@@ -138,6 +144,9 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def conform_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if column.type == kind:
         return column
+    if pt.is_dictionary(column.type):
+        values = storage_type(kind)
+        column = pa.chunked_array([c.dictionary.cast(values).take(c.indices) for c in column.chunks], type=values)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([c.storage for c in column.chunks], type=column.type.storage_type)
     if is_json(kind):
@@ -160,7 +169,10 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
                     column=field.name,
                 )
             fields.append(field)
-        elif field.type != current.field(at).type:
+            continue
+        if current.field(at).nullable and not field.nullable:
+            raise Invalid(f"column {field.name!r} cannot become required: rows may lack it", column=field.name)
+        if field.type != current.field(at).type:
             if field.type not in _WIDER.get(current.field(at).type, ()):
                 raise Invalid(
                     f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",

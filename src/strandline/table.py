@@ -58,6 +58,7 @@ class Table:
         self.log = Log(storage, f"{entry.folder}/log")
         self.baseline = Baseline(storage, f"{entry.folder}/baseline", self.log.refresh().definition.vnodes)
         self.lock = threading.RLock()
+        self.folding = threading.Lock()
         self._folds = folds.FoldCache(duck)
         self._spark_fold: tuple[object, DataFrame] | None = None
 
@@ -172,6 +173,12 @@ class Table:
         log = self.log.refresh()
         definition = log.definition
         files = log.files(after, log.head if upto is None else upto)
+        if after > (log.head if upto is None else upto) or after > log.head:
+            raise Invalid(
+                f"table {self.name!r} has seqs 0 to {log.head}: there is no range ({after}, {upto}]",
+                table=self.name,
+                seq=after,
+            )
         names = [OP, SEQ, *definition.schema.names]
         sql = folds.changes_sql(log, files, [OP, *definition.schema.names], None)
         table = self.duck.table(f"SELECT {listed(names)} FROM ({sql}) ORDER BY {listed([SEQ, *definition.key])}")
@@ -209,9 +216,17 @@ class Table:
 
     def fold_name(self, merge: Merge) -> str | None:
         """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""
-        if not merge.definition.is_keyed or not merge.log_files():
+        if not merge.definition.is_keyed or not merge.log_files() or merge.is_first_load:
             return None
         return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
+
+    def pinned_fold(self, cursor: Any, merge: Merge) -> str | None:
+        """The fold of `merge` as the cursor's transaction sees it from here on, whatever later reads make of it."""
+        with self.lock:
+            name = self.fold_name(merge)
+            if name is not None:
+                cursor.execute(f"SELECT 1 FROM {name} LIMIT 0").fetchall()
+            return name
 
     def fold_frame(self, spark: SparkSession, merge: Merge) -> DataFrame | None:
         """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
@@ -219,12 +234,13 @@ class Table:
         if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
             return None
         with self.lock:
-            place = (id(spark), merge.baseline.marks, merge.seq)
+            place = (spark, merge.baseline.marks, merge.seq)
             if self._spark_fold is None or self._spark_fold[0] != place:
+                name = self.fold_name(merge)
+                if name is None:
+                    return None
                 if self._spark_fold is not None:
                     self._spark_fold[1].unpersist()
-                name = self.fold_name(merge)
-                assert name is not None
                 content = self.duck.table(winners_sql(name, merge.definition))
                 self._spark_fold = (place, fold_frame(spark, content))
             return self._spark_fold[1]

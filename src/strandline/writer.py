@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline.change import HASH, ROW, Commit, Op
+from strandline.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import spark_type
 from strandline.errors import Invalid
 from strandline.lanes import RECEIPT, LogLane, files_of
-from strandline.log import Amend, Log, prepare
+from strandline.log import Amend, Log, check_there, prepare
 from strandline.schema import storage_type
 from strandline.spark import run_lane, session
 from strandline.spool import Spool
@@ -75,7 +75,8 @@ def write_frame(
     if definition.is_keyed:
         frame = frame.withColumn(HASH, spark_hash(definition.schema, definition.key))
         lane_of = F.coalesce(F.shiftright(HASH, shift_for(definition.vnodes)), F.lit(0)).cast("int")
-        order = [HASH, *definition.key, *([order_by] if order_by else [])]
+        version = [definition.version] if definition.version and op == UPSERT else []
+        order = [HASH, *definition.key, *version, *([order_by] if order_by and [order_by] != version else [])]
         frame = frame.repartitionById(definition.vnodes, lane_of)
         frame = frame.sortWithinPartitions(*[f"`{name}`" for name in order])
     else:
@@ -88,6 +89,7 @@ def write_frame(
     if not files:
         raise Invalid("the DataFrame is empty; nothing was written")
     crash_point("log.lanes_written")
+    check_there(log.storage, log.folder, files)
     return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
 
 
@@ -98,6 +100,9 @@ def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> 
     from pyspark.sql import functions as F
 
     found = dict(frame.dtypes)
+    for name in found:
+        if frame.columns.count(name) > 1:
+            raise Invalid(f"the DataFrame has more than one column {name!r}", column=name)
     if order_by is not None and order_by not in found:
         raise Invalid(f"order_by is {order_by!r}; the DataFrame has: {', '.join(found)}", column=order_by)
     for name in found:

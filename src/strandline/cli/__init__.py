@@ -1,5 +1,5 @@
-"""The command line: one verb a file. Each verb makes an `Answer`, which is shown or, with `--json`, printed as one JSON
-document."""
+"""The command line: one verb a file. Each verb makes an `Answer`, which is shown or, with `--json`, printed as one
+JSON document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    context.obj = Root(lake, debug)
+    source = context.get_parameter_source("lake")
+    context.obj = Root(lake, debug, source is not None and source.name == "COMMANDLINE")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

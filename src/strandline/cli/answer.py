@@ -83,8 +83,8 @@ def plain(value: Any) -> Any:
 def show_rows(
     out: Console, columns: Sequence[str], rows: Sequence[Sequence[Text | str]], *, numbers: Collection[str] = ()
 ) -> None:
-    """A table for people; the columns named in `numbers` stand right. One that is wider than the window is shown row
-    by row, a line a value."""
+    """A table for people; the columns named in `numbers` stand right. One that is wider than the window is shown
+    row by row, a line a value."""
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     widths = [
         max(len(name), *(row[at].cell_len for row in cells)) if cells else len(name) for at, name in enumerate(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from strandline.demo.tour import QUESTION, TABLE, Stop, Tour
 
 
 def register(app: typer.Typer) -> None:
-    verb(app, "demo")(demo)
+    verb(app, "demo", has_lake=False)(demo)
 
 
 def demo(
@@ -26,11 +27,13 @@ def demo(
     folder: Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where: a folder of its own.")] = Path(
         "demo-lake"
     ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier demo in that folder first.")] = False,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out the part that starts Spark.")] = False,
 ) -> Answer:
     """Run the main job end to end on made-up data: recorded AI-agent conversations."""
     started_s = time.monotonic()
-    tour = Tour(folder, rows, not no_spark, on_stop=(lambda stop: None) if call.is_json else _show_stop)
+    on_stop = (lambda stop: None) if call.is_json else _show_stop
+    tour = Tour(folder, rows, not no_spark, is_fresh=fresh, on_stop=on_stop)
     lake = tour.run()
     seconds = time.monotonic() - started_s
     data = {
@@ -43,12 +46,12 @@ def demo(
     def show(out: Console) -> None:
         out.print()
         out.print(f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on:")
-        here = f"strandline --lake {folder}"
+        here = f"strandline --lake {shlex.quote(str(folder))}"
         for command in (
             f"{here} status",
             f'{here} query "{" ".join(QUESTION.split())}"',
             f"{here} table history {TABLE}",
-            f"{here} ingest {TABLE} '{tour.inbox}/*.jsonl'",
+            f"{here} ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}",
             f"{here} doctor --deep",
         ):
             out.print(f"  {command}", soft_wrap=True)

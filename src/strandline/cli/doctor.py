@@ -13,7 +13,6 @@ from strandline.cli.answer import Answer, counted
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.doctor import Finding, Report, examine
-from strandline.errors import NotFound
 from strandline.storage import open_storage
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -35,9 +34,10 @@ def doctor(
 ) -> Answer:
     """Examine the lake: does everything hold that should? Ends with 1 when something is wrong."""
     grace_s = seconds(grace)
+    call.check_folder()
     storage = open_storage(call.path)
     if not any(True for _ in storage.list("catalog")):
-        raise NotFound(f"no lake at {storage.uri}", hint=f"Create one: strandline init {call.path}", path=call.path)
+        raise call.no_lake(f"no lake at {storage.uri}")
     with progress_bar("Examining") as progress:
         report = examine(storage, deep=deep, repair=repair, grace_s=grace_s, progress=progress)
     again = call.command("doctor --repair" + ("" if grace == "1h" else f" --grace {grace}"))

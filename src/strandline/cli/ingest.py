@@ -88,6 +88,12 @@ def _show(out: Console, call: Call, report: IngestReport) -> None:
         return
     if report.is_created:
         out.print(f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}")
+    unfinished = sum(file.unfinished_bytes > 0 for file in report.files)
+    if unfinished:
+        said = (
+            f"{counted(unfinished, 'unfinished line')} left for later: the table has no key, so a last line is loaded"
+        )
+        out.print(Text(f"{said} once it ends with a newline.", "yellow"), soft_wrap=True)
     if not moved:
         out.print(f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already.")
         return
@@ -98,7 +104,7 @@ def _show(out: Console, call: Call, report: IngestReport) -> None:
         f" {report.seconds:.1f} s{rate}." + (f" Skipped {skipped:,} loaded before." if skipped else "")
     )
     if report.rejects:
-        said = f"{counted(report.rejects, 'row')} did not fit and are kept aside. See: "
+        said = f"{counted(report.rejects, 'row')} did not fit and {_be(report.rejects)} kept aside. See: "
         out.print(Text.assemble((said, "yellow"), call.command(f"rejects {report.table}")))
 
 
@@ -112,6 +118,10 @@ def _show_files(out: Console, files: list[FileReport], is_dry: bool) -> None:
     show_rows(out, ("FILE", "WHAT", "BYTES", *counts), rows, numbers=("BYTES", *counts))
     if len(files) > _SHOWN:
         out.print(f"… and {len(files) - _SHOWN:,} more")
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _short(file: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from strandline.cli.answer import Answer
+from strandline.cli.answer import Answer, counted
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
 
@@ -22,7 +22,10 @@ def init(
     path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="Where: a folder or s3://bucket/prefix.")] = None,
 ) -> Answer:
     """Make an empty lake."""
+    if path is not None and call.is_lake_given:
+        raise typer.BadParameter("give the lake as PATH or with --lake, not both")
     call = replace(call, path=path or call.path)
+    call.check_folder()
     lake = Lake(call.path)
     existed = lake.exists
     state = lake.catalog.ensure_lake()
@@ -30,7 +33,7 @@ def init(
 
     def show(out: Console) -> None:
         if existed:
-            out.print(f"There is a lake at {lake.storage.uri} already, with {len(state.tables)} tables.")
+            out.print(f"There is a lake at {lake.storage.uri} already, with {counted(len(state.tables), 'table')}.")
             out.print(f"See: {call.command('status')}")
             return
         out.print(f"Made an empty lake at {lake.storage.uri}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, print_answer, print_error
-from strandline.errors import StrandlineError
+from strandline.errors import Invalid, NotFound, StrandlineError
 from strandline.lake import Lake, open_existing
 
 DEFAULT_LAKE = "./lake"
@@ -29,39 +30,74 @@ class Root:
 
     lake: str
     is_debug: bool
+    is_lake_given: bool = False
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a verb."""
+    """One call of a verb. `is_lake_given` says whether `path` was said in this call."""
 
     path: str
     is_json: bool
     is_debug: bool
+    is_lake_given: bool = False
 
     def lake(self) -> Lake:
         """The lake, which must be there."""
-        return open_existing(self.path)
+        self.check_folder()
+        try:
+            return open_existing(self.path)
+        except NotFound as error:
+            raise self.no_lake(error.message) from error
+
+    def no_lake(self, message: str) -> NotFound:
+        return NotFound(message, hint=f"Create one: strandline init {shlex.quote(self.path)}", path=self.path)
+
+    def check_folder(self) -> None:
+        if os.path.exists(self.path) and not os.path.isdir(self.path):
+            raise Invalid(f"{self.path} is a file; a lake is a folder", hint="Name another path.", path=self.path)
+
+    def new_name(self, lake: Lake, name: str) -> str:
+        """`name`, which no table may have yet; the catalog has the last word."""
+        for taken in lake.tables():
+            if taken.lower() == name.lower():
+                raise Invalid(
+                    f"table {taken!r} exists",
+                    hint=f"See: {self.command(f'table show {taken}')}. Choose another name, or drop it first:"
+                    f" {self.command(f'table drop {taken}')}",
+                    table=taken,
+                )
+        return name
 
     def command(self, rest: str) -> str:
         """A command to type next, for the same lake."""
-        at = "" if self.path == DEFAULT_LAKE else f" --lake {self.path}"
+        at = "" if self.path == DEFAULT_LAKE else f" --lake {shlex.quote(self.path)}"
         return f"strandline{at} {rest}"
 
 
-def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+def verb(
+    app: typer.Typer, name: str, *, has_lake: bool = True
+) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Make a function a verb. Its first parameter is the `Call`; the others are the verb's arguments and options."""
 
     def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
         def run(context: typer.Context, **values: Any) -> None:
             root = context.obj if isinstance(context.obj, Root) else Root(DEFAULT_LAKE, False)
-            call = Call(values.pop("lake") or root.lake, values.pop("as_json"), values.pop("debug") or root.is_debug)
+            lake = values.pop("lake", None)
+            if root.is_lake_given and not has_lake:
+                raise typer.BadParameter(f"{name} takes no --lake")
+            call = Call(
+                lake or root.lake,
+                values.pop("as_json"),
+                values.pop("debug") or root.is_debug,
+                bool(lake) or root.is_lake_given,
+            )
             raise typer.Exit(_run(call, lambda: function(call, **values)))
 
         signature = inspect.signature(function, eval_str=True)
         _, *own = signature.parameters.values()
         shared = [
-            _option("lake", Annotated[str | None, _LAKE], None),
+            *([_option("lake", Annotated[str | None, _LAKE], None)] if has_lake else []),
             _option("as_json", Annotated[bool, _JSON], False),
             _option("debug", Annotated[bool, _DEBUG], False),
         ]
@@ -86,7 +122,7 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         print_answer(answer, is_json=call.is_json)
         return answer.code
     except StrandlineError as error:
-        return _fail(call, error.kind, error.message, error.hint, error.fields)
+        return _fail(call, error.kind, error.message, _with_keys(call, error), error.fields)
     except BrokenPipeError:
         # Whoever read us has enough; nothing more may be written, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -101,6 +137,15 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
     except Exception as error:
         hint = "This is a fault in Strandline. Please report it with the output of the same command with --debug."
         return _fail(call, "Internal", f"{type(error).__name__}: {error}", hint, {})
+
+
+def _with_keys(call: Call, error: StrandlineError) -> str | None:
+    """The error's hint; on S3 without keys, that they are missing."""
+    is_remote = call.path.startswith("s3://") and error.kind == "Unavailable"
+    if not is_remote or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
+        return error.hint
+    said = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."
+    return f"{error.hint}\n{said}" if error.hint else said
 
 
 def _fail(call: Call, kind: str, message: str, hint: str | None, fields: dict[str, Any]) -> int:

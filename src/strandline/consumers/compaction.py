@@ -11,7 +11,6 @@ holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from strandline import fold as folds
@@ -21,6 +20,7 @@ from strandline.dialect import listed
 from strandline.errors import Conflict
 from strandline.frames import spark_frame
 from strandline.lanes import RECEIPT, BaselineLane, files_of
+from strandline.log import check_there
 from strandline.merge import Merge, duck_sql
 from strandline.spark import run_lane, session
 from strandline.storage.delta import DataFile
@@ -35,7 +35,7 @@ DRIVER_BYTES = 512 << 20
 
 def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
     """Fold everything up to the head; returns that seq."""
-    with table.lock:
+    with table.folding:
         merge = table.merge()
         if not merge.log_files():
             return merge.seq
@@ -47,6 +47,7 @@ def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
         is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.raw_bytes for f in sources) <= DRIVER_BYTES
         added = (_on_driver if is_small else _on_spark)(table, merge, touched)
         crash_point("fold.files_written")
+        check_there(table.baseline.storage, table.baseline.folder, added)
         try:
             table.baseline.commit_fold(merge.baseline, merge.definition, upto=merge.seq, removed=removed, added=added)
         except Conflict:
@@ -58,11 +59,12 @@ def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
 
 def _touched(table: Table, merge: Merge) -> list[int]:
     """The vnodes that have changes to fold."""
-    source = table.fold_name(merge)
-    if source is None:
-        source = f"({folds.changes_sql(merge.log, merge.log_files(), [HASH], merge.baseline.marks)})"
-    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)}"
-    found = table.duck.table(f"SELECT DISTINCT {vnode} AS v FROM {source} ORDER BY v")
+    with table.duck.transaction() as cursor:
+        source = table.pinned_fold(cursor, merge)
+        if source is None:
+            source = f"({folds.changes_sql(merge.log, merge.log_files(), [HASH], merge.baseline.marks)})"
+        vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)}"
+        found = cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {source} ORDER BY v").to_arrow_table()
     return [int(v) for v in found.column("v").to_pylist()]
 
 
@@ -76,10 +78,10 @@ def _touched_by_statistics(merge: Merge) -> list[int]:
 
 
 def _on_driver(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
-    rows = duck_sql(merge, table.fold_name(merge), merge.definition.schema.names, hidden=True)
     order = listed([VNODE, *merge.definition.identity])
     numbers = ", ".join(map(str, touched))
-    with closing(table.duck.cursor()) as cursor:
+    with table.duck.transaction() as cursor:
+        rows = duck_sql(merge, table.pinned_fold(cursor, merge), merge.definition.schema.names, hidden=True)
         reader = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({numbers}) ORDER BY {order}").to_arrow_reader(
             50_000
         )

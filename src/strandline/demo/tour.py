@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Tour:
     folder: Path
     rows: int
     with_spark: bool
+    is_fresh: bool = False
     on_stop: Callable[[Stop], None] = lambda stop: None
     stops: list[Stop] = field(default_factory=list)
     loaded_seq: int = 0
@@ -48,7 +50,7 @@ class Tour:
             raise Invalid(f"rows is {self.rows}; expected at least 1")
         if self.with_spark:
             check_java()
-        clear(self.folder)
+        clear(self.folder, is_fresh=self.is_fresh)
         lake = Lake(self.folder)
         table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
         for what, act in self._acts(lake, table):
@@ -105,17 +107,24 @@ class Tour:
         return f"as it was at seq {self.loaded_seq}; {gone:,} of those rows are gone by now", before.num_rows
 
 
-def clear(folder: Path) -> None:
-    """Make the folder a fresh one; only an earlier demo is removed."""
+def clear(folder: Path, *, is_fresh: bool) -> None:
+    """Make the folder a new one; only an earlier demo is removed, and only with `is_fresh`."""
     if folder.exists() and (not folder.is_dir() or (os.listdir(folder) and not (folder / MARKER).exists())):
         raise Invalid(
             f"{folder} exists and is not a demo; nothing was touched",
             hint="Choose another folder: --dir PATH",
             path=str(folder),
         )
+    if (folder / MARKER).exists() and not is_fresh:
+        raise Invalid(
+            f"{folder} holds an earlier demo; nothing was touched",
+            hint="Choose another folder: strandline demo --dir OTHER; or delete it and begin anew: strandline demo"
+            + (" --fresh" if folder == Path("demo-lake") else f" --fresh --dir {shlex.quote(str(folder))}"),
+            path=str(folder),
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / MARKER).write_text("Made by `strandline demo`, which will replace this folder when it runs again.\n")
+    (folder / MARKER).write_text("Made by `strandline demo`, which replaces this folder when it runs with --fresh.\n")
 
 
 def _ask(lake: Lake) -> tuple[str, int]:

@@ -26,8 +26,8 @@ _EXPIRING = "token/"
 
 @dataclass
 class DeltaExam:
-    """The examination of the Delta table in `folder`. `listing` holds the files below it, found before anything else
-    was read, so that a file which a commit claims meanwhile is not taken for an orphan."""
+    """The examination of the Delta table in `folder`. `listing` holds the files below it, found before anything
+    else was read, so that a file which a commit claims meanwhile is not taken for an orphan."""
 
     storage: Storage
     table: str

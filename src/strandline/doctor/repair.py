@@ -1,7 +1,7 @@
 """Put right what was found, after looking again whether it is still so.
 
-After a crash: what was deleted is gone and what was not is found again by the next examination. Data files go before
-the commit files that describe them.
+After a crash: what was deleted is gone and what was not is found again by the next examination. Data files go
+before the commit files that describe them.
 """
 
 from __future__ import annotations

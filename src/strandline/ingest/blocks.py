@@ -32,8 +32,8 @@ class Block:
 class Reading:
     """A pass over a text file from byte `start` on; afterwards it knows what was read.
 
-    `hasher` has seen the bytes before `start`, and `lines` is how many lines those are. `done` counts the bytes read
-    since."""
+    `hasher` has seen the bytes before `start`, and `lines` is how many lines those are. `done` counts the bytes
+    read since."""
 
     source: Source
     start: int

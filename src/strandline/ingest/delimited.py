@@ -1,7 +1,7 @@
 """CSV: a header line with the columns' names, then a row a line, as RFC 4180 describes it.
 
-An empty field is null and "" the empty text. A quoted field may hold line ends; a quote inside a field that does not
-start with one is text.
+An empty field is null and "" the empty text. A quoted field may hold line ends; a quote inside a field that does
+not start with one is text.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Delimited:
         except UnicodeDecodeError as error:
             return None, f"byte {error.start + 1} of the line is not UTF-8"
         if len(fields) != len(self._names):
-            return None, f"the line has {len(fields)} fields; the header has {len(self._names)}"
+            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            return None, f"the line has {count}; the header has {len(self._names)}"
         for name, text in zip(self._names, fields, strict=True):
             field = self._schema.field(name)
             try:

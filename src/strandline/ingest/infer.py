@@ -18,6 +18,7 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.ingest.blocks import Reading
 from strandline.ingest.delimited import Records
+from strandline.ingest.jsonl import LINES_HINT
 from strandline.ingest.parquet import open_parquet
 from strandline.ingest.source import Source
 from strandline.ingest.text import delimiter_of, header_of
@@ -42,7 +43,7 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
     """The schema of `source`, from its own or from its first rows; `is_tolerant` passes over those that are bad."""
     if source.kind == "parquet":
         with open_parquet(source) as file:
-            return canonical_schema(file.schema_arrow)
+            return _canonical(file.schema_arrow, source)
     columns: dict[str, list[Any]]
     type_of: Callable[[Any], pa.DataType]
     if source.kind == "csv":
@@ -56,13 +57,30 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
             found = Counter(dict(found.most_common(1)))
         fields.append((name, _common(name, set(found), type_of is _csv_type, source)))
     schema = pa.schema(fields)
+    if not len(schema) and source.unfinished_bytes:
+        raise Invalid(
+            f"{source.uri} holds no finished line: its only line does not end with a newline",
+            hint="A table without a key takes finished lines only, lest half of one is loaded. End the line.",
+            file=source.uri,
+        )
     if not len(schema):
         raise Invalid(
             f"{source.uri} is empty: no columns can be seen in it",
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
-    return canonical_schema(schema)
+    return _canonical(schema, source)
+
+
+def _canonical(schema: pa.Schema, source: Source) -> pa.Schema:
+    try:
+        return canonical_schema(schema)
+    except Invalid as error:
+        raise Invalid(
+            f"{source.uri}: {error.message}",
+            hint=f"{error.hint or ''}\nRename it in the file, or write the rows to one with other names.".strip(),
+            **{"file": source.uri, **error.fields},
+        ) from error
 
 
 def _common(name: str, found: set[pa.DataType], is_csv: bool, source: Source) -> pa.DataType:
@@ -126,12 +144,17 @@ def _jsonl_columns(source: Source, is_tolerant: bool) -> dict[str, list[Any]]:
             if is_tolerant:
                 continue
             raise Invalid(
-                f"{source.uri}, line {number}: the line is not a JSON object: {error}", file=source.uri, line=number
+                f"{source.uri}, line {number}: the line is not a JSON object: {error}",
+                hint=LINES_HINT,
+                file=source.uri,
+                line=number,
             ) from error
         if not isinstance(row, dict):
             if is_tolerant:
                 continue
-            raise Invalid(f"{source.uri}, line {number}: expected an object", file=source.uri, line=number)
+            raise Invalid(
+                f"{source.uri}, line {number}: expected an object", hint=LINES_HINT, file=source.uri, line=number
+            )
         for name, value in row.items():
             kept = columns.setdefault(name, [])
             if value is not None:

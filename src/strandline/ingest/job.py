@@ -6,7 +6,8 @@ What one process loads at the same time as another is decided by their commits: 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class FileReport:
-    """What became of one file: `action` is load, continue (what it has grown by) or skip."""
+    """What became of one file: `action` is load, continue (what it has grown by) or skip. `unfinished_bytes` of a
+    last line without an end are left for later."""
 
     file: str
     action: str
@@ -40,6 +42,7 @@ class FileReport:
     rows: int
     rejects: int
     seq: int | None
+    unfinished_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,11 @@ class NewTable:
         ):
             if asked != found:
                 shown = ", ".join(map(str, found)) if isinstance(found, tuple) else found
-                raise Invalid(f"table {name!r} exists with {word} {shown or 'none'}, not what is asked for", table=name)
+                raise Invalid(
+                    f"table {name!r} exists with {word} {shown or 'none'}, not what is asked for",
+                    hint=f"Leave the {word} out to load into the table as it is, or choose another table name.",
+                    table=name,
+                )
 
 
 def ingest(
@@ -111,8 +118,8 @@ def ingest(
     table = _table(lake, name, create)
     if table is None and not dry_run:
         assert create is not None
-        table = _created(lake, name, create, infer(sources[0], delimiter, is_tolerant=rejects))
-        is_created = True
+        first = sources[0] if create.key else sources[0].finished()
+        table, is_created = _created(lake, name, create, infer(first, delimiter, is_tolerant=rejects))
     else:
         is_created = table is None
     if table is None:
@@ -124,18 +131,19 @@ def ingest(
         return _report(name, is_created, True, {step.source.uri: Done(step) for step in planned.steps}, started_s)
     done: dict[str, Done] = {}
     attempts = _ATTEMPTS
-    while True:
-        try:
-            _load(table, planned, done, rejects, delimiter, progress)
-            break
-        except Conflict:
-            sources = find(files, options_of(lake), kind)
-            rest = [source for source in sources if not (again and source.uri in done)]
-            before, planned = planned, _planned(table, rest, again)
-            # What another process has loaded is less to do here; only a file that is for ever written does not end.
-            attempts = _ATTEMPTS if planned.loads < before.loads else attempts - 1
-            if not attempts:
-                raise
+    with _undone_if_empty(lake, table if is_created else None):
+        while True:
+            try:
+                _load(table, planned, done, rejects, delimiter, progress)
+                break
+            except Conflict:
+                sources = find(files, options_of(lake), kind)
+                rest = [source for source in sources if not (again and source.uri in done)]
+                before, planned = planned, _planned(table, rest, again)
+                # What another process has loaded is less to do here; only a file that is for ever written does not end.
+                attempts = _ATTEMPTS if planned.loads < before.loads else attempts - 1
+                if not attempts:
+                    raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
     return _report(name, is_created, False, in_order | done, started_s)
 
@@ -161,7 +169,22 @@ def _table(lake: Lake, name: str, create: NewTable | None) -> Table | None:
     return table
 
 
-def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> Table:
+@contextmanager
+def _undone_if_empty(lake: Lake, made: Table | None) -> Iterator[None]:
+    """Drop a table that this call made when its first load fails: its types were guessed from what did not load. What
+    another process has loaded into it meanwhile stays."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StrandlineError):
+            if made is not None and not made.head:
+                lake.drop(made.name)
+        raise
+
+
+def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> tuple[Table, bool]:
+    """The table and whether this call made it."""
+    is_mine = True
     try:
         table = lake.create_table(
             name,
@@ -177,8 +200,9 @@ def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> Tabl
         # Another process was first; if it made the same table, all is well.
         table = lake.table(name)
         create.check(name, table.definition)
+        is_mine = False
     crash_point("ingest.created")
-    return table
+    return table, is_mine
 
 
 def _planned(table: Table, sources: Sequence[Source], again: bool) -> Plan:
@@ -208,13 +232,23 @@ def _with_done(error: Invalid, done: Mapping[str, Done]) -> StrandlineError:
     seqs = [each.seq for each in done.values() if each.seq is not None]
     if not seqs:
         return error
-    said = f"{len(seqs)} earlier files are loaded, up to seq {max(seqs)}; they will not be loaded again."
+    count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
+    said = f"{count} loaded, up to seq {max(seqs)}; that is not repeated."
     return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
 
 
 def _report(name: str, is_created: bool, is_dry: bool, done: Mapping[str, Done], started_s: float) -> IngestReport:
     files = tuple(
-        FileReport(uri, each.step.action, each.step.why, each.step.bytes, each.rows, each.rejects, each.seq)
+        FileReport(
+            uri,
+            each.step.action,
+            each.step.why,
+            each.step.bytes,
+            each.rows,
+            each.rejects,
+            each.seq,
+            each.step.source.unfinished_bytes,
+        )
         for uri, each in done.items()
     )
     seqs = tuple(sorted({each.seq for each in done.values() if each.seq is not None}))

@@ -27,6 +27,10 @@ _SUSPECT = (re.compile(rb"\n[^{\n\r]"), re.compile(rb"\}[ \t]*n"))
 _SPACE = re.compile(r"[ \t\r\n]*")
 _decode = json.JSONDecoder().raw_decode
 
+LINES_HINT = (
+    "One JSON object a line is expected, not an array or an object over several lines. Convert: jq -c '.[]' or jq -c ."
+)
+
 
 class JsonLines:
     """Rows of `schema` from lines of JSON. `others` says what happens to names that are no columns."""

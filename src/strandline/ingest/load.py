@@ -18,6 +18,7 @@ from strandline.change import UPSERT, Commit
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.ingest.blocks import digest_of
+from strandline.ingest.jsonl import LINES_HINT
 from strandline.ingest.memory import Loaded, newer
 from strandline.ingest.parquet import read_parquet
 from strandline.ingest.plan import Plan, Step
@@ -123,10 +124,13 @@ class Loader:
             return
         column = "" if fault.column is None else f", column {fault.column!r}"
         word = "line" if step.source.is_text else "row"
+        hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones aside:"
+        hint += " add --rejects"
+        if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
+            hint = f"{LINES_HINT}\n{hint}"
         raise Invalid(
             f"{uri}, {word} {fault.line}{column}: {fault.reason}",
-            hint="Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones aside:"
-            " add --rejects",
+            hint=hint,
             table=self.table.name,
             file=uri,
             line=fault.line,

@@ -1,8 +1,8 @@
 """What has been loaded into a table: transactions in the log, written by the very commits that loaded the rows.
 
 Each load of a file is one transaction that never expires. Its name says where the file was (place, inode), how it
-looked (size, time of change), how many lines it had, whether the last of them was open, and a digest of its content.
-A load that continues an earlier one of a grown file replaces its transaction.
+looked (size, time of change), how many lines it had, whether the last of them was open, and a digest of its
+content. A load that continues an earlier one of a grown file replaces its transaction.
 """
 
 from __future__ import annotations

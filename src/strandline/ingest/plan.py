@@ -1,7 +1,10 @@
 """Decide for each file what is to be loaded of it: all, what came since, or nothing. Nothing is written.
 
-A file that looks as it did when it was loaded is not read. One that looks different but holds the same is not loaded
-again. One whose beginning is what was loaded goes on after it. Any other is loaded from its start.
+A file that looks as it did when it was loaded is not read. One that looks different but holds the same is not
+loaded again. One whose beginning is what was loaded goes on after it. Any other is loaded from its start.
+
+In a table without a key a row that is loaded twice stays twice. So there, of a text file only finished lines count,
+and a file that may have grown in a way that cannot be followed is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from strandline.errors import Invalid
 from strandline.ingest.blocks import Reading, digest_of, resumed
 from strandline.ingest.memory import Loaded, Memory
 from strandline.ingest.source import Source
@@ -21,8 +25,8 @@ Action = Literal["load", "continue", "skip"]
 class Step:
     """What is to be done with one file.
 
-    `prior` is the load that a `continue` goes on from, `hasher` has seen those bytes; `seen` is what to remember of a
-    skipped file, so that it is not read again."""
+    `prior` is the load that a `continue` goes on from, `hasher` has seen those bytes; `seen` is what to remember
+    of a skipped file, so that it is not read again."""
 
     source: Source
     action: Action
@@ -63,23 +67,31 @@ class Plan:
 def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bool = False) -> Plan:
     """`again` loads every file from its start, whatever is remembered."""
     if again:
-        return Plan(tuple(Step(source, "load", "asked for again") for source in sources), memory.version)
-    planner = _Planner(memory, is_keyed)
+        wanted = sources if is_keyed else [source.finished() for source in sources]
+        return Plan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
+    planner = _Planner(sources, memory, is_keyed)
     return Plan(tuple(planner.step(source) for source in sources), memory.version)
 
 
 class _Planner:
-    def __init__(self, memory: Memory, is_keyed: bool) -> None:
+    def __init__(self, sources: Sequence[Source], memory: Memory, is_keyed: bool) -> None:
+        self._inodes = {source.inode: source.uri for source in sources if source.inode}
         self._memory = memory
         self._is_keyed = is_keyed
-        self._digests: dict[str, str] = {}
+        self._digests: dict[tuple[str, int], str] = {}
         self._loads: dict[int, list[Source]] = {}
 
     def step(self, source: Source) -> Step:
-        step = self._known(source) or self._repeated(source) or self._grown(source)
+        step = self._known(source)
+        if step is None and not self._is_keyed:
+            source = source.finished()
+            step = self._known(source) if source.unfinished_bytes else None
+        step = step or self._repeated(source) or self._grown(source)
         if step is None:
-            is_rewritten = any(loaded.place == source.place for loaded in self._memory.latest(source))
-            step = Step(source, "load", "rewritten" if is_rewritten else "new")
+            before = [loaded for loaded in self._memory.latest(source) if loaded.place == source.place]
+            for loaded in before:
+                self._refuse_doubles(source, loaded)
+            step = Step(source, "load", "rewritten" if before else "new")
         if step.action != "skip":
             self._loads.setdefault(source.size, []).append(source)
         return step
@@ -110,6 +122,21 @@ class _Planner:
                 return Step(source, "continue", f"grown since seq {loaded.seq}", loaded, reading.hasher)
         return None
 
+    def _refuse_doubles(self, source: Source, loaded: Loaded) -> None:
+        """Refuse a file that looks rewritten and may only have grown, where its rows would then be there twice."""
+        is_moved = self._inodes.get(loaded.inode, source.uri) != source.uri
+        if self._is_keyed or is_moved or not source.is_text:
+            return
+        is_prefix = loaded.is_open and resumed(source, loaded.size, loaded.digest, loaded.lines) is not None
+        if source.is_gzip or is_prefix:
+            why = "of a compressed file" if source.is_gzip else "after a row that was loaded half-written"
+            raise Invalid(
+                f"{source.uri} was loaded at seq {loaded.seq} and has changed; what is new cannot be told {why}",
+                hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"
+                " this one again: --again",
+                file=source.uri,
+            )
+
     def _repeated(self, source: Source) -> Step | None:
         """A file that this plan loads under another name."""
         for other in self._loads.get(source.size, ()):
@@ -126,9 +153,10 @@ class _Planner:
         return not self._is_keyed or mtime_ns == source.mtime_ns
 
     def _digest(self, source: Source) -> str:
-        if source.uri not in self._digests:
-            self._digests[source.uri] = digest_of(source)
-        return self._digests[source.uri]
+        at = (source.uri, source.size)
+        if at not in self._digests:
+            self._digests[at] = digest_of(source)
+        return self._digests[at]
 
 
 def _ends_line(reading: Reading) -> bool:

@@ -1,7 +1,7 @@
 """Sort good rows from bad ones: convert many at once, and look closer only where that fails.
 
-A format's `convert` is the only judge, for a whole block and for a single row alike, so a row is good or bad whatever
-its neighbours are.
+A format's `convert` is the only judge, for a whole block and for a single row alike, so a row is good or bad
+whatever its neighbours are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 
 @dataclass(frozen=True)
 class Fault:
-    """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, and its text."""
+    """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, and its
+    text."""
 
     line: int
     column: str | None

@@ -6,8 +6,9 @@ import fnmatch
 import glob
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -21,11 +22,14 @@ _KINDS: dict[str, Kind] = {
     ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _WILD = "*?["
+_TAIL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file: where it is and what can be known without reading it. `inode` is empty where files have none."""
+    """A file: where it is and what can be known without reading it. `inode` is empty where files have none.
+
+    `size` is how much of it counts; `unfinished_bytes` follow, of a last line that has no end."""
 
     storage: Storage
     path: str
@@ -34,6 +38,7 @@ class Source:
     size: int
     mtime_ns: int
     inode: str
+    unfinished_bytes: int = 0
 
     @property
     def uri(self) -> str:
@@ -63,6 +68,21 @@ class Source:
         except FileNotFoundError as error:
             raise NotFound(f"{self.uri} is gone", file=self.uri) from error
 
+    def finished(self) -> Source:
+        """The file up to its last line end: what follows may be half a line, still being written. A compressed file
+        is whole or damaged, and so is a Parquet file."""
+        if not self.is_text or self.is_gzip:
+            return self
+        stop = self.size
+        while stop:
+            start = max(0, stop - _TAIL_BYTES)
+            end = b"".join(self.chunks(start, stop, _TAIL_BYTES)).rfind(b"\n") + 1
+            if end:
+                stop = start + end
+                break
+            stop = start
+        return replace(self, size=stop, unfinished_bytes=self.size - stop)
+
     def is_unchanged(self) -> bool:
         """Whether the file is still the one that was found."""
         now = _stat(self.storage, self.path)
@@ -90,10 +110,12 @@ def _local(pattern: str, kind: Kind | None) -> list[Source]:
     else:
         paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
         if not paths:
-            raise Invalid(f"no file matches {pattern!r}", file=pattern)
+            raise _unmatched(pattern)
     if os.path.isdir(paths[0]):
         raise Invalid(
-            f"{pattern} is a folder", hint=f"Name its files: {os.path.join(pattern, '*.jsonl')}", file=pattern
+            f"{pattern} is a folder",
+            hint=f"Name its files: {shlex.quote(os.path.join(pattern, '*.jsonl'))}",
+            file=pattern,
         )
     sources = []
     for path in paths:
@@ -110,7 +132,7 @@ def _remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) 
     infos = storage.list(fixed.rpartition("/")[0])
     matching = [i for i in infos if (fnmatch.fnmatchcase(i.path, rest) if is_wild else i.path == rest)]
     if not matching:
-        raise (Invalid if is_wild else NotFound)(f"no file matches {pattern!r}", file=pattern)
+        raise _unmatched(pattern) if is_wild else _missing(pattern)
     return [
         Source(storage, i.path, *_kind_of(i.path, kind), i.size, int(i.modified_s * 1e9), "")
         for i in sorted(matching, key=lambda i: i.path)
@@ -121,8 +143,21 @@ def _source(storage: LocalStorage, path: str, kind: Kind | None) -> Source:
     try:
         size, mtime_ns, inode = _stat(storage, path)
     except FileNotFoundError as error:
-        raise NotFound(f"no file {storage.url(path)}", file=storage.url(path)) from error
+        raise _missing(storage.url(path)) from error
     return Source(storage, path, *_kind_of(path, kind), size, mtime_ns, inode)
+
+
+def _unmatched(pattern: str) -> NotFound:
+    folder = shlex.quote(pattern.rpartition("/")[0] or ".")
+    return NotFound(
+        f"no file matches {pattern!r}",
+        hint=f"See what is in {folder}; * and ? stand for signs of a name, ** for folders of any depth.",
+        file=pattern,
+    )
+
+
+def _missing(uri: str) -> NotFound:
+    return NotFound(f"no file {uri}", hint="Check the spelling; a path is taken from the folder you are in.", file=uri)
 
 
 def _stat(storage: Storage, path: str) -> tuple[int, int, str]:

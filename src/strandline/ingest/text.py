@@ -69,6 +69,16 @@ def header_of(source: Source, delimiter: str) -> Header | None:
             names = records.fields(block.data)
         except UnicodeDecodeError as error:
             raise Invalid(f"{source.uri}, line 1: the header is not UTF-8", file=source.uri, line=1) from error
+        others = [sign for sign in ";\t," if sign != delimiter and sign in names[0]]
+        if len(names) == 1 and others:
+            said = "$'\\t'" if others[0] == "\t" else f"'{others[0]}'"
+            raise Invalid(
+                f"{source.uri}, line 1: the header is one column, {names[0]!r}; expected {delimiter!r} between columns",
+                hint=f"Say what separates them: --delimiter {said}",
+                file=source.uri,
+                line=1,
+                column=names[0],
+            )
         for name in names:
             if names.count(name) > 1:
                 raise Invalid(
@@ -123,8 +133,8 @@ def _rows_of(reading: Reading, form: Format, header: bytes) -> Iterator[Block]:
 
 
 def _converted(blocks: Iterator[Block], form: Format) -> Iterator[tuple[Block, pa.Table | None]]:
-    """Each block with its rows, or with None when some of them are bad. Blocks are converted ahead, on other threads,
-    while the file is read and the rows before are taken."""
+    """Each block with its rows, or with None when some of them are bad. Blocks are converted ahead, on other
+    threads, while the file is read and the rows before are taken."""
     waiting: deque[tuple[Block, Future[pa.Table | None]]] = deque()
     with ThreadPoolExecutor(_AHEAD) as pool:
         for block in blocks:

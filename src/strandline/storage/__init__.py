@@ -33,7 +33,10 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
     if parts.scheme in ("", "file"):
         if options:
             raise Invalid(f"storage options were given for the local folder {uri!r}")
-        return LocalStorage(parts.path if parts.scheme else uri)
+        storage = LocalStorage(parts.path if parts.scheme else uri)
+        if storage.is_file():
+            raise Invalid(f"lake address {uri!r} is a file; expected a folder", path=storage.uri)
+        return storage
     raise Invalid(
         f"lake address {uri!r} has the scheme {parts.scheme!r}",
         hint="Expected a folder or s3://bucket/prefix",

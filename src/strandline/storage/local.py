@@ -26,6 +26,10 @@ class LocalStorage:
     def __init__(self, root: str) -> None:
         object.__setattr__(self, "uri", os.path.abspath(os.path.expanduser(root)))
 
+    def is_file(self) -> bool:
+        """Whether the root is something other than a folder."""
+        return os.path.exists(self.uri) and not os.path.isdir(self.uri)
+
     @property
     def is_local(self) -> bool:
         return True
@@ -112,8 +116,19 @@ class LocalStorage:
 
 def _temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
-    os.makedirs(folder, exist_ok=True)
+    _make_folder(folder)
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}")
+
+
+def _make_folder(folder: str) -> None:
+    """The folder, made with its parents where they are missing, each one synced."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder)
+    _make_folder(parent)
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+    _sync_folder(parent)
 
 
 def _sync_folder(folder: str) -> None:

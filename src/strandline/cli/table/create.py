@@ -32,8 +32,14 @@ def create(
 ) -> Answer:
     """Make an empty table."""
     columns = parse_schema(schema)
-    table = call.lake().create_table(
-        name, columns, key=names(key), cluster_by=names(cluster_by), vnodes=vnodes, version=version_column
+    lake = call.lake()
+    table = lake.create_table(
+        call.new_name(lake, name),
+        columns,
+        key=names(key),
+        cluster_by=names(cluster_by),
+        vnodes=vnodes,
+        version=version_column,
     )
     data = {
         "table": name,

@@ -37,6 +37,7 @@ def import_table(
 ) -> Answer:
     """Make a table with the columns and rows of an existing one, which stays as it is."""
     lake = call.lake()
+    call.new_name(lake, name)
     started_s = time.monotonic()
     with progress_bar(f"Importing {name}") as progress:
         bring(
