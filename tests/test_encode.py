@@ -77,7 +77,7 @@ def test_a_group_keeps_its_byte_budget_or_is_one_row(storage, sizes, batch_rows)
 
 def test_a_new_file_starts_after_the_file_budget(storage):
     table = pa.table({"x": range(10_000), "y": [str(at) * 5 for at in range(10_000)]})
-    files = write(storage, table, Budget(group_rows=500, file_bytes=20_000))
+    files = write(storage, table, Budget(group_rows=500, file_bytes=8_000))
     assert len(files) > 2
     assert all(file.size < 60_000 for file in files)
     assert read(storage, files).equals(table)

@@ -25,6 +25,7 @@ from strandline.storage import Storage
 from strandline.storage.delta import DataFile
 
 MIB = 1 << 20
+_DICTIONARY_FROM_BYTES = 128 << 10
 _STATS_COLUMNS = 32
 _STATS_CHARS = 64
 
@@ -74,6 +75,8 @@ def write_files(
                 stream,
                 schema,
                 compression="zstd",
+                # A dictionary costs more than it saves in a few rows.
+                use_dictionary=group.nbytes >= _DICTIONARY_FROM_BYTES,
                 dictionary_pagesize_limit=budget.dictionary_bytes,
                 write_page_index=True,
             )
@@ -93,8 +96,12 @@ def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Ta
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        sizes = _row_bytes(batch)
-        ends = np.cumsum(sizes)
+        if rows + batch.num_rows <= budget.group_rows and size + batch.nbytes <= budget.group_bytes:
+            held.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            continue
+        ends = np.cumsum(_row_bytes(batch))
         start = 0
         while start < batch.num_rows:
             done = int(ends[start - 1]) if start else 0
@@ -110,7 +117,7 @@ def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Ta
             rows += count
             size += int(ends[start + count - 1]) - done
             start += count
-    if held:
+    if rows:
         yield pa.Table.from_batches(held)
 
 

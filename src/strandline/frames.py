@@ -27,6 +27,9 @@ from strandline.vnode import shift_for
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+# Up to this many files, a CASE over their names is quicker than a join.
+_CASES = 64
+
 
 def spark_frame(
     spark: SparkSession,
@@ -224,7 +227,12 @@ def _native_scan(
         exprs.append(f"{files[0].number}L AS {number_as}")
     elif number_as:
         names = [file.url.rsplit("/", 1)[1] for file in files]
-        named = spark.createDataFrame(pa.table({"_name": names, number_as: [file.number for file in files]}))
-        frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
-        exprs.append(number_as)
+        numbers = [file.number for file in files]
+        if len(files) <= _CASES:
+            cases = " ".join(f"WHEN '{name}' THEN {number}L" for name, number in zip(names, numbers, strict=True))
+            exprs.append(f"CASE _metadata.file_name {cases} END AS {number_as}")
+        else:
+            named = spark.createDataFrame(pa.table({"_name": names, number_as: numbers}))
+            frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
+            exprs.append(number_as)
     return frame.selectExpr(*exprs)

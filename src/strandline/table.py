@@ -61,6 +61,7 @@ class Table:
         self.folding = threading.Lock()
         self._folds = folds.FoldCache(duck)
         self._spark_fold: tuple[object, DataFrame] | None = None
+        self._spark_frame: tuple[object, DataFrame] | None = None
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, head={self.head})"
@@ -166,7 +167,19 @@ class Table:
         """The same rows as a Spark DataFrame, fixed at that seq however late it runs."""
         merge, names, predicate = self._plan(at, columns, where)
         spark = session(self.spark)
-        return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
+        if predicate is not None:
+            return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
+        frame = self._whole_frame(spark, merge)
+        return frame if columns is None else frame.select(*[f"`{name}`" for name in names])
+
+    def _whole_frame(self, spark: SparkSession, merge: Merge) -> DataFrame:
+        """All columns at a seq, kept: planning them again takes Spark longer than many a read."""
+        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id)
+        with self.lock:
+            if self._spark_frame is None or self._spark_frame[0] != place:
+                fold = self.fold_frame(spark, merge)
+                self._spark_frame = (place, spark_frame(spark, merge, fold, merge.definition.schema.names))
+            return self._spark_frame[1]
 
     def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
         """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
