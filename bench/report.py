@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its charts from the kept results: nothing in them is typed by hand."""
+"""Write docs/benchmarks.md, its charts and the README's table from the kept results: nothing in them is typed by hand."""
 
 from __future__ import annotations
 
@@ -100,6 +100,19 @@ def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
 
+def readme() -> None:
+    """Put the headline figures between the marks in the README."""
+    detail = load("upsert")["detail"]
+    small, large = milliseconds(detail["upsert_s"], "100"), milliseconds(detail["upsert_s"], "10000")
+    rows = [[name, f"{small[name]:,.1f} ms", f"{large[name]:,.1f} ms"] for name in sorted(small, key=small.__getitem__)]
+    path = DOCS.parent / "README.md"
+    start, end = "<!-- benchmark:start -->\n", "<!-- benchmark:end -->"
+    before, rest = path.read_text().split(start)
+    after = rest.split(end)[1]
+    block = table(["", "100 rows", "10,000 rows"], rows)
+    path.write_text(f"{before}{start}\n{block}\n\n{end}{after}")
+
+
 def main() -> None:
     (DOCS / "charts").mkdir(exist_ok=True)
     head = (
@@ -107,6 +120,7 @@ def main() -> None:
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
     (DOCS / "benchmarks.md").write_text("\n".join([head, upsert(), merge_read()]))
+    readme()
 
 
 if __name__ == "__main__":
