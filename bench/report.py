@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md, its charts and the README's table from the kept results: nothing in them is typed by hand."""
+"""Write docs/benchmarks.md, its charts and the README's table from the kept results; none of it is typed by hand."""
 
 from __future__ import annotations
 
