@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-import strandline
 from strandline import errors
 from strandline.cli import app
 
@@ -61,15 +60,6 @@ def test_every_environment_variable_is_documented() -> None:
     documented = "\n".join(path.read_text() for path in DOCS.glob("*.md"))
     assert names
     assert sorted(name for name in names if name not in documented) == []
-
-
-def test_all_is_exactly_what_is_exported() -> None:
-    public = {name for name, value in vars(strandline).items() if not name.startswith("_") and not is_module(value)}
-    assert public == set(strandline.__all__)
-
-
-def is_module(value: object) -> bool:
-    return type(value).__name__ == "module"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,30 @@
 """The public face, and what it costs to look at it."""
 
 import json
-import types
 
 import strandline as sl
 from support import python
 
 
 def test_all_is_what_is_exported():
-    public = {
-        name for name, value in vars(sl).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
+    public = {name for name in dir(sl) if not name.startswith("_")}
     assert public == set(sl.__all__)
     assert sl.__all__ == sorted(sl.__all__)
+    assert {getattr(sl, name).__name__ for name in public} == public
+    homes = {getattr(sl, name).__module__.partition(".")[0] for name in public}
+    assert homes == {"strandline"}
+
+
+def test_what_runs_in_spark_tasks_needs_pyarrow_and_numpy_alone():
+    code = """
+import sys
+for name in ("deltalake", "duckdb", "sqlglot", "obstore", "typer", "rich", "pandas", "pyspark"):
+    sys.modules[name] = None
+import strandline.lanes
+print("there")
+"""
+    done = python(code)
+    assert done.stdout.split() == ["there"], done.stderr
 
 
 def test_importing_loads_neither_spark_nor_iceberg():

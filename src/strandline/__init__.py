@@ -1,5 +1,9 @@
 """Strandline: incremental lakehouse tables on Apache Spark. A table is a baseline plus a log."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from strandline.change import Commit
 from strandline.errors import (
     Conflict,
@@ -11,8 +15,10 @@ from strandline.errors import (
     StrandlineError,
     Unavailable,
 )
-from strandline.lake import Lake
-from strandline.table import HistoryEntry, Table
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import HistoryEntry, Table
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +35,18 @@ __all__ = [
     "Table",
     "Unavailable",
 ]
+
+_HOMES = {"Lake": "strandline.lake", "Table": "strandline.table", "HistoryEntry": "strandline.table"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the front when it is asked for: Spark tasks import parts of this package and need only pyarrow."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

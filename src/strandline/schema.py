@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.types as pt
-from deltalake import Schema as DeltaSchema
 
 from strandline.errors import Invalid
 
@@ -185,6 +184,9 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
 
 def delta_json(schema: pa.Schema) -> str:
     """The schema as Delta writes it in a metaData action."""
+    # Loaded late: Spark tasks use this module and need not have the library.
+    from deltalake import Schema as DeltaSchema
+
     return str(DeltaSchema.from_arrow(storage_schema(schema)).to_json())
 
 

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import zipfile
@@ -66,6 +67,8 @@ def _start() -> SparkSession:
         return builder.remote(master).getOrCreate()
     builder = builder.master(master)
     if master.startswith("local"):
+        # Workers run this interpreter, not whichever comes first on the path.
+        builder = builder.config("spark.pyspark.python", sys.executable)
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.memory", os.environ.get("STRANDLINE_SPARK_MEMORY", "4g"))
         quiet = resources.files("strandline") / "log4j2.properties"

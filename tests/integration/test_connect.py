@@ -5,7 +5,8 @@ import json
 from support import python
 
 CODE = """
-import json, sys
+import json, os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 import pyarrow as pa
 import strandline as sl

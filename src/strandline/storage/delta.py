@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import Any
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound
@@ -197,6 +196,9 @@ class DeltaLog:
 
     def checkpoint(self) -> None:
         """Write a checkpoint; a failure costs later readers time and nothing else, so it is logged, not raised."""
+        # Loaded late: Spark tasks use this module and need not have the library.
+        from deltalake import DeltaTable
+
         try:
             DeltaTable(
                 self.storage.url(self.folder), storage_options=dict(self.storage.delta_options) or None
