@@ -68,7 +68,7 @@ def _start() -> SparkSession:
     builder = builder.master(master)
     if master.startswith("local"):
         # Workers run this interpreter, not whichever comes first on the path.
-        builder = builder.config("spark.pyspark.python", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.memory", os.environ.get("STRANDLINE_SPARK_MEMORY", "4g"))
         quiet = resources.files("strandline") / "log4j2.properties"
