@@ -207,7 +207,7 @@ def test_a_failing_checkpoint_costs_no_commit(storage, log, monkeypatch):
     def refuse(*args, **options):
         raise OSError("disk full")
 
-    monkeypatch.setattr(deltas, "DeltaTable", refuse)
+    monkeypatch.setattr("deltalake.DeltaTable", refuse)
     for at in range(CHECKPOINT_EVERY + 1):
         add(log, f"f{at}")
     assert DeltaLog(storage, "t").refresh().version == CHECKPOINT_EVERY + 1
