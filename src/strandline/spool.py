@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline import encode
-from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
 from strandline.frames import spark_scan
 from strandline.storage import Storage
@@ -26,10 +25,9 @@ class Spool:
 
     ORDER = "_order"
 
-    def __init__(self, storage: Storage, folder: str, definition: TableDef) -> None:
+    def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self._folder = folder
-        self._definition = definition
         self._files: list[str] = []
         self._schema: pa.Schema | None = None
 

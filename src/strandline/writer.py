@@ -46,7 +46,7 @@ def write(
         held.append(piece)
         size += piece.nbytes
         if size > driver_bytes:
-            with Spool(log.storage, log.folder, definition) as spool:
+            with Spool(log.storage, log.folder) as spool:
                 spool.add_all(held, pieces)
                 return write_frame(
                     log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
