@@ -83,7 +83,7 @@ def run(root: Path, *, rows: int, repeats: int, engines: list[str]) -> dict[tupl
     for table in tables:
         say(f"loading {rows:,} rows")
         table.upsert(base)
-        table.fold()
+        table.compact(full=True)
     batches = common.Batches(rows, new_share=0.0)
     ids = np.random.default_rng(3).choice(rows, 100, replace=False)
     commits = 0
@@ -94,7 +94,7 @@ def run(root: Path, *, rows: int, repeats: int, engines: list[str]) -> dict[tupl
             for table in tables:
                 table.upsert(batch)
         commits = state
-        folded.fold()
+        folded.compact(full=True)
         for engine in engines:
             result = measure(merged, folded, engine=engine, ids=ids, repeats=repeats)
             samples.update({(engine, state, read): by_table for read, by_table in result.items()})

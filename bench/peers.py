@@ -34,13 +34,13 @@ class Strandline:
     def load(self, rows: pa.Table) -> None:
         self.table = self.lake.create_table("t", rows.schema, key=["id"], vnodes=16)
         self.table.upsert(rows)
-        self.table.fold()
+        self.table.compact(full=True)
 
     def upsert(self, rows: pa.Table) -> None:
         self.table.upsert(rows)
 
     def fold(self) -> None:
-        self.table.fold()
+        self.table.compact(full=True)
 
     def read(self) -> tuple[int, float]:
         return first_row(self.lake.sql(QUERY))

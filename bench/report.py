@@ -96,6 +96,43 @@ def merge_read() -> str:
     )
 
 
+def compact() -> str:
+    result = load("compact")
+    detail = result["detail"]
+    took = {name: median(seconds) * 1000 for name, seconds in detail["compact_s"].items()}
+    commits, under_load, steady = f"{detail['commits']:,} commits", detail["load"], detail["steady"]
+    (DOCS / "charts" / "compact.svg").write_text(
+        chart(f"Compaction of {commits} of 1,000 rows, ms (shorter is better)", took, "ms")
+    )
+    rows = [
+        [
+            name,
+            f"{took[name]:,.1f}",
+            f"{took[name] / took['strandline']:.1f}x",
+            f"{detail['rows_left'][name]:,}",
+            f"{detail['peak_mb'][name]:,.0f}",
+        ]
+        for name in took
+    ]
+    return "\n".join(
+        [
+            f"## compact\n\n{commits} of 1,000 rows, half of each overwriting earlier keys; medians of"
+            f" {detail['repeats']} rounds. deltalake's optimize and DuckLake's merge pack files and keep every row;"
+            " Strandline keeps one row a key.\n",
+            f"![Compaction of {commits}](charts/compact.svg)\n",
+            table(["contender", "compaction ms", "against ours", "rows left", "peak MB"], rows) + "\n",
+            f"With two readers and a writer at work: {under_load['compactions']:,} compactions,"
+            f" {under_load['reads']:,} reads of which {under_load['readers_failed']:,} failed,"
+            f" {under_load['commits']:,} commits, {under_load['rows_lost']:,} rows lost.\n",
+            f"{len(steady['scan_s'])} rounds of 1% random updates on {detail['rows']:,} rows, compacted as they fall"
+            f" due (in {len(steady['folded_in'])} of the rounds): the worst scan took {steady['worst']:.2f} times that"
+            f" of the freshly compacted table, the worst first read after a write {steady['worst_first_read']:.2f}"
+            " times.\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -104,12 +141,18 @@ def readme() -> None:
     """Put the headline figures between the marks in the README."""
     detail = load("upsert")["detail"]
     small, large = milliseconds(detail["upsert_s"], "100"), milliseconds(detail["upsert_s"], "10000")
-    rows = [[name, f"{small[name]:,.1f} ms", f"{large[name]:,.1f} ms"] for name in sorted(small, key=small.__getitem__)]
+    compaction = {
+        name: f"{median(took) * 1000:,.0f} ms" for name, took in load("compact")["detail"]["compact_s"].items()
+    }
+    rows = [
+        [name, f"{small[name]:,.1f} ms", f"{large[name]:,.1f} ms", compaction.get(name, "")]
+        for name in sorted(small, key=small.__getitem__)
+    ]
     path = DOCS.parent / "README.md"
     start, end = "<!-- benchmark:start -->\n", "<!-- benchmark:end -->"
     before, rest = path.read_text().split(start)
     after = rest.split(end)[1]
-    block = table(["", "100 rows", "10,000 rows"], rows)
+    block = table(["", "100 rows", "10,000 rows", "compaction of 1,000 commits"], rows)
     path.write_text(f"{before}{start}\n{block}\n\n{end}{after}")
 
 
@@ -119,7 +162,7 @@ def main() -> None:
         "# Benchmarks\n\nWritten by `make report` from the last full runs of `make bench`; `bench/README.md` says"
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
-    (DOCS / "benchmarks.md").write_text("\n".join([head, upsert(), merge_read()]))
+    (DOCS / "benchmarks.md").write_text("\n".join([head, upsert(), merge_read(), compact()]))
     readme()
 
 

@@ -17,7 +17,7 @@ def fill(table, commits=6):
 def test_folding_changes_no_row_and_no_seq(items):
     fill(items)
     before = {seq: rows_of(items.to_arrow(at=seq)) for seq in range(items.head + 1)}
-    assert items.fold() == items.head
+    assert items.compact(full=True).upto == items.head
     assert {seq: rows_of(items.to_arrow(at=seq)) for seq in before} == before
     fresh = sl.Lake(items.log.storage.uri).table("items")
     assert {seq: rows_of(fresh.to_arrow(at=seq)) for seq in before} == before
@@ -25,25 +25,25 @@ def test_folding_changes_no_row_and_no_seq(items):
 
 def test_a_second_fold_is_a_no_op(items):
     fill(items)
-    items.fold()
+    items.compact(full=True)
     version, files = items.baseline.refresh().version, data_files(items)
-    assert items.fold() == items.head
+    assert items.compact(full=True).upto == items.head
     assert items.baseline.refresh().version == version
     assert data_files(items) == files
 
 
 def test_folding_an_empty_table_does_nothing(items):
-    assert items.fold() == 0
+    assert items.compact(full=True).upto == 0
     assert data_files(items) == set()
 
 
 def test_a_fold_leaves_untouched_vnodes_alone(lake):
     table = lake.create_table("t", ITEMS, key=["id"], vnodes=16)
     table.upsert([{"id": at} for at in range(500)])
-    table.fold()
+    table.compact(full=True)
     before = set(table.baseline.refresh().snapshot.files)
     table.upsert([{"id": 7, "name": "new"}])
-    table.fold()
+    table.compact(full=True)
     after = set(table.baseline.refresh().snapshot.files)
     assert len(before) == len(after) == 16
     assert len(before - after) == 1
@@ -51,13 +51,13 @@ def test_a_fold_leaves_untouched_vnodes_alone(lake):
 
 def test_after_everything_is_deleted_the_baseline_has_no_file(items):
     items.upsert([{"id": at} for at in range(50)])
-    items.fold()
+    items.compact(full=True)
     items.delete(list(range(50)))
-    items.fold()
+    items.compact(full=True)
     assert items.baseline.refresh().files() == []
     assert items.to_arrow().num_rows == 0
     items.upsert([{"id": 1, "name": "again"}])
-    items.fold()
+    items.compact(full=True)
     assert by_id(items) == {1: "again"}
 
 
@@ -73,13 +73,13 @@ def test_a_row_written_while_a_fold_runs_survives(items):
         return plan(*args, **options)
 
     items.baseline.commit_fold = write_then_commit
-    assert items.fold() == 1
+    assert items.compact(full=True).upto == 1
     del items.baseline.commit_fold
     expected = {at: "old" for at in range(10)} | {3: "new", 77: "new"}
     del expected[4]
     for table in (items, other, sl.Lake(items.log.storage.uri).table("items")):
         assert by_id(table) == expected
-    items.fold()
+    items.compact(full=True)
     assert by_id(items) == expected
 
 
@@ -90,22 +90,22 @@ def test_of_two_folds_at_once_one_wins_and_nothing_doubles(items):
     commit = items.baseline.commit_fold
 
     def lose_the_race(*args, **options):
-        other.fold()
+        other.compact(full=True)
         return commit(*args, **options)
 
     items.baseline.commit_fold = lose_the_race
-    with refused(sl.Conflict):
-        items.fold()
+    report = items.compact(full=True)
+    assert (report.vnodes, report.files) == (0, 0), "what the other folded is no longer due"
     del items.baseline.commit_fold
     assert rows_of(items.to_arrow()) == expected
-    assert items.fold() == items.head
+    assert items.compact(full=True).upto == items.head
     assert rows_of(items.to_arrow()) == expected
     assert data_files(items) == claimed_files(items), "the loser's files are gone again"
 
 
 def test_marks_live_in_the_commit_that_they_describe(items):
     fill(items)
-    items.fold()
+    items.compact(full=True)
     state = items.baseline.refresh()
     assert state.marks == (items.head,) * 4
     assert {txn: seq for txn, seq in state.snapshot.txns.items() if txn.startswith("fold/")} == {
@@ -119,10 +119,10 @@ def test_a_table_without_a_key_keeps_every_row(lake, vnodes):
     for at in range(6):
         table.append([{"id": 1, "name": "same"}, {"id": at}])
         if at in (2, 4):
-            table.fold()
+            table.compact(full=True)
     assert table.to_arrow().num_rows == 12
     assert [table.to_arrow(at=seq).num_rows for seq in range(7)] == [0, 2, 4, 6, 8, 10, 12]
-    table.fold()
+    table.compact(full=True)
     assert [table.to_arrow(at=seq).num_rows for seq in range(7)] == [0, 2, 4, 6, 8, 10, 12]
 
 
@@ -130,7 +130,7 @@ def test_what_was_trimmed_is_not_retained_and_says_what_is(items):
     for at in range(1, 11):
         items.upsert([{"id": at, "name": str(at)}])
         if at in (4, 8):
-            items.fold()
+            items.compact(full=True)
     trim(items, 6)
     fresh = sl.Lake(items.log.storage.uri).table("items")
     for table in (items, fresh):
@@ -146,10 +146,10 @@ def test_what_was_trimmed_is_not_retained_and_says_what_is(items):
 
 def test_folding_goes_on_after_a_trim(items):
     items.upsert([{"id": 1, "name": "a"}])
-    items.fold()
+    items.compact(full=True)
     trim(items, 1)
     items.upsert([{"id": 2, "name": "b"}])
-    items.fold()
+    items.compact(full=True)
     assert by_id(sl.Lake(items.log.storage.uri).table("items")) == {1: "a", 2: "b"}
 
 
@@ -177,9 +177,9 @@ def test_a_fold_on_spark_writes_the_same_baseline_as_one_on_the_driver(spark, tm
                 table.delete(pa.table(rows_by_key(table, rows[:2])))
             assert table.head == (4 if table.definition.is_keyed else 3) * (round_ + 1)
             if name == "driver":
-                table.fold()
+                table.compact(full=True)
             else:
-                compaction.fold(table, driver_rows=0)
+                compaction.compact(table, full=True, driver_rows=0)
         tables.append(table)
     one, two = tables
     assert rows_of(one.to_arrow()) == rows_of(two.to_arrow())
@@ -201,10 +201,9 @@ def test_a_fold_on_spark_that_loses_its_race_leaves_no_file(spark, items):
     commit = items.baseline.commit_fold
 
     def lose_the_race(*args, **options):
-        other.fold()
+        other.compact(full=True)
         return commit(*args, **options)
 
     items.baseline.commit_fold = lose_the_race
-    with refused(sl.Conflict):
-        compaction.fold(items, driver_rows=0)
+    assert compaction.compact(items, full=True, driver_rows=0).files == 0
     assert data_files(items) == claimed_files(items)

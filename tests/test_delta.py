@@ -222,7 +222,7 @@ def test_a_table_of_many_commits_reads_the_same_after_a_reopening(tmp_path):
         expected[at % 7] = str(at)
         history[seq] = dict(expected)
         if at % 40 == 0:
-            table.fold()
+            table.compact(full=True)
     fresh = sl.Lake(tmp_path).table("t")
     assert by_id(fresh) == expected
     for seq in (1, 2, 39, 40, 41, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY, fresh.head):

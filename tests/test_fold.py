@@ -26,10 +26,10 @@ def test_an_older_version_never_replaces_a_newer_one(versioned):
     versioned.upsert([doc(1, 5, "five")])
     versioned.upsert([doc(1, 3, "three")])
     assert by_id(versioned) == {1: "five"}
-    versioned.fold()
+    versioned.compact(full=True)
     versioned.upsert([doc(1, 4, "four")])
     assert by_id(versioned) == {1: "five"}
-    versioned.fold()
+    versioned.compact(full=True)
     assert by_id(versioned) == {1: "five"}
     versioned.upsert([doc(1, 6, "six")])
     assert by_id(versioned) == {1: "six"}
@@ -40,16 +40,16 @@ def test_of_equal_versions_the_later_commit_wins(versioned):
         versioned.upsert([doc(1, 5, name)])
         assert by_id(versioned) == {1: name}
         if name == "b":
-            versioned.fold()
+            versioned.compact(full=True)
 
 
 def test_a_delete_clears_the_version(versioned):
     versioned.upsert([doc(1, 9, "nine")])
-    versioned.fold()
+    versioned.compact(full=True)
     versioned.delete([1])
     versioned.upsert([doc(1, 2, "two")])
     assert by_id(versioned) == {1: "two"}
-    versioned.fold()
+    versioned.compact(full=True)
     assert by_id(versioned) == {1: "two"}
 
 
@@ -83,7 +83,7 @@ def test_every_order_of_changes_folds_and_reads_gives_the_oracles_row(tmp_path):
                 table.delete([argument])
                 oracle.delete([{"id": argument}])
             elif verb == "fold":
-                table.fold()
+                table.compact(full=True)
             else:
                 assert by_id(table) == {row["id"]: row["name"] for row in oracle.copy()}
         assert by_id(table) == {row["id"]: row["name"] for row in oracle.copy()}, [STEPS[at] for at in order]
@@ -96,7 +96,7 @@ def test_a_widened_version_column_still_decides(versioned):
     versioned.upsert([doc(1, 2**40, "new")])
     assert by_id(versioned) == {1: "new"}
     versioned.upsert([doc(1, 301, "late")])
-    versioned.fold()
+    versioned.compact(full=True)
     versioned.upsert([doc(1, 302, "late")])
     assert by_id(versioned) == {1: "new"}
 
@@ -109,7 +109,7 @@ def test_a_cached_fold_follows_another_process_that_folds_and_writes(lake, items
         writer.upsert([{"id": at % 5, "name": f"{at}"}])
         expected[at % 5] = f"{at}"
         if at % 4 == 3:
-            other.fold()
+            other.compact(full=True)
         if at % 3 == 0:
             items.delete([at % 5])
             del expected[at % 5]
@@ -124,7 +124,7 @@ def test_a_cached_fold_survives_a_log_that_was_trimmed_behind_a_newer_baseline(l
     other = sl.Lake(lake.storage.uri).table("items")
     for at in range(5, 10):
         other.upsert([{"id": at, "name": "b"}])
-    other.fold()
+    other.compact(full=True)
     trim(other, 8)
     other.upsert([{"id": 100, "name": "c"}])
     assert by_id(items) == by_id(sl.Lake(lake.storage.uri).table("items"))
@@ -162,7 +162,7 @@ def test_with_versions_a_warm_reader_a_cold_reader_and_the_oracle_agree(tmp_path
             table.delete([key])
             oracle.delete([{"id": key}])
         elif verb == "fold":
-            table.fold()
+            table.compact(full=True)
         else:
             assert by_id(table) == {row["id"]: row["name"] for row in oracle.copy()}
     expected = {row["id"]: row["name"] for row in oracle.copy()}

@@ -133,7 +133,7 @@ def test_a_rename_to_a_name_that_is_taken_or_from_one_that_is_not_is_refused(lak
 
 def test_a_lake_that_was_moved_still_describes_itself(tmp_path, lake, items):
     items.upsert([{"id": 1, "name": "a"}])
-    items.fold()
+    items.compact(full=True)
     items.upsert([{"id": 2, "name": "b"}])
     shutil.move(lake.storage.uri, tmp_path / "moved")
     moved = sl.Lake(tmp_path / "moved")
@@ -147,7 +147,7 @@ def test_a_lake_lives_in_a_folder_of_any_name(tmp_path, folder):
     lake = sl.Lake(tmp_path / folder)
     table = lake.create_table("t", ITEMS, key=["id"], vnodes=2)
     table.upsert([{"id": 1, "name": "a"}])
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"id": 2, "name": "b"}])
     assert by_id(table) == {1: "a", 2: "b"}
     assert lake.sql("SELECT count(*) AS n FROM t").to_pylist() == [{"n": 2}]
@@ -163,7 +163,7 @@ def test_a_folder_whose_name_readers_take_for_a_pattern_is_refused_before_anythi
 def test_spark_reads_a_lake_in_a_folder_of_any_name(spark, tmp_path):
     table = sl.Lake(tmp_path / "my lake #1, 50%25 of it's ü").create_table("t", ITEMS, key=["id"], vnodes=2)
     table.upsert([{"id": 1, "name": "a"}])
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"id": 2, "name": "b"}])
     assert sorted(row["id"] for row in table.to_spark().collect()) == [1, 2]
 
@@ -197,6 +197,6 @@ def test_tables_do_not_share_anything(lake):
     one, two = (lake.create_table(name, schema, key=["id"]) for name in ("one", "two"))
     one.upsert([{"id": 1, "name": "one"}])
     two.upsert([{"id": 1, "name": "two"}])
-    one.fold()
+    one.compact(full=True)
     two.delete([1])
     assert (by_id(one), by_id(two)) == ({1: "one"}, {})

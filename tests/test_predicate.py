@@ -53,7 +53,7 @@ def fill(table):
     """Baseline, later commits that overlap it, and deletes."""
     table.upsert([{**row(id_), "s": "old", "n": 99} for id_ in IDS[:30]])
     table.upsert([row(id_) for id_ in IDS[:20]])
-    table.fold()
+    table.compact(full=True)
     table.upsert([row(id_) for id_ in IDS[15:45]])
     table.upsert([row(id_) for id_ in (500, 501)])
     table.upsert([row(id_) for id_ in IDS[40:]])
@@ -71,7 +71,7 @@ def small(tmp_path_factory):
     """The same rows in fewer files: Spark plans each file of a union anew."""
     table = sl.Lake(tmp_path_factory.mktemp("small")).create_table("t", SCHEMA, key=["id"], vnodes=1)
     table.upsert([{**row(id_), "n": 99 if id_ > 15 else row(id_)["n"]} for id_ in IDS[:40]])
-    table.fold()
+    table.compact(full=True)
     table.upsert([row(id_) for id_ in [*IDS[25:], 500]])
     table.delete([500])
     return table
@@ -253,8 +253,8 @@ def _others(factory, kept={}):  # noqa: B006 - made once for all examples
             versioned.upsert(rows)
             plain.append([row(id_) for id_ in range(start, start + 10)])
             if start == 10:
-                versioned.fold()
-                plain.fold()
+                versioned.compact(full=True)
+                plain.compact(full=True)
         versioned.delete([3, 25])
     return kept["v"], kept["p"]
 
@@ -275,7 +275,7 @@ def days(make_table):
         day = DAY + dt.timedelta(days=at)
         table.upsert([{"id": at * 100 + n, "day": day, "name": f"name-{at}"} for n in range(40)])
         if at == 4:
-            table.fold()
+            table.compact(full=True)
     assert candidates(table, None) == (8, 5)
     return table
 
@@ -336,7 +336,7 @@ def test_a_number_that_the_column_cannot_hold_matches_nothing(items, where):
 def test_a_key_of_a_small_type_is_looked_up_by_any_number(make_table):
     table = make_table(pa.schema([("id", pa.int8()), ("s", pa.string())]), key=["id", "s"], vnodes=4)
     table.upsert([{"id": 5, "s": "x"}])
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"id": 6, "s": "x"}])
     assert table.to_arrow(where="id = 5 AND s = 'x'").num_rows == 1
     assert table.to_arrow(where="s = 'x' AND 6 = id").num_rows == 1
@@ -353,7 +353,7 @@ def test_one_key_is_found_wherever_it_lies(make_table, kind):
     }[kind]
     table = make_table(pa.schema([("k", kind), ("v", pa.int64())]), key=["k"], vnodes=16)
     table.upsert([{"k": value, "v": 1} for value in values[:3]])
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"k": value, "v": 2} for value in values[2:]])
     table.delete([values[1]])
     for value, expected in zip(values, [[1], [], [2], [2]], strict=True):

@@ -19,7 +19,7 @@ def owners(lake):
 @pytest.fixture
 def filled(lake, items, owners):
     items.upsert([{"id": 1, "name": "a", "qty": 1}, {"id": 2, "name": "b", "qty": 2}])
-    items.fold()
+    items.compact(full=True)
     items.upsert([{"id": 2, "name": "B", "qty": 3}, {"id": 3, "name": "c", "qty": None}])
     owners.upsert([{"id": 1, "owner": "x"}, {"id": 2, "owner": "y"}])
     return lake
@@ -43,7 +43,7 @@ def test_a_join_sees_the_newest_rows_of_each_table_every_time(lake, items, owner
         found = {row["id"]: (row["name"], row["owner"]) for row in lake.sql(JOIN).to_pylist()}
         assert found == {n: (f"n{n}", f"o{n}") for n in range(at + 1)} | {100: (f"n{at}", f"o{at}")}
         if at == 2:
-            owners.fold()
+            owners.compact(full=True)
 
 
 def test_a_table_joined_with_itself_is_at_one_seq(filled):
@@ -186,7 +186,7 @@ def test_queries_of_many_threads_see_whole_commits(filled, items, owners):
         items.upsert([{"id": 1000 + n, "name": str(at)} for n in range(3)])
         owners.upsert([{"id": 1000 + n, "owner": str(at)} for n in range(3)])
         if at % 5 == 4:
-            items.fold()
+            items.compact(full=True)
     done.set()
     for thread in threads:
         thread.join()

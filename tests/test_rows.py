@@ -270,7 +270,7 @@ def test_values_at_the_edges_of_their_types_come_back_as_they_went_in(wide):
     for _ in range(2):
         assert wide.to_arrow(where=f"id = {-(2**63)}").to_pylist() == [row]
         assert wide.to_arrow().schema.equals(wide.schema)
-        wide.fold()
+        wide.compact(full=True)
 
 
 @pytest.mark.parametrize("kind", ["at", "local", "day"])
@@ -278,7 +278,7 @@ def test_times_beyond_pythons_calendar_are_kept(wide, kind):
     """Arrow and Parquet hold dates that Python's datetime cannot: they are data like any other."""
     count = pa.array([2**24], pa.int32()) if kind == "day" else pa.array([2**59], pa.int64())
     wide.upsert(pa.table({"id": [1], kind: count.cast(WIDE.field(kind).type)}))
-    wide.fold()
+    wide.compact(full=True)
     assert wide.to_arrow(columns=[kind], where="id = 1")[kind].cast(count.type).to_pylist() == count.to_pylist()
 
 
@@ -292,7 +292,7 @@ def test_json_may_be_given_as_text_or_as_values_and_keeps_its_text(make_table):
         assert [found[at] for at in range(len(docs))] == docs
         assert (found[101], found[102]) == ("5", None)
         assert table.to_arrow().schema.field("doc").type == pa.json_()
-        table.fold()
+        table.compact(full=True)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -26,7 +27,7 @@ def test_reads_at_every_seq_are_what_they_were(items):
             now[at % 4] = str(at)
         history.append(now)
         if at in (4, 9):
-            items.fold()
+            items.compact(full=True)
     for table in (items, sl.Lake(items.log.storage.uri).table("items")):
         assert [by_id(table, at=seq) for seq in range(13)] == history
         assert by_id(table) == history[-1]
@@ -34,7 +35,7 @@ def test_reads_at_every_seq_are_what_they_were(items):
 
 def test_a_batch_stream_gives_the_rows_of_the_whole(items):
     items.upsert([{"id": at, "name": str(at)} for at in range(1000)])
-    items.fold()
+    items.compact(full=True)
     items.upsert([{"id": at, "name": "new"} for at in range(500, 1500)])
     batches = list(items.to_batches(batch_rows=100))
     assert len(batches) > 5
@@ -47,7 +48,7 @@ def test_a_batch_stream_keeps_its_seq_while_others_write_fold_and_read(items):
     stream = items.to_batches(batch_rows=100)
     seen = next(stream).num_rows
     items.upsert([{"id": at, "name": "new"} for at in range(5000)])
-    items.fold()
+    items.compact(full=True)
     items.delete(list(range(4000)))
     assert items.to_arrow().num_rows == 1000
     names = set()
@@ -61,7 +62,7 @@ def test_an_abandoned_batch_stream_disturbs_nobody(items):
     items.upsert([{"id": at} for at in range(1000)])
     for _ in range(5):
         next(items.to_batches(batch_rows=10))
-    items.fold()
+    items.compact(full=True)
     items.delete([1])
     assert items.to_arrow().num_rows == 999
 
@@ -72,7 +73,7 @@ def test_columns_are_read_in_the_order_asked_for(items):
         assert items.to_arrow(columns=["qty", "id"]).to_pylist() == [{"qty": 5, "id": 1}]
         assert items.to_arrow(columns=["name"]).column_names == ["name"]
         assert next(items.to_batches(columns=["qty"])).schema.names == ["qty"]
-        items.fold()
+        items.compact(full=True)
 
 
 # Names that DuckDB, Spark or the SQL in between use themselves.
@@ -91,14 +92,14 @@ def test_a_column_may_have_a_name_that_an_engine_uses_itself_or_is_refused(make_
         keyed.upsert([{name: n, "v": str(at)} for n in range(at, 4)])
         valued.upsert([{name: at + n, "v": str(n)} for n in range(3)])
         if at == 1:
-            keyed.fold()
-            valued.fold()
+            keyed.compact(full=True)
+            valued.compact(full=True)
     for _ in range(2):
         assert rows_of(keyed.to_arrow()) == [(n, str(n)) for n in range(4)]
         assert rows_of(valued.to_arrow()) == [(n + 3, str(n)) for n in range(3)]
         assert set(keyed.changes()["_seq"].to_pylist()) == {1, 2, 3, 4}
-        keyed.fold()
-        valued.fold()
+        keyed.compact(full=True)
+        valued.compact(full=True)
 
 
 BAD_COLUMNS = [[], "id", ["nope"], ["id", "nope"], ["ID"], [1], [None], 5, ["_hash"], ["_seq"], ["id", "id"]]
@@ -125,7 +126,7 @@ def test_a_table_is_read_as_of_a_time(items, monkeypatch):
         monkeypatch.setattr(deltas.time, "time", lambda moment=moment: moment.timestamp())
         items.upsert([{"id": day, "name": "x"}])
     monkeypatch.undo()
-    items.fold()
+    items.compact(full=True)
     second = dt.timedelta(seconds=1)
     assert len(by_id(items, at=moments[1] - second)) == 1
     assert len(by_id(items, at=moments[1])) == 2
@@ -157,7 +158,7 @@ def test_a_read_as_of_a_time_to_come_is_not_confused_by_a_commit_that_lands_mean
 
 def test_added_columns_are_null_in_rows_from_before(items):
     items.upsert([{"id": 1, "name": "a", "qty": 1}])
-    items.fold()
+    items.compact(full=True)
     items.upsert([{"id": 2, "name": "b", "qty": 2}])
     schema = items.evolve(pa.schema([("colour", pa.string()), ("tags", pa.list_(pa.string()))]))
     assert schema.names == ["id", "name", "qty", "colour", "tags"]
@@ -168,7 +169,7 @@ def test_added_columns_are_null_in_rows_from_before(items):
             assert colours == {1: "blue", 2: None, 3: "red"}
             assert table.to_arrow(where="colour IS NULL", columns=["id"])["id"].to_pylist() == [2]
             assert table.changes()["colour"].to_pylist()[:2] == [None, None]
-            table.fold()
+            table.compact(full=True)
     assert by_id(items, at=1) == {1: "a"}
 
 
@@ -176,7 +177,7 @@ def test_widened_numbers_keep_their_values(make_table):
     schema = pa.schema([("id", pa.int64()), ("n", pa.int8()), ("f", pa.float32())])
     table = make_table(schema, key=["id"], vnodes=1)
     table.upsert([{"id": 1, "n": -128, "f": 0.5}])
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"id": 2, "n": 127, "f": 1.5}])
     table.evolve(pa.schema([("n", pa.int32())]))
     table.evolve(pa.schema([("n", pa.int64()), ("f", pa.float64())]))
@@ -186,7 +187,7 @@ def test_widened_numbers_keep_their_values(make_table):
         assert rows_of(table.to_arrow()) == expected
         assert table.to_arrow().schema.types == [pa.int64(), pa.int64(), pa.float64()]
         assert table.to_arrow(where="n > 1000", columns=["id"])["id"].to_pylist() == [3]
-        table.fold()
+        table.compact(full=True)
 
 
 def test_an_evolution_that_is_refused_changes_nothing(items):
@@ -231,7 +232,7 @@ def test_a_writer_that_missed_an_evolution_still_writes_whole_rows(items):
     other.upsert([{"id": 2, "name": "b", "qty": 5}])
     del other.log.commit
     assert rows_of(items.to_arrow()) == [(1, "a", None, None), (2, "b", 5, None)]
-    items.fold()
+    items.compact(full=True)
     assert rows_of(other.to_arrow()) == [(1, "a", None, None), (2, "b", 5, None)]
 
 
@@ -247,14 +248,14 @@ def test_a_missing_log_file_is_corrupt_and_named(items):
     items.upsert([{"id": 1, "name": "a"}])
     (name,) = data_files(items)
     os.unlink(f"{items.log.storage.uri}/{items.entry.folder}/{name}")
-    for read in (items.to_arrow, items.changes, items.fold, lambda: list(items.to_batches())):
+    for read in (items.to_arrow, items.changes, partial(items.compact, full=True), lambda: list(items.to_batches())):
         with refused(sl.Corrupt):
             read()
 
 
 def test_a_missing_baseline_file_is_corrupt(items):
     items.upsert([{"id": at} for at in range(20)])
-    items.fold()
+    items.compact(full=True)
     victim = items.baseline.refresh().files()[0].path
     os.unlink(items.log.storage.url(f"{items.baseline.folder}/{victim}"))
     with refused(sl.Corrupt):
@@ -322,7 +323,7 @@ def test_threads_share_a_table(items):
 
     def fold():
         while not done.is_set():
-            items.fold()
+            items.compact(full=True)
 
     writers = [guarded(lambda number=number: write(number)) for number in range(3)]
     others = [guarded(read), guarded(read), guarded(fold)]

@@ -97,7 +97,7 @@ def test_a_batch_written_by_the_driver_by_spark_and_by_way_of_the_spool_is_the_s
         assert rows_of(changes.drop_columns(["_seq"])) == rows_of(tables["driver"].changes().drop_columns(["_seq"]))
         if key:
             assert hashes(table) == hashes(tables["driver"])
-        table.fold()
+        table.compact(full=True)
         assert rows_of(table.to_arrow()) == expected, name
         assert not [file for file in data_files(table) if "spool" in file], "the spool is empty again"
 
@@ -215,12 +215,12 @@ def test_rows_of_a_dataframe_keep_their_key_in_any_time_zone(spark, make_table):
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         table.upsert(spark.sql("SELECT TIMESTAMP_NTZ'2021-03-14 02:30:00' AS at, 1L AS v"))
-        table.fold()
+        table.compact(full=True)
         table.upsert([{"at": odd, "v": 2}])
         seen_by_spark = table.to_spark().collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
-    table.fold()
+    table.compact(full=True)
     assert [(row["at"], row["v"]) for row in seen_by_spark] == [(odd, 2)]
     assert rows_of(table.to_arrow()) == [(odd, 2)]
 
@@ -252,17 +252,17 @@ def test_a_key_of_every_type_is_one_key_to_driver_and_spark_in_any_time_zone(spa
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
         assert table.upsert(as_frame(spark, rows, schema, tmp_path)).rows == 12
-        table.fold()
+        table.compact(full=True)
         table.upsert([{**row, "v": "driver"} for row in rows[:6]])
         table.delete([{name: row[name] for name in schema.names[:-1]} for row in rows[3:8]])
         expected = sorted(["driver"] * 3 + ["spark"] * 4)
         assert sorted(row["v"] for row in table.to_spark(columns=["v"]).collect()) == expected
-        compaction.fold(table, driver_rows=0)
+        compaction.compact(table, full=True, driver_rows=0)
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert sorted(table.to_arrow()["v"].to_pylist()) == expected
     table.upsert([{**row, "v": "last"} for row in rows])
-    table.fold()
+    table.compact(full=True)
     assert rows_of(table.to_arrow()) == rows_of(pa.Table.from_pylist([{**row, "v": "last"} for row in rows], schema))
 
 

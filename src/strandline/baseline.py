@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from strandline import schema as schemas
@@ -19,9 +19,10 @@ from strandline.dialect import ScanFile
 from strandline.errors import Conflict, NotFound, NotRetained
 from strandline.log import schema_id_of
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
+from strandline.storage.delta import PURGE, DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
 
 _SCHEMA_ID = "strandline.schema_id"
+KEPT_FROM = "kept_from"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class BaselineState:
     def marks(self) -> tuple[int, ...]:
         """For each vnode, the seq up to which it is folded."""
         return marks_of(self.snapshot.txns, self.vnodes)
+
+    @property
+    def kept_from(self) -> int:
+        """The oldest version that can be read."""
+        return self.snapshot.txns.get(KEPT_FROM, 0)
 
     def files(self, vnode: int | None = None) -> list[DataFile]:
         wanted = None if vnode is None else str(vnode)
@@ -89,36 +95,36 @@ class Baseline:
         state = self.refresh()
         if max(state.marks) <= seq:
             return state
-        found: int | None = None
-        oldest: int | None = None
-        for version, marks in self._marks_history(state.version):
-            if min(marks) < trimmed_to:
-                continue
-            oldest = max(marks) if oldest is None else min(oldest, max(marks))
-            if max(marks) <= seq:
-                found = version
+        kept = [
+            (version, marks)
+            for version, marks in self.versions(state)
+            if version >= state.kept_from and min(marks) >= trimmed_to
+        ]
+        oldest = min((max(marks) for _, marks in kept), default=max(state.marks))
+        found = max((version for version, marks in kept if max(marks) <= seq), default=None)
         if found is None:
             raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=oldest)
         try:
-            return BaselineState(self.delta.at(found), self.storage, self.folder, self.vnodes)
+            return self.at(found)
         except NotFound as error:
             raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=max(state.marks)) from error
 
-    def _marks_history(self, upto: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """(version, marks) for every version up to `upto` that can be read, extended by what is new."""
+    def at(self, version: int) -> BaselineState:
+        return BaselineState(self.delta.at(version), self.storage, self.folder, self.vnodes)
+
+    def versions(self, state: BaselineState) -> Sequence[tuple[int, tuple[int, ...]]]:
+        """(version, marks) for every version up to that of `state` that can be loaded, extended by what is new."""
         with self._history_lock:
-            self._extend_history(upto)
+            self._extend_history(state.version)
             return list(self._history)
 
     def _extend_history(self, upto: int) -> None:
-        txns: dict[str, int] | None = {}
-        start = 0
-        if self._history:
-            start = self._history[-1][0] + 1
-            txns = {f"fold/{v}": seq for v, seq in enumerate(self._history[-1][1])}
+        start = self._history[-1][0] + 1 if self._history else self.delta.oldest()
+        txns = {f"fold/{v}": seq for v, seq in enumerate(self._history[-1][1])} if self._history else None
         for version in range(start, upto + 1):
             actions = self.delta.actions(version)
             if actions is None:
+                # Cleaned away while nobody looked: go on behind the gap.
                 txns = None
                 continue
             if txns is None:
@@ -134,34 +140,67 @@ class Baseline:
         base: BaselineState,
         definition: TableDef,
         *,
-        upto: int,
+        marks: Mapping[int, int],
         removed: Sequence[DataFile],
         added: Sequence[DataFile],
     ) -> int:
-        """Replace `removed` by `added` and move every vnode's mark to `upto`, in one commit; `Conflict` when a
-        vnode's mark moved since `base`."""
+        """Replace `removed` by `added` and move the marks of the vnodes in `marks`, in one commit.
+
+        `Conflict` when one of those vnodes was folded, or the table purged, since `base`; others may have been."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
-            if marks_of(snapshot.txns, self.vnodes) != base.marks:
+            now = marks_of(snapshot.txns, self.vnodes)
+            if any(now[vnode] != base.marks[vnode] for vnode in marks):
                 raise Conflict("another process folded this table meanwhile; nothing was changed")
-            metadata = protocol_ = None
-            if snapshot.configuration.get(_SCHEMA_ID) != str(definition.schema_id):
-                draft = _schema_draft(str(snapshot.metadata.get("name")), definition)
-                metadata = {**(draft.metadata or {}), "id": snapshot.metadata["id"]}
-                protocol_ = draft.protocol
-            return Draft(
-                add=added,
-                remove=removed,
-                txns={f"fold/{vnode}": upto for vnode in range(self.vnodes)},
-                metadata=metadata,
-                protocol=protocol_,
+            if snapshot.txns.get(PURGE) != base.snapshot.txns.get(PURGE):
+                raise Conflict("rows of this table were purged meanwhile; nothing was changed")
+            return self._with_schema(
+                snapshot,
+                definition,
+                Draft(add=added, remove=removed, txns={f"fold/{vnode}": upto for vnode, upto in marks.items()}),
             )
 
-        landed = self.delta.commit(
-            "FOLD", build, metrics={"upto": upto, "rows": sum(f.rows for f in added), "files": len(added)}
-        )
+        metrics = {"vnodes": len(marks), "rows": sum(f.rows for f in added), "files": len(added)}
+        landed = self.delta.commit("FOLD", build, metrics=metrics)
         assert landed is not None
         return landed.version
+
+    def commit_purge(
+        self,
+        base: BaselineState,
+        definition: TableDef,
+        *,
+        removed: Sequence[DataFile],
+        added: Sequence[DataFile],
+    ) -> int:
+        """Replace files by ones without the purged rows; no earlier version can be read from here on."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft:
+            if snapshot.version != base.version:
+                raise Conflict("the table was folded meanwhile; nothing was changed")
+            draft = Draft(add=added, remove=removed, txns=dict.fromkeys((PURGE, KEPT_FROM), snapshot.version + 1))
+            return self._with_schema(snapshot, definition, draft)
+
+        landed = self.delta.commit("PURGE", build, metrics={"files": len(added)})
+        assert landed is not None
+        return landed.version
+
+    def keep_from(self, version: int) -> None:
+        """Say that versions before `version` can no longer be read."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            return Draft(txns={KEPT_FROM: version}) if snapshot.txns.get(KEPT_FROM, 0) < version else None
+
+        self.delta.commit("VACUUM", build)
+
+    def _with_schema(self, snapshot: Snapshot, definition: TableDef, draft: Draft) -> Draft:
+        """The draft; with the table's columns, if they have changed since the baseline last said them."""
+        if snapshot.configuration.get(_SCHEMA_ID) == str(definition.schema_id):
+            return draft
+        newer = _schema_draft(str(snapshot.metadata.get("name")), definition)
+        return replace(
+            draft, metadata={**(newer.metadata or {}), "id": snapshot.metadata["id"]}, protocol=newer.protocol
+        )
 
 
 def _schema_draft(name: str, definition: TableDef) -> Draft:

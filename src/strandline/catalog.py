@@ -49,6 +49,14 @@ class CatalogState:
         return entry
 
 
+@dataclass(frozen=True)
+class Lives:
+    """Every generation that there ever was: those that are tables now, by folder, and when the others ended."""
+
+    live: Mapping[str, str]
+    dropped_ms: Mapping[str, int]
+
+
 class Catalog:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -61,6 +69,28 @@ class Catalog:
             while (actions := self._commits.read(self._state.version + 1)) is not None:
                 self._state = self._apply(self._state, actions[0] if actions else {})
             return self._state
+
+    def lives(self) -> Lives:
+        """Which generations live and which have ended; `Corrupt` when an entry is missing before others, since
+        tables may then be hidden."""
+        state = self.refresh()
+        found = sum(info.path.endswith(".json") for info in self._storage.list(FOLDER))
+        if found != state.version + 1:
+            raise Corrupt(
+                f"catalog entry {state.version + 1} of {self._storage.uri} is missing before others",
+                hint="Tables may be hidden: restore that file from a backup.",
+            )
+        now: dict[str, str] = {}
+        dropped_ms: dict[str, int] = {}
+        for version in range(state.version + 1):
+            for action in self._commits.read(version) or []:
+                if "create" in action:
+                    now[action["create"]] = action["generation"]
+                elif "rename" in action:
+                    now[action["to"]] = now.pop(action["rename"])
+                elif "drop" in action:
+                    dropped_ms[now.pop(action["drop"])] = int(action.get("at", 0))
+        return Lives({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
 
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
 from strandline import schema as schemas
+from strandline.care import Care
 from strandline.change import HASH, OP, ROW, SEQ, VNODE
-from strandline.errors import Corrupt, Invalid
+from strandline.errors import Corrupt, Invalid, NotFound
 
 FORMAT = 1
 MAX_VNODES = 4096
@@ -39,6 +41,8 @@ class TableDef:
     vnodes: int
     version: str | None
     schemas: tuple[pa.Schema, ...]
+    time: str | None = None
+    care: Care = field(default_factory=Care)
 
     @staticmethod
     def declare(
@@ -48,6 +52,8 @@ class TableDef:
         cluster_by: Sequence[str] = (),
         vnodes: int = 16,
         version: str | None = None,
+        time: str | None = None,
+        care: Mapping[str, Any] | None = None,
     ) -> TableDef:
         if not isinstance(schema, pa.Schema):
             raise Invalid(f"schema is a {type(schema).__name__}; expected a pyarrow.Schema")
@@ -77,7 +83,30 @@ class TableDef:
             raise Invalid(f"vnodes is {vnodes!r}; expected a power of two from 1 to {MAX_VNODES}")
         required = {*key, *([version] if version else [])}
         columns = pa.schema([f.with_nullable(False) if f.name in required else f for f in columns])
-        return TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,))
+        if time is not None:
+            _check_columns(columns, "time", [time])
+            if columns.field(time).type not in schemas.TIME_TYPES:
+                kind = columns.field(time).type
+                raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)
+        definition = TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,), time)
+        return definition.cared(care or {})
+
+    def cared(self, settings: Mapping[str, Any]) -> TableDef:
+        """The same table, looked after in another way."""
+        care = self.care.changed(settings)
+        if care.retention is not None:
+            self.check_expires()
+        return replace(self, care=care)
+
+    def check_expires(self) -> None:
+        """Rows can expire in this table: it says which column holds their time."""
+        if self.time is None:
+            raise Invalid(
+                "rows expire by a time column, and this table names none",
+                hint="Name one when the table is created: create_table(…, time='column').",
+            )
+        if self.version is not None:
+            raise Invalid("a table with a version column cannot expire rows: an expired version still has to win")
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,10 +127,32 @@ class TableDef:
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
         changed = schemas.evolved(self.schema, wanted)
+        once = {name for earlier in self.schemas for name in earlier.names}
+        for name in changed.names:
+            if name in once and name not in self.schema.names:
+                raise Invalid(
+                    f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
+                )
         for name in self.key:
             if changed.field(name).type != self.schema.field(name).type:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
+
+    def without(self, name: str) -> TableDef:
+        """The same table without a column. Files that have it keep it, so the name is never used again."""
+        if name not in self.schema.names:
+            known = ", ".join(self.schema.names)
+            raise NotFound(f"there is no column {name!r}", hint=f"Columns: {known}", column=name)
+        for role, names in (
+            ("key", self.key),
+            ("cluster_by", self.cluster_by),
+            ("version column", [self.version]),
+            ("time column", [self.time]),
+        ):
+            if name in names:
+                raise Invalid(f"column {name!r} cannot be dropped: it is the table's {role}", column=name)
+        rest = pa.schema([column for column in self.schema if column.name != name])
+        return replace(self, schemas=(*self.schemas, rest))
 
     def log_schema(self, schema_id: int) -> pa.Schema:
         """The columns inside a log file: what a delete does not carry is null there."""
@@ -130,6 +181,8 @@ class TableDef:
             "vnodes": self.vnodes,
             "version": self.version,
             "schemas": [schemas.to_text(s) for s in self.schemas],
+            "time": self.time,
+            "care": self.care.to_dict(),
         }
         return {
             "strandline.format": str(FORMAT),
@@ -149,6 +202,8 @@ class TableDef:
                 facts["vnodes"],
                 facts["version"],
                 tuple(schemas.from_text(text) for text in facts["schemas"]),
+                facts.get("time"),
+                Care().changed(facts.get("care", {})),
             )
         except (KeyError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error

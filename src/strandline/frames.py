@@ -47,6 +47,7 @@ def spark_frame(
 
     definition = merge.definition
     files = merge.candidates(predicate)
+    predicate = merge.filter(predicate)
     needed = needed_columns(definition, columns, predicate)
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
@@ -106,7 +107,7 @@ def _merged(
     # A baseline row stands against older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
     stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
-    every = _base_scan(spark, merge, merge.baseline.files(), [*key, definition.version], number_as=None)
+    every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
     beaten = every.withColumnRenamed(definition.version, "_standing").alias("b")
     winners = both.where(is_winner).alias("l")
     winners = winners.join(
@@ -145,6 +146,11 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
     gone = deletes.join(best, on=key, how="left_anti").drop("_deleted")
     gone = gone.withColumns({"_winner": F.lit(-1).cast("long"), "_reset": F.lit(True)})
     return best.unionByName(gone, allowMissingColumns=True)
+
+
+def changed_keys(spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
+    """The keys that have a change in log files."""
+    return _log_scan(spark, merge, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
 
 
 def _quoted(names: Sequence[str]) -> list[str]:

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from strandline import imports, query
+from strandline import duration, imports, query
+from strandline.backup import BackupReport, backup
 from strandline.baseline import Baseline
+from strandline.care import Care
 from strandline.catalog import Catalog, Entry
+from strandline.consumers.compaction import CompactReport
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
-from strandline.errors import NotFound
+from strandline.errors import NotFound, StrandlineError
 from strandline.ingest.job import IngestReport, NewTable, ingest
+from strandline.leftovers import Leftover, leftovers, sweep
 from strandline.log import Log
-from strandline.status import Status, status_of
+from strandline.progress import Progress, silent
+from strandline.status import BrokenTable, Status, status_of
 from strandline.storage import open_storage
 from strandline.table import Table
+from strandline.vacuum import VacuumReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 
 class Lake:
@@ -71,14 +80,18 @@ class Lake:
         cluster_by: Sequence[str] = (),
         vnodes: int = 16,
         version: str | None = None,
+        time: str | None = None,
+        **care: object,
     ) -> Table:
         """A new table. Without a `key` it is append-only.
 
         `cluster_by` are columns that repeat together, `vnodes` a power of two: the parallelism of later work. A
         `version` column keeps an older version of a row from replacing a newer one, whatever the order they arrive
-        in."""
+        in. A `time` column is what rows expire by. `care` are settings such as `retention="90d"` (see `Care`)."""
         check_name(name)
-        definition = TableDef.declare(schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
+        definition = TableDef.declare(
+            schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, care=care
+        )
 
         def prepare(entry: Entry) -> None:
             Log.create(self.storage, f"{entry.folder}/log", name, definition)
@@ -150,6 +163,48 @@ class Lake:
         create = None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version)
         return ingest(self, name, files, create=create, rejects=rejects, again=again, dry_run=dry_run)
 
+    def compact(
+        self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
+    ) -> list[CompactReport | BrokenTable]:
+        """Compact these tables, or all; one that is broken does not keep the others from it."""
+        return [_guarded(name, lambda t: t.compact(full=full, progress=progress), self) for name in self._named(names)]
+
+    def vacuum(
+        self,
+        names: Sequence[str] = (),
+        *,
+        grace: object | None = None,
+        keep: object | None = None,
+        dry_run: bool = False,
+        progress: Progress = silent,
+    ) -> LakeVacuum:
+        """Vacuum these tables; without names all, and what lies outside of them: dropped tables, unfinished files."""
+
+        def act(table: Table) -> VacuumReport:
+            return table.vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
+
+        tables = tuple(_guarded(name, act, self) for name in self._named(names))
+        found: list[Leftover] = []
+        if not names:
+            grace_s = duration.seconds(Care().grace if grace is None else grace, "grace")
+            found = leftovers(self.storage, before_s=self.storage.now_s() - grace_s)
+            if not dry_run:
+                sweep(self.storage, found)
+        return LakeVacuum(tables, tuple(found), dry_run)
+
+    def backup(
+        self,
+        to: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        progress: Progress = silent,
+    ) -> BackupReport:
+        """Copy the lake to another place, as a lake of its own; a place that holds an older copy gets what is new."""
+        return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
+
+    def _named(self, names: Sequence[str]) -> list[str]:
+        return [self.catalog.refresh().get(check_name(name)).name for name in names] or self.tables()
+
     def status(self, *, exact: bool = False) -> Status:
         """What the lake holds and how far its folds are behind; `exact` counts rows that statistics only bound."""
         return status_of(self, exact=exact)
@@ -164,6 +219,32 @@ class Lake:
             if table is None or table.entry != entry:
                 table = self._tables[entry.generation] = Table(entry, self.storage, self.duck, self.spark)
             return table
+
+
+@dataclass(frozen=True)
+class LakeVacuum:
+    """What a vacuum of a lake did: each table's report, and what lay outside of them."""
+
+    tables: tuple[VacuumReport | BrokenTable, ...]
+    leftovers: tuple[Leftover, ...]
+    is_dry_run: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        gone = [found for found in self.leftovers if found.is_deletable]
+        return {
+            "tables": [table.to_dict() for table in self.tables],
+            "leftover_files": sum(len(found.infos) for found in gone),
+            "leftover_bytes": sum(found.bytes for found in gone),
+            "is_dry_run": self.is_dry_run,
+        }
+
+
+def _guarded(name: str, act: Callable[[Table], T], lake: Lake) -> T | BrokenTable:
+    """What `act` makes of a table, or why it could not."""
+    try:
+        return act(lake.table(name))
+    except StrandlineError as error:
+        return BrokenTable(name, error.kind, error.message)
 
 
 def open_existing(root: str, storage_options: Mapping[str, str] | None = None) -> Lake:

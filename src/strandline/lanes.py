@@ -79,12 +79,13 @@ def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class LogLane:
     """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unordered, equal keys.
 
-    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins."""
+    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins. Without `op`, each row
+    says its own in `_op`."""
 
     storage: Storage
     folder: str
     definition: TableDef
-    op: str
+    op: str | None
     is_ordered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +112,8 @@ class LogLane:
             if not rows.num_rows:
                 continue
             self._check(rows)
-            rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
+            if self.op is not None:
+                rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
             if not self.definition.is_keyed:
                 rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
             rows = conform(rows, columns)

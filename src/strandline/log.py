@@ -24,9 +24,11 @@ from strandline.change import HASH, OP, ROW, SEQ, UPSERT, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.errors import Conflict, Internal, Invalid, NotFound, NotRetained, StrandlineError
+from strandline.errors import Internal, Invalid, NotFound, NotRetained, StrandlineError
+from strandline.expiry import horizon_at, horizon_txn, horizons
+from strandline.pins import Pins
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
+from strandline.storage.delta import PURGE, DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
 from strandline.vnode import hash_keys
 
 Amend = Callable[[Snapshot, Draft], Draft]
@@ -104,6 +106,7 @@ class Log:
         self.storage = storage
         self.folder = folder
         self.delta = DeltaLog(storage, folder)
+        self.pins = Pins(storage, folder.split("/")[-2])
         self._state: LogState | None = None
 
     @staticmethod
@@ -199,6 +202,42 @@ class Log:
         self.delta.commit(operation, build)
         return result[0]
 
+    def trim(self, upto: int) -> None:
+        """Take the changes up to a seq out of the log; every vnode must be folded at least that far."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            if snapshot.txns.get(TRIM, 0) >= upto:
+                return None
+            gone = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) <= upto]
+            past = sorted(seq for seq in horizons(snapshot.txns) if seq <= upto)
+            # Of the horizons before the trim the last one still holds.
+            forgotten = {horizon_txn(seq): horizons(snapshot.txns)[seq] for seq in past[:-1]}
+            return Draft(remove=gone, txns={TRIM: upto}, forgotten_txns=forgotten)
+
+        self.delta.commit("TRIM", build, metrics={"upto": upto})
+
+    def expire(self, horizon: int) -> int | None:
+        """Hide rows whose time lies before a horizon, from the new seq on; None when they are hidden already."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            _refuse_dropped(snapshot)
+            seq = snapshot.version + 1
+            before = horizon_at(snapshot.txns, seq)
+            return None if before is not None and before >= horizon else Draft(txns={horizon_txn(seq): horizon})
+
+        landed = self.delta.commit("EXPIRE", build, metrics={"before": horizon})
+        return None if landed is None else landed.version
+
+    def rewrite(self, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
+        """Replace files by ones that lack some of their rows, at the same seqs: a purge. `Conflict` when a file is
+        gone by now."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft:
+            _refuse_dropped(snapshot)
+            return Draft(remove=removed, add=added, txns={PURGE: snapshot.version + 1})
+
+        self.delta.commit("PURGE", build, metrics={"files": len(added)})
+
     def mark_dropped(self) -> None:
         """End the log: a writer that still holds it is refused from here on."""
 
@@ -209,17 +248,6 @@ class Log:
             return Draft(metadata={**snapshot.metadata, "configuration": configuration})
 
         self.delta.commit("DROP TABLE", build)
-
-
-def check_there(storage: Storage, folder: str, files: Iterable[DataFile]) -> None:
-    """After a long write: its files must not have been taken for leftovers and cleared away."""
-    for file in files:
-        if not storage.exists(f"{folder}/{file.path}"):
-            raise Conflict(
-                f"{file.path} was cleared away as a leftover before it was committed; nothing was written",
-                hint="Write again, and give doctor --repair a --grace longer than your longest write.",
-                path=file.path,
-            )
 
 
 def _refuse_dropped(snapshot: Snapshot) -> None:
@@ -260,7 +288,7 @@ def prepare(rows: pa.Table, definition: TableDef, op: Op) -> pa.Table:
 def same_as_next(rows: pa.Table, names: Sequence[str]) -> pa.Array:
     """For each row of a sorted table, whether the next row has equal values in `names`."""
     if rows.num_rows < 2:
-        return pa.array([False] * rows.num_rows)
+        return pa.array([False] * rows.num_rows, pa.bool_())
     same = None
     for name in names:
         column = rows.column(name).combine_chunks()

@@ -6,8 +6,8 @@ the fold tells both. `frames` says the same as a Spark DataFrame.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from strandline.baseline import BaselineState
 from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import duck_scan, listed, quoted
+from strandline.expiry import expiry
 from strandline.fold import changes_sql
 from strandline.log import LogState
 from strandline.predicate import Predicate
@@ -34,27 +35,50 @@ class Files:
 
 @dataclass(frozen=True)
 class Merge:
-    """A table at `seq`: a baseline that holds nothing after it, and the log from there."""
+    """A table at `seq`: a baseline that holds nothing after it, and the log from there.
+
+    Rows whose time lies before `horizon` are expired; with `only`, the other vnodes are left out."""
 
     log: LogState
     baseline: BaselineState
     seq: int
+    horizon: int | None = None
+    only: frozenset[int] | None = None
 
     @property
     def definition(self) -> TableDef:
         return self.log.definition
 
+    def part(self, vnodes: Iterable[int]) -> Merge:
+        """The same table, of these vnodes alone. Rows of others may still be read and have to be filtered out."""
+        return replace(self, only=frozenset(vnodes))
+
+    def base_files(self) -> list[DataFile]:
+        files = self.baseline.files()
+        return files if self.only is None else [f for f in files if int(f.partition[VNODE] or 0) in self.only]
+
     def log_files(self) -> list[tuple[int, DataFile]]:
-        return self.log.files(min(self.baseline.marks), self.seq)
+        marks = self.baseline.marks
+        if self.only is None:
+            return self.log.files(min(marks), self.seq)
+        files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
+        return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
+
+    def filter(self, predicate: Predicate | None) -> Predicate | None:
+        """`predicate`, and that a row is not expired."""
+        alive = expiry(self.definition, self.horizon)
+        return predicate if alive is None else alive.also(predicate)
 
     @property
     def is_first_load(self) -> bool:
         """Whether all there is is one commit: it has one change a key, so nothing can lose and no fold is needed."""
-        return not self.baseline.files() and len({seq for seq, _ in self.log_files()}) == 1
+        marks = self.baseline.marks
+        is_level = len({marks[vnode] for vnode in self.only or range(len(marks))}) == 1
+        return is_level and not self.base_files() and len({seq for seq, _ in self.log_files()}) == 1
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
-        return encode.batch_rows([*self.baseline.files(), *(file for _, file in self.log_files())], most=most)
+        return encode.batch_rows([*self.base_files(), *(file for _, file in self.log_files())], most=most)
 
     @property
     def baseline_schemas(self) -> list[pa.Schema]:
@@ -66,7 +90,7 @@ class Merge:
 
     def candidates(self, predicate: Predicate | None) -> Files:
         """The files that may hold rows fulfilling the predicate."""
-        base, log = self.baseline.files(), self.log_files()
+        base, log = self.base_files(), self.log_files()
         if predicate is None:
             return Files(base, log)
         key = predicate.key_values(self.definition.key)
@@ -77,6 +101,12 @@ class Merge:
             [f for f in base if predicate.may_match(f.stats)],
             [pair for pair in log if predicate.may_match(pair[1].stats)],
         )
+
+
+def vnodes_of(file: DataFile, vnodes: int) -> range:
+    """The vnodes that a log file may have changes of: those between its lowest and its highest hash."""
+    low, high = file.stats["minValues"][HASH], file.stats["maxValues"][HASH]
+    return range(vnode_of(low, vnodes), vnode_of(high, vnodes) + 1)
 
 
 def _hash_of(key: Sequence[object], definition: TableDef) -> int:
@@ -102,6 +132,7 @@ def duck_sql(
     `_vnode`, and `_seq` and `_row` of a table without a key."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
+    predicate = merge.filter(predicate)
     needed = needed_columns(definition, columns, predicate)
     stored = [] if definition.is_keyed else [SEQ, ROW]
     base = duck_scan(merge.baseline.scans(files.baseline), merge.baseline_schemas, [*needed, *stored], number_as=VNODE)
@@ -139,7 +170,7 @@ def _keyed_sql(merge: Merge, fold: str, base: str, log: str) -> tuple[str, str]:
     version = quoted(definition.version)
     equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
     every = duck_scan(
-        merge.baseline.scans(merge.baseline.files()),
+        merge.baseline.scans(merge.base_files()),
         merge.baseline_schemas,
         [*definition.key, definition.version],
     )

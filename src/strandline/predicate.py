@@ -53,6 +53,17 @@ class Predicate:
                 continue
         return True
 
+    def also(self, other: Predicate | None) -> Predicate:
+        """Both conditions."""
+        if other is None:
+            return self
+        return Predicate(
+            f"({self.duckdb}) AND ({other.duckdb})",
+            f"({self.spark}) AND ({other.spark})",
+            self.columns | other.columns,
+            self.bounds + other.bounds,
+        )
+
     def key_values(self, key: tuple[str, ...]) -> tuple[Any, ...] | None:
         """The one key that the expression asks for, or None when it does not fix every key column."""
         fixed = {bound.column: bound.value for bound in self.bounds if bound.op == "="}

@@ -45,6 +45,7 @@ VERSION_TYPES = (
     pa.int8(), pa.int16(), pa.int32(), pa.int64(),
     pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
 )  # fmt: skip
+TIME_TYPES = (pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 
 
 def is_json(kind: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.change import OP, UPSERT
 from strandline.errors import StrandlineError
+from strandline.health import Health
 from strandline.rejects import Rejects
 from strandline.storage.delta import DataFile
 
@@ -40,6 +41,9 @@ class TableStatus:
     lag_rows: int
     last_commit_at: dt.datetime
     rejects: int
+    oldest_seq: int
+    pins: int
+    degraded: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "last_commit_at": self.last_commit_at.isoformat()}
@@ -68,7 +72,7 @@ class Status:
 
     @property
     def is_healthy(self) -> bool:
-        return all(isinstance(table, TableStatus) for table in self.tables)
+        return all(isinstance(table, TableStatus) and not table.degraded for table in self.tables)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -122,6 +126,12 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
         lag_rows=lag_rows,
         last_commit_at=dt.datetime.fromtimestamp(log.snapshot.timestamp_ms / 1000, dt.UTC),
         rejects=Rejects(log.storage, table.entry).count(),
+        oldest_seq=table.oldest,
+        pins=len(table.pins.all()),
+        degraded=tuple(
+            f"vnode {vnode}: {found['message']}: {found['path']}"
+            for vnode, found in Health(log.storage, table.entry.folder).read().items()
+        ),
     )
 
 

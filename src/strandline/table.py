@@ -11,23 +11,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from strandline import duration, expiry
 from strandline import fold as folds
 from strandline import schema as schemas
 from strandline.baseline import Baseline
+from strandline.care import Care
 from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
 from strandline.consumers import compaction
+from strandline.consumers.compaction import CompactPlan, CompactReport
 from strandline.definitions import TableDef
 from strandline.dialect import listed, quoted
 from strandline.duck import Duck
 from strandline.errors import Invalid, NotRetained
+from strandline.expiry import horizon_at
 from strandline.frames import fold_frame, spark_frame, winners_sql
 from strandline.log import Log
 from strandline.merge import Files, Merge, duck_sql
+from strandline.pins import HeldPin, Pins, new_pin
 from strandline.predicate import Predicate, parse
+from strandline.progress import Progress, silent
+from strandline.purge import PurgeReport, purge
+from strandline.restore import restore
 from strandline.rows import checked, is_spark
 from strandline.spark import session
 from strandline.storage import Storage
+from strandline.vacuum import VacuumReport, vacuum
 from strandline.writer import checked_frame, write, write_frame
 
 if TYPE_CHECKING:
@@ -83,6 +92,15 @@ class Table:
         """The latest seq."""
         return self.log.refresh().head
 
+    @property
+    def oldest(self) -> int:
+        """The oldest seq that can be read."""
+        state, trimmed_to = self.baseline.refresh(), self.log.refresh().trimmed_to
+        if not state.kept_from and not trimmed_to:
+            return 0
+        kept = (max(m) for v, m in self.baseline.versions(state) if v >= state.kept_from and min(m) >= trimmed_to)
+        return min(kept, default=max(state.marks))
+
     def upsert(self, rows: object, *, order_by: str | None = None, token: str | None = None) -> Commit:
         """Insert or replace whole rows by key, as one commit.
 
@@ -96,10 +114,8 @@ class Table:
 
         Keys are rows of the key columns alone, or for a key of one column a list of its values."""
         definition = self._keyed("delete")
-        if isinstance(keys, list | tuple | set | frozenset) and len(definition.key) == 1:
-            keys = [k if isinstance(k, dict) else {definition.key[0]: k} for k in keys]
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
-        return self._write(keys, definition, columns, DELETE, None, token)
+        return self._write(_key_rows(keys, definition), definition, columns, DELETE, None, token)
 
     def append(self, rows: object, *, token: str | None = None) -> Commit:
         """Add rows to a table without a key, as one commit."""
@@ -135,6 +151,16 @@ class Table:
             error.fields.setdefault("table", self.name)
             raise
 
+    def _keys(self, keys: object, verb: str) -> pa.Table:
+        """Keys that a user gave, checked, as a table of the key columns."""
+        definition = self._keyed(verb)
+        columns = pa.schema([definition.schema.field(name) for name in definition.key])
+        rows = _key_rows(keys, definition)
+        if is_spark(rows):
+            rows = cast("DataFrame", rows).toArrow()
+        pieces = list(checked(rows, columns))
+        return pa.concat_tables(pieces) if pieces else columns.empty_table()
+
     def evolve(self, schema: pa.Schema) -> pa.Schema:
         """Add nullable columns and widen numbers; returns the new schema. Columns that `schema` leaves out stay."""
         return self.log.redefine("EVOLVE", lambda definition: definition.evolve(schema)).schema
@@ -159,7 +185,8 @@ class Table:
         """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
         merge, names, predicate = self._plan(at, columns, where)
         wanted = _selected(merge, names)
-        with self._reading(merge, names, predicate) as relation:
+        claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
+        with self.pins.held(claim), self._reading(merge, names, predicate) as relation:
             for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
                 yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
 
@@ -212,20 +239,112 @@ class Table:
             for info in self.log.delta.history()
         ]
 
-    def fold(self) -> int:
-        """Fold the log into the baseline; returns the seq up to which it is folded."""
-        return compaction.fold(self)
+    @property
+    def pins(self) -> Pins:
+        """The claims on this table's past."""
+        return self.log.pins
+
+    def pin(self, at: At = None, *, name: str | None = None, why: str = "asked for", length: object = "1h") -> HeldPin:
+        """Keep the table readable at a seq until the pin is released, or has not been renewed for `length`.
+
+        As a `with` block it renews itself. A `name` makes it one that a later call moves, from any process."""
+        merge = self.merge(at)
+        pin = new_pin(
+            why,
+            name=name,
+            length_s=duration.seconds(length, "length"),
+            seq=merge.seq,
+            log_version=merge.log.head,
+            baseline_version=merge.baseline.version,
+        )
+        self.pins.put(pin)
+        try:
+            # A trim that did not see the pin yet may have landed before it.
+            self.merge(merge.seq)
+        except NotRetained:
+            self.pins.release(pin.name)
+            raise
+        return HeldPin(pin, self.pins)
+
+    def plan_compaction(self, *, full: bool = False) -> CompactPlan:
+        """Which vnodes `compact` would fold now, and why."""
+        return compaction.plan(self, full=full)
+
+    def compact(self, *, full: bool = False, progress: Progress = silent) -> CompactReport:
+        """Fold the log into the baseline where that is due, or with `full` wherever there are changes."""
+        return compaction.compact(self, full=full, progress=progress)
+
+    def vacuum(
+        self,
+        *,
+        grace: object | None = None,
+        keep: object | None = None,
+        dry_run: bool = False,
+        progress: Progress = silent,
+    ) -> VacuumReport:
+        """Trim the log and delete the files that nothing needs, behind every pin.
+
+        `keep` and `grace` stand in for the table's settings: how far back it stays readable, and how long a file
+        has to be unneeded before it goes."""
+        return vacuum(
+            self,
+            grace_s=None if grace is None else duration.seconds(grace, "grace"),
+            keep_s=None if keep is None else duration.seconds(keep, "keep"),
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def configure(self, **settings: object) -> Care:
+        """Change how the table is looked after (see `Care`); returns all its settings."""
+        return self.log.redefine("CONFIGURE", lambda definition: definition.cared(settings)).care
+
+    def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
+        """Hide the rows whose time lies before a moment, by default as the setting `retention` says; returns the
+        seq from which it holds, None when they are hidden already. Compaction drops them later."""
+        definition = self.definition
+        definition.check_expires()
+        if before is None:
+            if definition.care.retention is None:
+                raise Invalid(
+                    f"table {self.name!r} keeps its rows for ever",
+                    hint="Say before when, or set it: configure(retention='90d').",
+                    table=self.name,
+                )
+            moment = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=definition.care.retention)
+        elif isinstance(before, dt.datetime):
+            moment = before
+        elif isinstance(before, dt.date):
+            moment = dt.datetime.combine(before, dt.time())
+        else:
+            raise Invalid(f"before is {before!r}; expected a datetime or a date", table=self.name)
+        return self.log.expire(expiry.micros(moment))
+
+    def restore(self, at: At) -> Commit:
+        """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost."""
+        return restore(self, at)
+
+    def drop_column(self, name: str) -> pa.Schema:
+        """Take a column out of the table; its name is not used again. Its bytes go as files are rewritten: at once
+        with `compact(full=True)` and vacuum."""
+        return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
+
+    def purge(self, keys: object, *, progress: Progress = silent) -> PurgeReport:
+        """Erase rows for good: from the log, the baseline, every readable version and the refused rows.
+
+        The bytes leave the disk with the next vacuum after the grace time."""
+        return purge(self, self._keys(keys, "purge"), progress=progress)
 
     def merge(self, at: At = None) -> Merge:
         """What a read at `at` consists of."""
-        if at is None:
+        while True:
             # The baseline first: one that is newer than the log seen here would hold changes after its head.
             baseline = self.baseline.refresh()
             log = self.log.refresh()
-            return Merge(log, baseline, log.head)
-        log = self.log.refresh()
-        seq = self._seq_at(at, log.head)
-        return Merge(log, self.baseline.at_seq(seq, log.trimmed_to), seq)
+            seq = log.head if at is None else self._seq_at(at, log.head)
+            if max(baseline.marks) > seq:
+                baseline = self.baseline.at_seq(seq, log.trimmed_to)
+            if min(baseline.marks) >= log.trimmed_to:
+                return Merge(log, baseline, seq, horizon_at(log.snapshot.txns, seq))
 
     def fold_name(self, merge: Merge) -> str | None:
         """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""
@@ -313,6 +432,13 @@ def _only_winner(cursor: Any, fold: str, merge: Merge, key: Sequence[Any], files
         return Files(files.baseline, ())
     seq, op = found[0]
     return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
+
+
+def _key_rows(keys: object, definition: TableDef) -> object:
+    """Keys as rows: for a key of one column its values alone will do."""
+    if isinstance(keys, list | tuple | set | frozenset) and len(definition.key) == 1:
+        return [k if isinstance(k, dict) else {definition.key[0]: k} for k in keys]
+    return keys
 
 
 def _selected(merge: Merge, names: Sequence[str]) -> pa.Schema:

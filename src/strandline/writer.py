@@ -6,6 +6,7 @@ Either way the files come first and one commit claims them all, so a batch is in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from strandline.definitions import TableDef
 from strandline.dialect import spark_type
 from strandline.errors import Invalid
 from strandline.lanes import RECEIPT, LogLane, files_of
-from strandline.log import Amend, Log, check_there, prepare
+from strandline.log import Amend, Log, prepare
+from strandline.pins import new_pin
 from strandline.schema import storage_type
 from strandline.spark import run_lane, session
 from strandline.spool import Spool
@@ -46,7 +48,7 @@ def write(
         held.append(piece)
         size += piece.nbytes
         if size > driver_bytes:
-            with Spool(log.storage, log.folder) as spool:
+            with _uploading(log), Spool(log.storage, log.folder) as spool:
                 spool.add_all(held, pieces)
                 return write_frame(
                     log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
@@ -57,18 +59,23 @@ def write(
     return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
 
 
+def _uploading(log: Log) -> AbstractContextManager[None]:
+    """Keeps files that no commit claims yet from being taken for leftovers, however long the write takes."""
+    return log.pins.held(new_pin("write", writes_since_s=log.storage.now_s()))
+
+
 def write_frame(
     log: Log,
     frame: DataFrame,
     definition: TableDef,
-    op: Op,
+    op: Op | None,
     *,
     order_by: str | None,
     tokens: Sequence[str],
     amend: Amend | None = None,
 ) -> Commit:
     """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
-    hashes."""
+    hashes. Without `op`, each row says its own in `_op`."""
     from pyspark.sql import functions as F
 
     session(frame.sparkSession)
@@ -82,15 +89,15 @@ def write_frame(
     else:
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
-    files, failure = files_of(run_lane(frame, lane, RECEIPT).collect())
+    with _uploading(log):
+        files, failure = files_of(run_lane(frame, lane, RECEIPT).collect())
     if failure is not None:
         log.discard(files)
         raise failure
     if not files:
         raise Invalid("the DataFrame is empty; nothing was written")
     crash_point("log.lanes_written")
-    check_there(log.storage, log.folder, files)
-    return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
+    return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
 
 
 def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:

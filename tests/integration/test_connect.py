@@ -21,7 +21,7 @@ lake = sl.Lake(sys.argv[1], spark=spark)
 schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 table = lake.create_table("items", schema, key=["id"], vnodes=2)
 table.upsert(spark.range(40).selectExpr("id", "'spark' AS name", "TIMESTAMP'2026-01-01 00:00:00Z' AS at"))
-compaction.fold(table, driver_rows=0)
+compaction.compact(table, full=True, driver_rows=0)
 table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)])
 table.delete(spark.range(5))
 
@@ -37,7 +37,7 @@ try:
     table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))
 except sl.Invalid as error:
     answers["refused"] = error.fields["column"]
-compaction.fold(table, driver_rows=0)
+compaction.compact(table, full=True, driver_rows=0)
 answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id < 100"))
 answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
 answers["marks"] = list(table.baseline.refresh().marks)

@@ -61,7 +61,7 @@ def build(folder, shape):
     table = sl.Lake(folder).create_table("t", SCHEMA, **OPTIONS[shape])
     write = table.upsert if table.definition.is_keyed else table.append
     write([row(n) for n in range(30)])
-    table.fold()
+    table.compact(full=True)
     write([row(n, rev=1) for n in range(20, 40)])
     table.evolve(pa.schema([("n", pa.int32()), ("more", pa.string())]))
     write([{**row(n, rev=2), "more": "x"} for n in range(35, 45)])
@@ -104,7 +104,7 @@ def test_every_way_to_read_gives_the_same_rows(spark, tmp_path, shape):
 @pytest.mark.parametrize("shape", OPTIONS)
 def test_a_folded_table_is_an_ordinary_delta_table(tmp_path, shape):
     table = build(tmp_path, shape)
-    table.fold()
+    table.compact(full=True)
     names = table.schema.names
     expected = plain(table.to_arrow())
     delta = DeltaTable(f"{tmp_path}/{table.baseline.folder}")
@@ -120,7 +120,7 @@ def test_a_folded_table_is_an_ordinary_delta_table(tmp_path, shape):
 
 def test_polars_reads_a_folded_table(tmp_path):
     table = build(tmp_path, "keyed")
-    table.fold()
+    table.compact(full=True)
     names = ["part", "id", "n", "day", "at", "flag", "more"]
     found = pl.scan_delta(f"{tmp_path}/{table.baseline.folder}").select(names).collect()
     assert plain(found.to_arrow().cast(pa.schema([_storage(table).field(name) for name in names]))) == plain(
@@ -147,7 +147,7 @@ def test_json_keeps_its_logical_type_in_the_files(tmp_path):
     import pyarrow.parquet as pq
 
     table = build(tmp_path, "keyed")
-    table.fold()
+    table.compact(full=True)
     for folder, state in ((table.log.folder, table.log.refresh()), (table.baseline.folder, table.baseline.refresh())):
         for path in state.snapshot.files:
             schema = pq.ParquetFile(f"{tmp_path}/{folder}/{path}").schema
@@ -161,7 +161,7 @@ def test_a_dataframe_stays_at_its_seq_however_late_it_runs(spark, tmp_path):
     frame = table.to_spark()
     table.upsert([row(n, rev=9) for n in range(5)])
     table.delete([{"part": "p1", "id": 1}])
-    table.fold()
+    table.compact(full=True)
     assert plain(frame.toArrow()) == expected
 
 

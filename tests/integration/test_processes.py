@@ -33,7 +33,7 @@ folds = conflicts = 0
 while not os.path.exists(stop):
     for table in tables:
         try:
-            table.fold()
+            table.compact(full=True)
             folds += 1
         except sl.Conflict:
             conflicts += 1
@@ -169,7 +169,7 @@ def test_processes_that_add_columns_at_once_keep_them_all(busy):
     table = busy.table("items")
     added = {f"c{number}x{n}" for number in (1, 2) for n in range(4)} | {"shared"}
     assert set(table.schema.names) == {*ITEMS.names, *added}
-    table.fold()
+    table.compact(full=True)
     for row in table.to_arrow().to_pylist():
         number, n = divmod(row["id"], 10)
         assert {name for name in added if row[name] is not None} == {f"c{number}x{n}"}

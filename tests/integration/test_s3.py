@@ -28,13 +28,13 @@ def test_the_core_works_on_the_driver(s3_lake):
 
     step(lambda: table.upsert([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}], token="t"), {1: "a", 2: "b"})
     step(lambda: table.delete([1]), {2: "b"})
-    table.fold()
+    table.compact(full=True)
     step(lambda: table.upsert([{"id": 3, "name": "c"}]), {2: "b", 3: "c"})
     step(lambda: table.evolve(pa.schema([("colour", pa.string())])), {2: "b", 3: "c"})
     step(lambda: table.upsert([{"id": 2, "name": "B", "colour": "red"}]), {2: "B", 3: "c"})
     for handle in (table, s3_lake().table("items")):
         assert [by_id(handle, at=seq) for seq in range(6)] == history
-    table.fold()
+    table.compact(full=True)
     fresh = s3_lake()
     assert [by_id(fresh.table("items"), at=seq) for seq in range(6)] == history
     assert fresh.table("items").upsert([{"id": 9}], token="t") == sl.Commit(1, 2, is_replay=True)
@@ -48,7 +48,7 @@ def test_the_core_works_on_the_driver(s3_lake):
 def test_other_engines_read_it(s3_lake):
     table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=2)
     table.upsert([{"id": n, "name": str(n)} for n in range(10)])
-    table.fold()
+    table.compact(full=True)
     storage = table.log.storage
     for folder in (table.baseline.folder, table.log.folder):
         delta = DeltaTable(storage.url(folder), storage_options=dict(storage.delta_options))
@@ -69,14 +69,14 @@ def test_spark_writes_reads_and_folds(spark, s3_lake):
     lake = s3_lake()
     table = lake.create_table("items", ITEMS, key=["id"], vnodes=2)
     table.upsert(spark.range(40).selectExpr("id", "'spark' AS name"))
-    table.fold()
+    table.compact(full=True)
     table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)])
     table.delete([0])
     expected = {n: "spark" if n < 30 else "driver" for n in range(1, 50)}
     assert by_id(table) == expected
     assert {row["id"]: row["name"] for row in table.to_spark().collect()} == expected
     assert {row["id"] for row in table.to_spark(at=1, where="id < 5").collect()} == set(range(5))
-    compaction.fold(table, driver_rows=0)
+    compaction.compact(table, full=True, driver_rows=0)
     assert by_id(s3_lake().table("items")) == expected
     rows = checked([{"id": n % 50, "name": f"spool {n}"} for n in range(100)], table.schema)
     definition = table.definition
@@ -204,7 +204,7 @@ def test_a_commit_whose_answer_is_lost_on_the_way_lands_once(s3_lake, proxy, fau
     assert honest.changes()["_seq"].to_pylist() == [1, 2]
     assert sorted(honest.to_arrow()["id"].to_pylist()) == [0, 1]
     proxy.faults = list(faults)
-    assert table.fold() == 2
+    assert table.compact(full=True).upto == 2
     assert sorted(s3_lake().table("events").to_arrow()["id"].to_pylist()) == [0, 1]
     assert honest.baseline.refresh().version == 1
 

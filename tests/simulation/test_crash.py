@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,12 +29,12 @@ def steps(lake):
         ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
         ("append", lambda: events.append([{"id": 1}, {"id": 1}], token="2")),
         ("delete", lambda: items.delete([3, 4], token="3")),
-        ("fold", items.fold),
+        ("fold", partial(items.compact, full=True)),
         ("append again", lambda: events.append([{"id": 1}], token="4")),
-        ("fold events", events.fold),
+        ("fold events", partial(events.compact, full=True)),
         ("evolve", lambda: items.evolve(MORE)),
         ("upsert more", lambda: items.upsert([{"id": 4, "colour": "red"}, {"id": 50, "name": "b"}], token="5")),
-        ("fold again", items.fold),
+        ("fold again", partial(items.compact, full=True)),
     ]
 
 
@@ -182,7 +183,7 @@ for n in itertools.count(int(sys.argv[2])):
     table.upsert([{"id": n, "name": "x"}, {"id": -1, "name": str(n)}])
     print(n, flush=True)
     if n % 7 == 0:
-        table.fold()
+        table.compact(full=True)
 """
 
 

@@ -118,7 +118,7 @@ def test_a_fold_whose_answer_was_lost_happens_once(lake, events):
     events.append([{"id": 1}, {"id": 2}])
     for script in ([LOST], [UNSENT], [LOST, UNSENT]):
         table = faulty(lake, events, *script)
-        assert table.fold() == events.head
+        assert table.compact(full=True).upto == events.head
         assert sorted(events.to_arrow()["id"].to_pylist()) == [1, 2]
     assert events.baseline.refresh().version == 1
 
@@ -192,7 +192,7 @@ def test_under_any_faults_each_acknowledged_row_is_there_once_at_its_seq(tmp_pat
                     break
                 table.log.storage.script = []
         if id_ % 3 == 2:
-            events.fold()
+            events.compact(full=True)
     found = seqs_of(events)
     for id_, seq in acknowledged.items():
         assert found[id_] == [seq], "an acknowledged row is at its seq, once"

@@ -1,8 +1,11 @@
-"""Fold the log into the baseline.
+"""Fold the log into the baseline, the neediest vnodes first.
 
-Vnodes without changes keep their files; of the others the old files go and the new ones come in the commit that
-also moves the marks. The rows are merged and sorted by DuckDB on the driver when they are few, by Spark when they
-are many; the same lane writes them in both cases.
+A vnode is due when its unfolded changes are many against its folded rows, lie in many files, are old, or when many
+of its rows are expired (see `Care`). Of a due vnode the large files that no change falls into stay; the others are
+merged with the changes and written anew, sorted by key. One commit takes the old files away, brings the new ones
+and moves the marks of just those vnodes, so compactors of other vnodes do not disturb it and one of the same vnodes
+loses. The rows are merged and sorted by DuckDB on the driver when they are few, by Spark when they are many; the
+same lane writes them in both cases.
 
 After a crash: either the commit landed, files and marks together, or the new files are orphans and the old fold
 holds.
@@ -10,98 +13,343 @@ holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import datetime as dt
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
+from strandline import encode
 from strandline import fold as folds
 from strandline.change import HASH, VNODE
 from strandline.crash import crash_point
-from strandline.dialect import listed
-from strandline.errors import Conflict
+from strandline.dialect import duck_type, listed, literal, quoted
+from strandline.errors import Conflict, Unavailable
+from strandline.expiry import expired_rows
 from strandline.frames import spark_frame
+from strandline.health import Health
 from strandline.lanes import RECEIPT, BaselineLane, files_of
-from strandline.log import check_there
-from strandline.merge import Merge, duck_sql
+from strandline.merge import Files, Merge, duck_sql, vnodes_of
+from strandline.pins import new_pin
+from strandline.progress import Progress, silent
 from strandline.spark import run_lane, session
 from strandline.storage.delta import DataFile
-from strandline.vnode import shift_for, vnode_of
+from strandline.vnode import shift_for
 
 if TYPE_CHECKING:
     from strandline.table import Table
 
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 512 << 20
+SPARK_VNODES = 64
+# A file of this size stays where it is when nothing in it changes; smaller ones are packed.
+WHOLE_BYTES = encode.DEFAULT.file_bytes // 4
+_ATTEMPTS = 10
 
 
-def fold(table: Table, *, driver_rows: int = DRIVER_ROWS) -> int:
-    """Fold everything up to the head; returns that seq."""
+@dataclass(frozen=True)
+class Need:
+    """What a vnode's fold would do. `rows` is how many changes wait, evenly spread over each file's hashes; `why`
+    says why it is due, and is empty when it is not."""
+
+    vnode: int
+    rows: int
+    files: int
+    base_rows: int
+    base_bytes: int
+    expired: int
+    why: str
+
+    @property
+    def ratio(self) -> float:
+        """How much of it is new or expired, against what is folded."""
+        return (self.rows + self.expired) / max(1, self.base_rows)
+
+
+@dataclass(frozen=True)
+class CompactPlan:
+    """What a compaction would do now: the vnodes that are due, the neediest first."""
+
+    table: str
+    upto: int
+    due: tuple[Need, ...]
+    waiting_rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Degraded:
+    """A vnode that could not be folded, and the file at fault; reads of other vnodes go on."""
+
+    vnode: int
+    path: str
+    message: str
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What a compaction did. `degraded` are the vnodes that it had to leave alone."""
+
+    table: str
+    upto: int
+    vnodes: int
+    rows: int
+    files: int
+    removed_files: int
+    bytes: int
+    seconds: float
+    engine: str
+    degraded: tuple[Degraded, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan(table: Table, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
+    """Which vnodes are due, from commit files and statistics alone; with `full`, every one that has changes."""
+    return _plan(table, table.merge(), full, now)[0]
+
+
+def _plan(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
+    """The plan, and the vnodes without changes: their marks move for free."""
+    definition, marks = merge.definition, np.array(merge.baseline.marks)
+    count = len(marks)
+    rows, files, oldest_ms = np.zeros(count), np.zeros(count, int), np.full(count, np.inf)
+    for seq, file in merge.log_files():
+        at = vnodes_of(file, count)
+        part = slice(at.start, at.stop)
+        open_ = marks[part] < seq
+        rows[part] += open_ * (file.rows / len(at))
+        files[part] += open_
+        oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.modified_ms), oldest_ms[part])
+    base_rows, base_bytes, expired = np.zeros(count, int), np.zeros(count, int), np.zeros(count, int)
+    stale = np.zeros(count, bool)
+    for file in merge.baseline.files():
+        vnode = int(file.partition[VNODE] or 0)
+        base_rows[vnode] += file.rows
+        base_bytes[vnode] += file.raw_bytes
+        expired[vnode] += expired_rows(file, definition, merge.horizon)
+        stale[vnode] |= _has_dropped(file, merge)
+    now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
+    care = definition.care
+    needs = []
+    for vnode in range(count):
+        waiting = round(rows[vnode]) or int(files[vnode] > 0)
+        why = ""
+        if waiting > care.fold_ratio * base_rows[vnode]:
+            why = f"{waiting:,} changes against {base_rows[vnode]:,} folded rows"
+        elif files[vnode] > care.fold_files:
+            why = f"changes lie in {files[vnode]:,} files"
+        elif waiting and now_ms - oldest_ms[vnode] > care.fold_age * 1000:
+            why = "changes wait for too long"
+        elif expired[vnode] > care.fold_ratio * base_rows[vnode]:
+            why = f"{expired[vnode]:,} of {base_rows[vnode]:,} rows are expired"
+        elif full and (waiting or expired[vnode] or stale[vnode]):
+            why = "asked for"
+        sizes = (int(base_rows[vnode]), int(base_bytes[vnode]), int(expired[vnode]))
+        needs.append(Need(vnode, waiting, int(files[vnode]), *sizes, why))
+    due = sorted((need for need in needs if need.why), key=lambda need: -need.ratio)
+    idle = [need.vnode for need in needs if not need.rows and not need.why]
+    return CompactPlan(table.name, merge.seq, tuple(due), sum(need.rows for need in needs)), idle
+
+
+def _has_dropped(file: DataFile, merge: Merge) -> bool:
+    """Whether a file still holds a column that the table has dropped."""
+    definition = merge.definition
+    inside = definition.schemas[int(file.path.split("-", 1)[0])]
+    return not set(inside.names) <= set(definition.schema.names)
+
+
+def compact(
+    table: Table, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
+) -> CompactReport:
+    """Fold every due vnode up to the head; nothing when none is."""
+    started_s = time.monotonic()
+    work = _Work(table, full, driver_rows, progress)
     with table.folding:
-        merge = table.merge()
-        if not merge.log_files():
-            return merge.seq
-        log = [file for _, file in merge.log_files()]
-        is_small = sum(f.rows for f in log) <= driver_rows
-        touched = _touched(table, merge) if is_small else _touched_by_statistics(merge)
-        removed = [file for vnode in touched for file in merge.baseline.files(vnode)]
-        sources = [*removed, *log]
-        is_small = sum(f.rows for f in sources) <= driver_rows and sum(f.raw_bytes for f in sources) <= DRIVER_BYTES
-        added = (_on_driver if is_small else _on_spark)(table, merge, touched)
-        crash_point("fold.files_written")
-        check_there(table.baseline.storage, table.baseline.folder, added)
+        upto = work.run()
+    if work.degraded or work.vnodes:
+        Health(table.log.storage, table.entry.folder).write(
+            {str(v): asdict(found) for v, found in sorted(work.degraded.items())}, work.vnodes
+        )
+    return CompactReport(
+        table.name,
+        upto,
+        len(work.vnodes),
+        work.rows,
+        work.files,
+        work.removed,
+        work.bytes,
+        round(time.monotonic() - started_s, 3),
+        work.engine,
+        tuple(found for _, found in sorted(work.degraded.items())),
+    )
+
+
+class _Work:
+    """One compaction under way."""
+
+    def __init__(self, table: Table, full: bool, driver_rows: int, progress: Progress) -> None:
+        self.table = table
+        self.full = full
+        self.driver_rows = driver_rows
+        self.progress = progress
+        self.vnodes: set[int] = set()
+        self.degraded: dict[int, Degraded] = {}
+        self.rows = self.files = self.removed = self.bytes = 0
+        self.engine = "none"
+
+    def run(self) -> int:
+        """Groups of due vnodes, each from a fresh look at the table, until none is left; the seq folded up to."""
+        first: int | None = None
+        lost = 0
+        while True:
+            merge = self.table.merge()
+            first = merge.seq if first is None else first
+            planned, idle = _plan(self.table, merge, self.full, None)
+            # What arrives while we work is for the next run: a vnode is folded once.
+            left = [need for need in planned.due if need.vnode not in self.vnodes | set(self.degraded)]
+            left = [need for need in left if need.vnode not in self._claimed(left)]
+            self.progress(len(self.vnodes), len(self.vnodes) + len(left), self.table.name)
+            if not left:
+                return first
+            try:
+                self._group(merge, left, idle)
+            except Conflict:
+                # Another compactor, or a purge, was quicker; what it did is no longer due.
+                lost += 1
+                if lost == _ATTEMPTS:
+                    raise
+
+    def _claimed(self, due: Sequence[Need]) -> set[int]:
+        """Vnodes that another compactor has been folding for a while."""
+        pins = self.table.pins.all() if due else []
+        if not pins:
+            return set()
+        now_s = self.table.log.storage.now_s()
+        return {vnode for pin in pins if pin.expires_s > now_s for vnode in pin.vnodes}
+
+    def _group(self, merge: Merge, left: Sequence[Need], idle: Sequence[int]) -> None:
+        is_small = (
+            sum(n.rows + n.base_rows for n in left) <= self.driver_rows
+            and sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files()) <= DRIVER_BYTES
+        )
+        # The folds of a group land together, so what is done is kept when a later group fails.
+        chosen = [need.vnode for need in (left if is_small else left[:SPARK_VNODES])]
+        claim = new_pin(
+            "compaction", vnodes=tuple(chosen), writes_since_s=self.table.log.storage.now_s(),
+            log_version=merge.log.head, baseline_version=merge.baseline.version,
+        )  # fmt: skip
+        part = merge.part(chosen)
+        folded = _on_driver if is_small else _on_spark
         try:
-            table.baseline.commit_fold(merge.baseline, merge.definition, upto=merge.seq, removed=removed, added=added)
+            with self.table.pins.held(claim):
+                added, removed = folded(self.table, part)
+        except Exception as error:
+            found = _damage(part, error)
+            if not found:
+                raise
+            self.degraded |= found
+            return
+        crash_point("fold.files_written")
+        marks = dict.fromkeys([*chosen, *(idle if not self.vnodes else ())], merge.seq)
+        try:
+            self.table.baseline.commit_fold(merge.baseline, merge.definition, marks=marks, removed=removed, added=added)
         except Conflict:
-            _discard(table, added)
+            _discard(self.table, added)
             raise
         crash_point("fold.committed")
-        return merge.seq
+        self.vnodes |= set(chosen)
+        self.engine = "driver" if is_small else "spark"
+        self.rows += sum(file.rows for file in added)
+        self.bytes += sum(file.size for file in added)
+        self.files += len(added)
+        self.removed += len(removed)
 
 
-def _touched(table: Table, merge: Merge) -> list[int]:
-    """The vnodes that have changes to fold."""
+def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
+    """The files that take the place of others, and those others."""
+    order = listed([VNODE, *part.definition.identity])
     with table.duck.transaction() as cursor:
-        source = table.pinned_fold(cursor, merge)
-        if source is None:
-            source = f"({folds.changes_sql(merge.log, merge.log_files(), [HASH], merge.baseline.marks)})"
-        vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)}"
-        found = cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {source} ORDER BY v").to_arrow_table()
-    return [int(v) for v in found.column("v").to_pylist()]
+        fold = _own_fold(cursor, part)
+        kept = _untouched(cursor, part, fold)
+        removed = [file for file in part.base_files() if file.path not in kept]
+        sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
+        rows = duck_sql(part, fold, part.definition.schema.names, hidden=True, files=sources)
+        chosen = ", ".join(map(str, sorted(part.only or ())))
+        ordered = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({chosen}) ORDER BY {order}")
+        reader = ordered.to_arrow_reader(part.batch_rows())
+        receipts = [row for batch in _lane(table, part)(iter(reader)) for row in batch.to_pylist()]
+    return _files(table, receipts), removed
 
 
-def _touched_by_statistics(merge: Merge) -> list[int]:
-    """The vnodes that may have changes: those between each log file's lowest and highest hash."""
-    vnodes: set[int] = set()
-    for _, file in merge.log_files():
-        low, high = file.stats["minValues"][HASH], file.stats["maxValues"][HASH]
-        vnodes.update(range(vnode_of(low, merge.baseline.vnodes), vnode_of(high, merge.baseline.vnodes) + 1))
-    return sorted(vnodes)
+def _own_fold(cursor: Any, part: Merge) -> str | None:
+    """The fold of these vnodes alone, for this transaction: it opens no file that they do not need."""
+    if not part.definition.is_keyed or not part.log_files() or part.is_first_load:
+        return None
+    cursor.execute(
+        f"CREATE TEMP TABLE _own_fold AS {folds.winners(part.log, part.log_files(), part.baseline.marks)}"
+    ).fetchall()
+    return "_own_fold"
 
 
-def _on_driver(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
-    order = listed([VNODE, *merge.definition.identity])
-    numbers = ", ".join(map(str, touched))
-    with table.duck.transaction() as cursor:
-        rows = duck_sql(merge, table.pinned_fold(cursor, merge), merge.definition.schema.names, hidden=True)
-        reader = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({numbers}) ORDER BY {order}").to_arrow_reader(
-            50_000
-        )
-        receipts = [row for batch in _lane(table, merge)(iter(reader)) for row in batch.to_pylist()]
-    return _files(table, receipts)
+def _untouched(cursor: Any, part: Merge, fold: str | None) -> set[str]:
+    """Large files that hold no changed key by their statistics, and files of vnodes without any change."""
+    vnode = f"({HASH} >> {shift_for(part.baseline.vnodes)})"
+    changed = part.only if part.log_files() else frozenset()
+    if part.definition.is_keyed and fold is not None:
+        found = cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {fold}").to_arrow_table()
+        changed = frozenset(found.column("v").to_pylist())
+    kept = set()
+    ranged = []
+    first = part.definition.identity[0]
+    for file in part.base_files():
+        is_whole = file.size >= WHOLE_BYTES
+        if _has_dropped(file, part) or expired_rows(file, part.definition, part.horizon):
+            continue
+        if int(file.partition[VNODE] or 0) not in (changed or ()) or (is_whole and not part.definition.is_keyed):
+            kept.add(file.path)
+        elif is_whole and fold is not None:
+            low, high = (file.stats.get(side, {}).get(first) for side in ("minValues", "maxValues"))
+            if low is not None and high is not None:
+                ranged.append((file.path, file.partition[VNODE], low, high))
+    if ranged:
+        kind = duck_type(part.definition.schema.field(first).type)
+        values = ", ".join(f"({literal(p)}, {v}, {literal(str(a))}, {literal(str(b))})" for p, v, a, b in ranged)
+        spans = f"SELECT p, v, CAST(a AS {kind}) AS a, CAST(b AS {kind}) AS b FROM (VALUES {values}) t(p, v, a, b)"
+        keys = f"SELECT {vnode} AS v, {quoted(first)} AS k FROM {fold}"
+        # The lowest changed key at or after the file's first: is it past the file's last?
+        nearest = f"({spans}) s ASOF LEFT JOIN ({keys}) c ON s.v = c.v AND s.a <= c.k"
+        found = cursor.sql(f"SELECT s.p FROM {nearest} WHERE c.k IS NULL OR c.k > s.b").to_arrow_table()
+        kept |= set(found.column("p").to_pylist())
+    return kept
 
 
-def _on_spark(table: Table, merge: Merge, touched: Sequence[int]) -> list[DataFile]:
+def _is_expired(file: DataFile, part: Merge) -> bool:
+    """Whether every row of a file is expired, so that it need not be read."""
+    return expired_rows(file, part.definition, part.horizon) == file.rows
+
+
+def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
+    """The same by Spark: a task a vnode."""
     from pyspark.sql import functions as F
 
     spark = session(table.spark)
-    names = merge.definition.schema.names
-    rows = spark_frame(spark, merge, table.fold_frame(spark, merge), names, hidden=True)
-    lanes = rows.where(F.col(VNODE).isin(*touched)).repartitionById(merge.baseline.vnodes, F.col(VNODE).cast("int"))
-    ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in merge.definition.identity])
-    return _files(table, run_lane(ordered, _lane(table, merge), RECEIPT).collect())
+    chosen = sorted(part.only or ())
+    rows = spark_frame(spark, part, None, part.definition.schema.names, hidden=True)
+    lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(part.baseline.vnodes, F.col(VNODE).cast("int"))
+    ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
+    return _files(table, run_lane(ordered, _lane(table, part), RECEIPT).collect()), part.base_files()
 
 
-def _lane(table: Table, merge: Merge) -> BaselineLane:
-    return BaselineLane(merge.log.storage, table.baseline.folder, merge.definition)
+def _lane(table: Table, part: Merge) -> BaselineLane:
+    return BaselineLane(part.log.storage, table.baseline.folder, part.definition)
 
 
 def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
@@ -115,3 +363,35 @@ def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
 def _discard(table: Table, files: Sequence[DataFile]) -> None:
     """Delete files of ours that no commit claims and none will."""
     table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)
+
+
+def _damage(part: Merge, error: Exception) -> dict[int, Degraded]:
+    """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is."""
+    if isinstance(error, Conflict | Unavailable):
+        return {}
+    files: list[tuple[str, DataFile, Collection[int]]] = [
+        *((part.baseline.folder, f, {int(f.partition[VNODE] or 0)}) for f in part.base_files()),
+        *((part.log.folder, f, vnodes_of(f, part.baseline.vnodes)) for _, f in part.log_files()),
+    ]
+    named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
+    # An error that names no file may still come from one.
+    suspects = [found for found in files if found[1].path in named] or files
+    degraded = {}
+    for folder, file, vnodes in suspects:
+        fault = _fault(part, f"{folder}/{file.path}")
+        for vnode in set(vnodes) & set(part.only or ()) if fault else ():
+            degraded[vnode] = Degraded(vnode, part.log.storage.url(f"{folder}/{file.path}"), fault)
+    return degraded
+
+
+def _fault(part: Merge, path: str) -> str:
+    """Why a file cannot be read; empty when it can."""
+    try:
+        with pq.ParquetFile(part.log.storage.input(path)) as opened:
+            for _ in opened.iter_batches(8192):
+                pass
+    except FileNotFoundError:
+        return "the file is missing"
+    except (OSError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return ""

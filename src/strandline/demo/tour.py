@@ -134,7 +134,7 @@ def _ask(lake: Lake) -> tuple[str, int]:
 
 
 def _fold(table: Table) -> tuple[str, int]:
-    seq = table.fold()
+    seq = table.compact(full=True)
     rows = sum(file.rows for file in table.baseline.refresh().files())
     return f"up to seq {seq}, {len(table.baseline.refresh().files())} files", rows
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,12 +15,13 @@ from strandline.doctor.finding import Finding, Repair, Severity
 from strandline.errors import Corrupt, StrandlineError
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog, Snapshot
+from strandline.vacuum import is_ours
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.parquet)\Z")
-_OURS = re.compile(r"(\d{4,}-|spool-)[0-9a-f]{32}\.parquet\Z")
 _EXPIRING = "token/"
+_OF_SEQS = ("fold/", "trim", "token/", "ingest/")
 
 
 @dataclass
@@ -121,7 +121,7 @@ class DeltaExam:
                     self.add(f"commit {version} moves the transaction {txn['appId']!r} back to {txn['version']}")
                 at[txn["appId"]] = txn["version"]
         for app, value in (self.snapshot.txns if self.snapshot else {}).items():
-            if limit is not None and value > limit:
+            if limit is not None and value > limit and app.startswith(_OF_SEQS):
                 self.add(f"the transaction {app!r} stands at {value}, past the head {limit}")
 
     def check_files(self) -> Iterable[tuple[str, pq.FileMetaData]]:
@@ -143,37 +143,10 @@ class DeltaExam:
                 self.add(f"the file holds {footer.num_rows} rows; its commit says {file.rows}", file.path)
             yield file.path, footer
 
-    def claimed(self) -> set[str] | None:
-        """Every file that any retained version of the table refers to; None when that cannot be known."""
-        commits = self.commits
-        if not self.is_complete:
-            return None
-        paths = {
-            action[kind]["path"]
-            for actions in commits.values()
-            for action in actions
-            for kind in ("add", "remove")
-            if kind in action
-        }
-        return paths | set(self.snapshot.files if self.snapshot else ())
-
-    def orphans(self, grace_s: float) -> list[FileInfo]:
-        """Files that look like ours, that no version refers to, and that are older than the grace time."""
-        claimed = self.claimed()
-        if claimed is None:
-            return []
-        names = [n for n in self.names() if not n.startswith("_delta_log/") and n not in claimed]
-        infos = [self.listing[f"{self.folder}/{name}"] for name in names if _OURS.match(name)]
-        return [info for info in infos if is_old(info, grace_s)]
-
     def strangers(self) -> list[str]:
         """Files that nothing of ours has made."""
-        names = [n for n in self.names() if not n.startswith("_delta_log/") and not _OURS.match(n)]
+        names = [n for n in self.names() if not n.startswith("_delta_log/") and not is_ours(n)]
         return names + [n for n in self.names("_delta_log/") if not _LOG_FILE.search(n)]
-
-
-def is_old(info: FileInfo, grace_s: float) -> bool:
-    return info.modified_s < time.time() - grace_s
 
 
 def _difference(snapshot: Snapshot, replayed: Snapshot) -> str:

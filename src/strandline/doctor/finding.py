@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["wrong", "note"]
-Repair = Literal["delete", "checkpoint"]
+Repair = Literal["checkpoint"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """One thing found. `wrong` breaks a promise; a `note` costs space at most.
 
-    `repair` is what `--repair` would do about it: delete `paths`, or write the checkpoints of the folder in `paths`
-    anew from its commit files. None means that a person has to look."""
+    `repair` is what `--repair` would do about it: write the checkpoints of the folder in `paths` anew from its commit
+    files. `command` is a verb that does something about it. With neither, a person has to look."""
 
     severity: Severity
     table: str | None
@@ -23,6 +23,7 @@ class Finding:
     repair: Repair | None = None
     paths: tuple[str, ...] = field(default=(), repr=False)
     is_repaired: bool = False
+    command: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,12 @@
-"""Put right what was found, after looking again whether it is still so.
+"""Put right what was found.
 
-After a crash: what was deleted is gone and what was not is found again by the next examination. Data files go
-before the commit files that describe them.
+After a crash: a table without checkpoints is read from its commit files, which are all there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from strandline.catalog import Catalog
 from strandline.doctor.deltas import DeltaExam
 from strandline.doctor.finding import Finding
 from strandline.storage import Storage
@@ -18,30 +15,9 @@ from strandline.storage.delta import DeltaLog
 
 def repaired(storage: Storage, finding: Finding) -> Finding:
     """The finding, marked if it could be repaired."""
-    if finding.repair == "delete":
-        storage.delete(list(_deletable(storage, finding.paths)))
-        return replace(finding, is_repaired=True)
     if finding.repair == "checkpoint":
         return replace(finding, is_repaired=_write_checkpoint(storage, finding.paths[0]))
     return finding
-
-
-def _deletable(storage: Storage, paths: tuple[str, ...]) -> Iterator[str]:
-    """The paths that still nothing claims: a commit, or the catalog, may have taken some of them meanwhile."""
-    live = {entry.folder for entry in Catalog(storage).refresh().tables.values()}
-    claimed: dict[str, set[str] | None] = {}
-    for path in paths:
-        parts = path.split("/")
-        is_loose = parts[0] != "tables" or parts[-1].startswith(".")
-        if is_loose or "/".join(parts[:3]) not in live:
-            yield path
-            continue
-        folder, name = "/".join(parts[:4]), "/".join(parts[4:])
-        if folder not in claimed:
-            claimed[folder] = _exam(storage, folder).claimed()
-        known = claimed[folder]
-        if known is not None and name not in known:
-            yield path
 
 
 def _write_checkpoint(storage: Storage, folder: str) -> bool:

@@ -66,6 +66,10 @@ class Storage(Protocol):
         """Unfinished files below `prefix` that a crash left behind."""
         ...
 
+    def now_s(self) -> float:
+        """The time by the clock that also dates the files, in seconds since 1970."""
+        ...
+
     def delete(self, paths: Iterable[str]) -> None:
         """Remove files; one that is gone already is no error."""
         ...

@@ -25,10 +25,11 @@ import pyarrow.parquet as pq
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound
-from strandline.storage.base import Storage
+from strandline.storage.base import FileInfo, Storage
 from strandline.storage.commits import Action, CommitLog
 
 CHECKPOINT_EVERY = 50
+PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 _RAW_BYTES = "strandline.rawBytes"
 _FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
 _log = logging.getLogger(__name__)
@@ -82,13 +83,15 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A Delta table at one version."""
+    """A Delta table at one version. `doomed` are unclaimed files that commits read by this process have given up:
+    they may be deleted at any moment, so none of them may be claimed any more."""
 
     version: int
     timestamp_ms: int
     metadata: Mapping[str, Any]
     files: Mapping[str, DataFile]
     txns: Mapping[str, int]
+    doomed: frozenset[str] = frozenset()
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -99,13 +102,15 @@ class Snapshot:
 class Draft:
     """What a commit wants to do, decided from the snapshot it is based on.
 
-    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all."""
+    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all.
+    `doomed` are files that no commit has claimed and none may from here on."""
 
     add: Sequence[DataFile] = ()
     remove: Sequence[DataFile] = ()
     txns: Mapping[str, int] = field(default_factory=dict)
     expiring_txns: Mapping[str, int] = field(default_factory=dict)
     forgotten_txns: Mapping[str, int] = field(default_factory=dict)
+    doomed: Sequence[str] = ()
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
 
@@ -129,6 +134,7 @@ class DeltaLog:
         self._commits = CommitLog(storage, f"{folder}/_delta_log")
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
+        self._has_gap = False
 
     def refresh(self) -> Snapshot:
         """The newest snapshot. Costs one look when nothing is new."""
@@ -141,6 +147,7 @@ class DeltaLog:
                 if self._last_checkpoint() > snapshot.version:
                     # The commit files after our version were cleaned away while nobody looked here.
                     snapshot = self._load(None)
+                    self._has_gap = True
             self._snapshot = snapshot
             return snapshot
 
@@ -173,6 +180,8 @@ class DeltaLog:
                 if draft is None:
                     return None
                 _check(draft, snapshot)
+                if self._has_gap:
+                    self._check_there(draft.add)
                 actions = _actions(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
                 if self._commits.create(snapshot.version + 1, actions, commit_id):
@@ -183,6 +192,12 @@ class DeltaLog:
         if landed.version % CHECKPOINT_EVERY == 0:
             self.checkpoint()
         return landed
+
+    def _check_there(self, files: Iterable[DataFile]) -> None:
+        """Commits that this process has not seen may have doomed its files."""
+        for file in files:
+            if not self.storage.exists(f"{self.folder}/{file.path}"):
+                raise _given_up(file.path)
 
     @staticmethod
     def create(storage: Storage, folder: str, draft: Draft) -> DeltaLog:
@@ -206,16 +221,56 @@ class DeltaLog:
         except Exception as error:
             _log.warning("no checkpoint of %s: %s", self.storage.url(self.folder), error)
 
+    def log_files(self) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
+        """The commit files and the checkpoints that exist, by version."""
+        commits: dict[int, FileInfo] = {}
+        checkpoints: dict[int, FileInfo] = {}
+        for info in self.storage.list(f"{self.folder}/_delta_log/"):
+            stem, _, kind = info.path.rsplit("/", 1)[1].partition(".")
+            if stem.isdigit() and len(stem) == 20 and kind in ("json", "checkpoint.parquet"):
+                (commits if kind == "json" else checkpoints)[int(stem)] = info
+        return commits, checkpoints
+
+    def oldest(self) -> int:
+        """The oldest version that can be loaded."""
+        if self.storage.exists(self._commits.path(0)):
+            return 0
+        return min(self.log_files()[1], default=self.refresh().version)
+
+    def check_unbroken(self, after: int | None = None) -> None:
+        """No commit file is missing before another, from the one after `after` on; `Corrupt` when one is, because
+        what the table claims is then not known."""
+        commits, checkpoints = self.log_files()
+        head = self.refresh().version
+        last = max([*commits, *checkpoints])
+        first = head if after is None else after
+        missing = next((v for v in range(first + 1, max(head, last) + 1) if v not in commits or v > head), None)
+        # A commit that landed after the listing is not missing.
+        if missing is not None and missing <= last:
+            raise Corrupt(
+                f"commit {missing} of {self.storage.url(self.folder)} is missing before others",
+                hint="Restore that file from a backup. Nothing was deleted.",
+                path=self._commits.path(missing),
+            )
+
+    def before(self, version: int, unread: int) -> list[FileInfo]:
+        """Commit files and checkpoints without which every version from `version` on can still be loaded.
+
+        After a purge also those that tell of purged rows in their statistics: versions before the purge are then
+        given up, once nobody reads versions before `unread` any more."""
+        commits, checkpoints = self.log_files()
+        base = max((v for v in checkpoints if v <= version), default=0)
+        purged = self.refresh().txns.get(PURGE, 0)
+        if base < purged:
+            base = min((v for v in checkpoints if purged <= v <= unread), default=base)
+        if base == 0 or self._read_checkpoint(base) is None:
+            return []
+        return [info for kind in (commits, checkpoints) for v, info in kind.items() if v < base]
+
     def history(self, after: int = -1) -> list[CommitInfo]:
         """The commits after `after` whose commit files still exist, oldest first."""
-        prefix = f"{self.folder}/_delta_log/"
-        versions = sorted(
-            int(stem)
-            for info in self.storage.list(prefix)
-            if (stem := info.path.rsplit("/", 1)[1].removesuffix(".json")).isdigit() and len(stem) == 20
-        )
         entries = []
-        for version in versions:
+        for version in sorted(self.log_files()[0]):
             if version <= after:
                 continue
             info = _commit_info(self._commits.read(version) or ())
@@ -261,10 +316,7 @@ class DeltaLog:
         base = self._checkpoint_before(version)
         snapshot = self._read_checkpoint(base) if base >= 0 else None
         if snapshot is None:
-            actions = self._commits.read(0)
-            if actions is None:
-                raise NotFound(f"no Delta table at {self.storage.url(self.folder)}", path=self.folder)
-            snapshot = _apply(Snapshot(-1, 0, {}, {}, {}), 0, actions)
+            snapshot = self._first(version)
         snapshot = self._extend(snapshot, version)
         if version is not None and snapshot.version != version:
             raise NotFound(
@@ -272,6 +324,17 @@ class DeltaLog:
                 path=self.folder,
                 version=version,
             )
+        return snapshot
+
+    def _first(self, version: int | None) -> Snapshot:
+        """Where reading starts without a pointer to a checkpoint: commit 0, or the checkpoint that took its place."""
+        actions = self._commits.read(0)
+        if actions is not None:
+            return _apply(Snapshot(-1, 0, {}, {}, {}), 0, actions)
+        snapshot = self._read_checkpoint(self._checkpoint_by_listing(version))
+        if snapshot is None:
+            what = "no Delta table at" if version is None else f"version {version} is gone from"
+            raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
         return snapshot
 
     def _extend(self, snapshot: Snapshot, upto: int | None) -> Snapshot:
@@ -298,12 +361,7 @@ class DeltaLog:
         return self._checkpoint_by_listing(version)
 
     def _checkpoint_by_listing(self, version: int | None) -> int:
-        found = [
-            int(name.split(".", 1)[0])
-            for info in self.storage.list(f"{self.folder}/_delta_log/")
-            if (name := info.path.rsplit("/", 1)[1]).endswith(".checkpoint.parquet")
-        ]
-        return max((v for v in found if version is None or v <= version), default=-1)
+        return max((v for v in self.log_files()[1] if version is None or v <= version), default=-1)
 
     def _read_checkpoint(self, version: int) -> Snapshot | None:
         path = f"{self.folder}/_delta_log/{version:020d}.checkpoint.parquet"
@@ -356,6 +414,7 @@ def _committed_ms(actions: Iterable[Action]) -> int:
 
 def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:
     files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
+    doomed = snapshot.doomed
     for action in actions:
         if "add" in action:
             files = dict(snapshot.files) if files is None else files
@@ -373,6 +432,7 @@ def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snaps
             metadata = action["metaData"]
         elif "commitInfo" in action:
             timestamp_ms = max(timestamp_ms, int(action["commitInfo"].get("timestamp", 0)))
+            doomed |= frozenset(action["commitInfo"].get("doomed", ()))
     return replace(
         snapshot,
         version=version,
@@ -380,6 +440,7 @@ def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snaps
         metadata=metadata,
         files=snapshot.files if files is None else files,
         txns=snapshot.txns if txns is None else txns,
+        doomed=doomed,
     )
 
 
@@ -388,13 +449,24 @@ def _check(draft: Draft, snapshot: Snapshot) -> None:
     for file in draft.remove:
         if file.path not in snapshot.files:
             raise Conflict(f"file {file.path} was removed by another commit", path=file.path)
+    for file in draft.add:
+        if file.path in snapshot.doomed:
+            raise _given_up(file.path)
     for app, value in {**draft.txns, **draft.expiring_txns}.items():
         if snapshot.txns.get(app, -1) > value:
             raise Conflict(f"transaction {app!r} is at {snapshot.txns[app]}, past {value}", txn=app)
 
 
+def _given_up(path: str) -> Conflict:
+    return Conflict(
+        f"{path} was cleared away as a leftover before it was committed; nothing was written",
+        hint="Write again. A vacuum's --grace should be longer than your longest write.",
+        path=path,
+    )
+
+
 def _actions(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics: Mapping[str, Any]) -> list[Action]:
-    info = {
+    info: dict[str, Any] = {
         "timestamp": now_ms,
         "operation": operation,
         "operationParameters": {},
@@ -402,6 +474,8 @@ def _actions(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics:
         "engineInfo": "strandline",
         "commitId": commit_id,
     }
+    if draft.doomed:
+        info["doomed"] = list(draft.doomed)
     actions: list[Action] = [{"commitInfo": info}]
     if draft.protocol is not None:
         actions.append({"protocol": dict(draft.protocol)})

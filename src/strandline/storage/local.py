@@ -7,6 +7,7 @@ linked (`put_new`) or renamed (`output`) into place, and the folder is synced af
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -101,6 +102,9 @@ class LocalStorage:
                 with suppress(FileNotFoundError):
                     stat = os.stat(full)
                     yield FileInfo(os.path.relpath(full, self.uri), stat.st_size, stat.st_mtime)
+
+    def now_s(self) -> float:
+        return time.time()
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from strandline.errors import Invalid, Unavailable
 from strandline.storage.base import FileInfo
 
 _RACERS = 8
+_DELETED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,24 @@ class S3Storage:
         """Unfinished uploads are not files here; the bucket's own lifecycle rule ends them."""
         return iter(())
 
+    def now_s(self) -> float:
+        import obstore
+
+        path = f"_check/{uuid.uuid4().hex}"
+        with self._translated(path):
+            obstore.put(self._store, path, b"now", use_multipart=False)
+            at: float = obstore.head(self._store, path)["last_modified"].timestamp()
+        self.delete([path])
+        return at
+
     def delete(self, paths: Iterable[str]) -> None:
         import obstore
 
-        for path in paths:
-            with self._translated(path):
-                try:
-                    obstore.delete(self._store, path)
-                except FileNotFoundError:
-                    continue
+        rest = list(paths)
+        while rest:
+            some, rest = rest[:_DELETED_AT_ONCE], rest[_DELETED_AT_ONCE:]
+            with suppress(FileNotFoundError), self._translated(some[0]):
+                obstore.delete(self._store, some)
 
     def duckdb_filesystem(self) -> Any:
         from obstore.fsspec import FsspecStore

@@ -1,0 +1,62 @@
+"""How a lake is looked after: what waits to be folded, what could be deleted, who holds what, in the words of the
+commands that would do something about it."""
+
+from __future__ import annotations
+
+from strandline.doctor.finding import Finding
+from strandline.doctor.tables import TableExam
+from strandline.duck import Duck
+from strandline.leftovers import leftovers
+from strandline.storage import Storage
+from strandline.table import Table
+
+_GRACE_S = 3600.0
+
+
+def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
+    """Notes about a sound table."""
+    storage, entry = exam.log.storage, exam.entry
+    table = Table(entry, storage, duck)
+    where = storage.url(entry.folder)
+    found = []
+    for part in exam.parts:
+        strangers = part.strangers()
+        if strangers:
+            what = f"{counted(len(strangers))} that Strandline did not make, such as {strangers[0]}"
+            found.append(Finding("note", entry.name, what, storage.url(part.folder)))
+    plan = table.plan_compaction()
+    if plan.due:
+        first = plan.due[0]
+        due = f"{len(plan.due)} of {table.definition.vnodes} vnodes"
+        what = f"{due} are due to be folded; vnode {first.vnode}: {first.why}"
+        found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
+    vacuum = table.vacuum(dry_run=True)
+    if vacuum.deleted_files:
+        what = f"{counted(vacuum.deleted_files)} that nothing needs, {vacuum.deleted_bytes:,} bytes"
+        found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
+    now_s = storage.now_s()
+    for pin in table.pins.live(now_s):
+        what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {pin.expires_s - now_s:.0f} s more"
+        if pin.seq is not None:
+            found.append(Finding("note", entry.name, what, where))
+    return found
+
+
+def lake_health(storage: Storage) -> list[Finding]:
+    """Notes about what lies outside the lake's tables."""
+    return [
+        Finding(
+            "note",
+            found.table,
+            f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
+            if found.is_deletable
+            else f"a folder of {counted(len(found.infos))} {found.what}; delete it by hand",
+            storage.url(found.where) if found.where else storage.uri,
+            command="vacuum" if found.is_deletable else None,
+        )
+        for found in leftovers(storage, before_s=storage.now_s() - _GRACE_S)
+    ]
+
+
+def counted(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"

@@ -1,0 +1,34 @@
+"""Lengths of time as people write them: `90s`, `30m`, `1h`, `7d`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+
+from strandline.errors import Invalid
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def seconds(value: object, name: str = "time") -> float:
+    """The seconds of a text such as `7d`, a timedelta or a number of seconds, 0 or more."""
+    found: float | None = None
+    if isinstance(value, dt.timedelta):
+        found = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        found = float(value)
+    elif isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value.strip())
+        found = float(match.group(1)) * _UNITS[match.group(2)] if match else None
+    if found is None or not math.isfinite(found) or found < 0:
+        raise Invalid(f"{name} is {value!r}; expected a length of time such as 90s, 30m, 1h or 7d")
+    return found
+
+
+def shown(length_s: float) -> str:
+    """The same in the largest unit that says it exactly."""
+    for unit, size in _UNITS.items():
+        if length_s and length_s % size == 0:
+            return f"{int(length_s // size)}{unit}"
+    return f"{length_s:g}s"

@@ -1,0 +1,114 @@
+"""What lies in a lake outside its living tables and is needed by nothing: unfinished files, tables that were dropped
+or never finished, pins that expired long ago.
+
+While the catalog is in doubt nothing is a leftover: a table may only be hidden.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from strandline import pins
+from strandline.catalog import Catalog, Lives
+from strandline.errors import StrandlineError
+from strandline.log import DROPPED
+from strandline.storage import FileInfo, Storage
+from strandline.storage.delta import DeltaLog
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Files that lie together. Those that a person has to decide about are not `is_deletable`."""
+
+    table: str | None
+    what: str
+    where: str
+    infos: tuple[FileInfo, ...]
+    is_deletable: bool = True
+
+    @property
+    def bytes(self) -> int:
+        return sum(info.size for info in self.infos)
+
+
+def leftovers(storage: Storage, *, before_s: float) -> list[Leftover]:
+    """What nothing needs and what is older than `before_s`; `Corrupt` when the catalog cannot be relied on."""
+    # The listing first: a table that is registered after it is not taken for one that never was.
+    listing = list(storage.list(""))
+    lives = Catalog(storage).lives()
+    found = [*_unfinished(storage, listing, before_s), *_old_pins(storage, listing, before_s)]
+    folders: dict[str, list[FileInfo]] = defaultdict(list)
+    for info in listing:
+        parts = info.path.split("/")
+        if len(parts) > 3 and parts[0] == "tables" and "/".join(parts[:3]) not in lives.live:
+            folders["/".join(parts[:3])].append(info)
+    for folder, infos in sorted(folders.items()):
+        found += _lifeless(storage, folder, infos, lives, before_s)
+    return found
+
+
+def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
+    """Delete leftovers, data files before the commit files that describe them; looks again first."""
+    live = Catalog(storage).lives().live
+    for leftover in found:
+        if leftover.is_deletable and leftover.where not in live:
+            storage.delete(
+                info.path for info in sorted(leftover.infos, key=lambda info: (not _is_data(info.path), info.path))
+            )
+
+
+def _unfinished(storage: Storage, listing: Sequence[FileInfo], before_s: float) -> list[Leftover]:
+    """Temporary files that a crash left behind."""
+    old = [info for info in storage.temporaries("") if info.modified_s < before_s]
+    old += [info for info in listing if info.path.startswith("_check/") and info.modified_s < before_s]
+    return [Leftover(None, "that were never finished", "", tuple(old))] if old else []
+
+
+def _old_pins(storage: Storage, listing: Sequence[FileInfo], before_s: float) -> list[Leftover]:
+    """Pins that expired before `before_s`."""
+    generations = {info.path.split("/")[1] for info in listing if info.path.startswith(f"{pins.FOLDER}/")}
+    expired = set()
+    for generation in generations:
+        try:
+            expired |= {
+                f"{pins.FOLDER}/{generation}/{pin.name}.json"
+                for pin in pins.Pins(storage, generation).all()
+                if pin.expires_s < before_s
+            }
+        except StrandlineError:
+            continue
+    old = tuple(info for info in listing if info.path in expired)
+    return [Leftover(None, "of pins that have expired", pins.FOLDER, old)] if old else []
+
+
+def _lifeless(
+    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float
+) -> list[Leftover]:
+    """The folder of a generation that is no table: dropped, or never registered."""
+    _, name, generation = folder.split("/")
+    names: Mapping[str, FileInfo] = {info.path.removeprefix(f"{folder}/log/_delta_log/"): info for info in infos}
+    is_quiet = all(info.modified_s < before_s for info in infos)
+    if generation in lives.dropped_ms:
+        # Both the catalog and the log itself must say so: a catalog that was set back must not cost a table.
+        if not _is_ended(storage, folder) and any(_is_data(info.path) for info in infos):
+            what = "is dropped, but its log does not say so"
+            return [Leftover(name, what, folder, tuple(infos), is_deletable=False)]
+        is_due = lives.dropped_ms[generation] < before_s * 1000
+        return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
+    if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
+        what = "holds commits, but the catalog does not know it"
+        return [Leftover(name, what, folder, tuple(infos), is_deletable=False)]
+    return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_quiet else []
+
+
+def _is_ended(storage: Storage, folder: str) -> bool:
+    try:
+        return DROPPED in DeltaLog(storage, f"{folder}/log").refresh().configuration
+    except StrandlineError:
+        return False
+
+
+def _is_data(path: str) -> bool:
+    return path.endswith(".parquet") and "/_delta_log/" not in path

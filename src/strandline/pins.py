@@ -1,0 +1,161 @@
+"""Pins: claims that cleaning respects, each a small file in the lake that counts until it expires.
+
+A pin says which seq must stay readable, which versions of log and baseline its holder reads files of, and since when
+its holder writes files that no commit claims yet. It expires when it has not been renewed for its length, by the
+clock that dates the store's files, so holders and cleaners on different machines agree. Work that is over soon needs
+none: whatever cleaning deletes has been unneeded for the table's grace time.
+
+After a crash: the pin is not renewed and expires.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from strandline.errors import Invalid, StrandlineError
+from strandline.storage import Storage
+
+FOLDER = "pins"
+LENGTH_S = 300.0
+QUIET_S = 30.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One claim on a table. `seq` is what must stay readable, None for nothing; `vnodes` are those being folded."""
+
+    name: str
+    why: str
+    length_s: float
+    seq: int | None = None
+    log_version: int | None = None
+    baseline_version: int | None = None
+    writes_since_s: float | None = None
+    vnodes: tuple[int, ...] = ()
+    holder: str = ""
+    expires_s: float = 0.0
+
+
+class Pins:
+    """The pins of one table."""
+
+    def __init__(self, storage: Storage, generation: str) -> None:
+        self._storage = storage
+        self._folder = f"{FOLDER}/{generation}"
+
+    def put(self, pin: Pin) -> None:
+        """Set or renew a pin. It counts from here on."""
+        if not _NAME.match(pin.name):
+            raise Invalid(f"pin name {pin.name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
+        facts = {name: value for name, value in asdict(pin).items() if name != "expires_s"}
+        with self._storage.output(self._path(pin.name)) as stream:
+            stream.write(json.dumps(facts).encode())
+
+    def release(self, name: str) -> None:
+        self._storage.delete([self._path(name)])
+
+    def all(self) -> list[Pin]:
+        """Every pin, also those that have expired."""
+        found = []
+        for info in self._storage.list(self._folder):
+            try:
+                facts = json.loads(self._storage.read(info.path))
+                facts["vnodes"] = tuple(facts["vnodes"])
+                found.append(replace(Pin(**facts), expires_s=info.modified_s + float(facts["length_s"])))
+            except FileNotFoundError:
+                continue
+            except (ValueError, TypeError, KeyError) as error:
+                # Whatever it wanted to hold is not known: nothing may go until a person has looked.
+                raise Invalid(
+                    f"pin {self._storage.url(info.path)} is not readable: {error}",
+                    hint="Delete that file if nobody holds it.",
+                    path=info.path,
+                ) from error
+        return sorted(found, key=lambda pin: pin.name)
+
+    def live(self, now_s: float) -> list[Pin]:
+        return [pin for pin in self.all() if pin.expires_s > now_s]
+
+    @contextmanager
+    def held(self, pin: Pin, *, quiet_s: float = QUIET_S) -> Iterator[None]:
+        """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, then renewed."""
+        done = threading.Event()
+
+        def renew() -> None:
+            wait_s = quiet_s
+            while not done.wait(wait_s):
+                wait_s = pin.length_s / 3
+                try:
+                    self.put(pin)
+                except (OSError, StrandlineError) as error:
+                    _log.warning("pin %s could not be renewed: %s", pin.name, error)
+            if wait_s != quiet_s:
+                self.release(pin.name)
+
+        if quiet_s <= 0:
+            self.put(pin)
+        thread = threading.Thread(target=renew, name=f"pin-{pin.name}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if quiet_s <= 0:
+                self.release(pin.name)
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}.json"
+
+
+def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **claims: Any) -> Pin:
+    holder = f"{socket.gethostname()}:{os.getpid()}"
+    return Pin(name or uuid.uuid4().hex, why, length_s, holder=holder, **claims)
+
+
+@dataclass
+class HeldPin:
+    """A pin that a user holds: renewed and released by hand, or by a `with` block that renews it in between."""
+
+    pin: Pin
+    pins: Pins
+
+    @property
+    def seq(self) -> int:
+        """The seq that stays readable."""
+        assert self.pin.seq is not None
+        return self.pin.seq
+
+    def renew(self) -> None:
+        self.pins.put(self.pin)
+
+    def release(self) -> None:
+        self.pins.release(self.pin.name)
+
+    def __enter__(self) -> HeldPin:
+        self._holding = self.pins.held(self.pin, quiet_s=0)
+        self._holding.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._holding.__exit__(kind, error, trace)
+
+
+def least(values: Sequence[int | None], default: int) -> int:
+    """The lowest of the values that are there, and `default`."""
+    return min([default, *(value for value in values if value is not None)])

@@ -1,0 +1,203 @@
+"""Erase rows for good.
+
+A delete comes first, so the rows are gone from every later read at once. Then the files that hold them are replaced:
+log files by ones of the same seq without those keys, baseline files in a commit that also gives up every earlier
+version, files of refused rows by ones without rows of those keys. What was replaced, and the commit files whose
+statistics may quote a value, go with the next vacuum after the grace time. The delete itself goes too, unless
+someone holds a pin and has yet to see it; then it carries the key until the log is trimmed.
+
+After a crash: the rows are deleted or not; calling it again erases the rest.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline import encode
+from strandline.change import DELETE
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Invalid
+from strandline.log import Log, new_file_name, prepare, schema_id_of
+from strandline.merge import vnodes_of
+from strandline.progress import Progress, silent
+from strandline.rejects import Rejects
+from strandline.storage import Storage
+from strandline.storage.delta import DataFile
+from strandline.vnode import hash_keys, vnode_of
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+_ATTEMPTS = 10
+
+Going = Callable[[pa.RecordBatch], pa.Array]
+
+
+@dataclass(frozen=True)
+class PurgeReport:
+    """What a purge erased. `seq` is that of the delete; the counts are of rows in files, old versions of a row
+    included."""
+
+    table: str
+    seq: int
+    keys: int
+    log_rows: int
+    baseline_rows: int
+    rejects: int
+    is_delete_kept: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
+    if not keys.num_rows:
+        raise Invalid("no keys are given; nothing was purged", table=table.name)
+    definition = table.definition
+    files = table.log.write(prepare(keys, definition, DELETE), definition)
+    seq = table.log.commit(files, operation="PURGE").seq
+    crash_point("purge.deleted")
+    matching = _Matching(keys, definition.key)
+    storage = table.log.storage
+    is_held = any(pin.seq is not None for pin in table.pins.live(storage.now_s()))
+    progress(1, 4, table.name)
+    log_rows = _until_landed(lambda: _purge_log(table, matching, seq, is_held))
+    crash_point("purge.log_rewritten")
+    progress(2, 4, table.name)
+    baseline_rows = _until_landed(lambda: _purge_baseline(table, matching))
+    crash_point("purge.baseline_rewritten")
+    progress(3, 4, table.name)
+    rejects = Rejects(storage, table.entry)
+    refused = _until_landed(lambda: _purge_rejects(rejects, matching)) if rejects.state() is not None else 0
+    for delta in (table.log.delta, table.baseline.delta, *([rejects.log.delta] if refused else [])):
+        delta.checkpoint()
+    progress(4, 4, table.name)
+    return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
+
+
+def _until_landed(act: Callable[[], int]) -> int:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return act()
+        except Conflict:
+            # A fold or trim replaced a file meanwhile; look at the new ones.
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+class _Matching:
+    """Which rows have one of the purged keys."""
+
+    def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._hashes = hash_keys([keys.column(name) for name in names])
+        self._keys = {tuple(row[name] for name in names) for row in keys.to_pylist()}
+
+    def vnodes(self, count: int) -> set[int]:
+        return {vnode_of(hash_, count) for hash_ in self._hashes.to_pylist()}
+
+    def rows(self, batch: pa.RecordBatch) -> pa.Array:
+        """For each row, whether it goes."""
+        columns = [pa.chunked_array([batch.column(name)]) for name in self.names]
+        maybe = pc.is_in(hash_keys(columns), value_set=self._hashes)
+        if not pc.any(maybe, min_count=0).as_py():
+            return maybe
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([hit and row in self._keys for hit, row in zip(maybe.to_pylist(), rows, strict=True)])
+
+    def texts(self, batch: pa.RecordBatch) -> pa.Array:
+        """For each refused row, whether its text is of one of the keys."""
+        keys = [tuple(map(_text, key)) for key in self._keys]
+        return pa.array([any(self._is_of(text, key) for key in keys) for text in batch.column("text").to_pylist()])
+
+    def _is_of(self, text: str, key: Sequence[str]) -> bool:
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            return all(_text(row.get(name)) == value for name, value in zip(self.names, key, strict=True))
+        fields = next(csv.reader([text]), [])
+        # A row that cannot be taken apart goes when it mentions every part of the key as a word of its own.
+        return all(value in fields or re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None for value in key)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if hasattr(value, "isoformat") else value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _purge_log(table: Table, matching: _Matching, seq: int, is_held: bool) -> int:
+    """Rewrite log files; the delete at `seq` goes as well unless someone has yet to see it."""
+    log = table.log.refresh()
+    wanted = matching.vnodes(log.definition.vnodes)
+    files = [
+        file for at, file in log.by_seq if at != seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
+    ]
+    removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows)
+    own = [] if is_held else [file for at, file in log.by_seq if at == seq]
+    try:
+        table.log.rewrite([*removed, *own], added)
+    except Conflict:
+        table.log.discard(added)
+        raise
+    return rows
+
+
+def _purge_baseline(table: Table, matching: _Matching) -> int:
+    merge = table.merge()
+    base = merge.baseline
+    files = [file for vnode in matching.vnodes(base.vnodes) for file in base.files(vnode)]
+    removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows)
+    try:
+        table.baseline.commit_purge(base, merge.definition, removed=removed, added=added)
+    except Conflict:
+        table.baseline.storage.delete(f"{base.folder}/{file.path}" for file in added)
+        raise
+    return rows
+
+
+def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
+    log: Log = rejects.log
+    files = [file for _, file in log.refresh().by_seq]
+    removed, added, rows = _without(log.storage, log.folder, files, matching.texts)
+    if not rows:
+        return 0
+    try:
+        log.rewrite(removed, added)
+    except Conflict:
+        log.discard(added)
+        raise
+    return rows
+
+
+def _without(
+    storage: Storage, folder: str, files: Sequence[DataFile], going: Going
+) -> tuple[list[DataFile], list[DataFile], int]:
+    """The files that hold rows that go, the files that take their place, and how many rows those lack."""
+    removed, added, gone = [], [], 0
+    for file in files:
+        batch_rows = encode.batch_rows([file])
+        with pq.ParquetFile(storage.input(f"{folder}/{file.path}")) as opened:
+            count = sum(going(batch).true_count for batch in opened.iter_batches(batch_rows))
+            if not count:
+                continue
+            removed.append(file)
+            gone += count
+            name = partial(new_file_name, schema_id_of(file))
+            kept = (batch.filter(pc.invert(going(batch))) for batch in opened.iter_batches(batch_rows))
+            for new in encode.write_files(storage, folder, name, kept, opened.schema_arrow):
+                added.append(replace(new, partition=file.partition))
+    return removed, added, gone

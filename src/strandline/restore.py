@@ -1,0 +1,103 @@
+"""Make a table again what it was: the difference between then and now, as one commit of upserts and deletes.
+
+Only keys that changed since are touched, so it costs what changed, and readers see the table before or after. When
+another commit lands meanwhile the difference is taken again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline import fold as folds
+from strandline.change import DELETE, HASH, OP, UPSERT, Commit
+from strandline.dialect import listed
+from strandline.errors import Conflict, Invalid
+from strandline.frames import changed_keys, spark_frame
+from strandline.log import Amend, LogState, prepare
+from strandline.merge import Merge, duck_sql
+from strandline.spark import session
+from strandline.storage.delta import Draft, Snapshot
+from strandline.writer import write_frame
+
+if TYPE_CHECKING:
+    from strandline.table import At, Table
+
+DRIVER_ROWS = 1_000_000
+_ATTEMPTS = 10
+
+
+def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
+    """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
+    definition = table.definition
+    for attempt in range(_ATTEMPTS):
+        then = table.merge(at)
+        if not definition.is_keyed:
+            raise Invalid(
+                f"table {table.name!r} has no key: rows that were appended cannot be taken back",
+                hint=f"Read it as it was: to_arrow(at={then.seq}).",
+                table=table.name,
+            )
+        if definition.version is not None:
+            raise Invalid(
+                f"table {table.name!r} has a version column: the newest version of a row stands, whatever is restored",
+                hint=f"Read it as it was: to_arrow(at={then.seq}).",
+                table=table.name,
+            )
+        changed = [file for _, file in then.log.files(then.seq, then.log.head)]
+        if not changed:
+            return Commit(then.log.head, 0)
+        is_small = sum(file.rows for file in changed) <= driver_rows
+        try:
+            return (_on_driver if is_small else _on_spark)(table, then)
+        except Conflict:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _on_driver(table: Table, then: Merge) -> Commit:
+    definition = then.definition
+    key = listed(definition.key)
+    changes = folds.changes_sql(then.log, then.log.files(then.seq, then.log.head), [*definition.key], None)
+    with table.duck.transaction() as cursor:
+        fold = table.pinned_fold(cursor, then)
+        cursor.execute(f"CREATE TEMP TABLE _changed AS SELECT DISTINCT {key} FROM ({changes})").fetchall()
+        rows = duck_sql(then, fold, definition.schema.names)
+        cursor.execute(f"CREATE TEMP TABLE _was AS SELECT * FROM ({rows}) SEMI JOIN _changed USING ({key})").fetchall()
+        batch_rows = then.batch_rows()
+        upserts = cursor.sql("SELECT * FROM _was").to_arrow_table(batch_rows)
+        deletes = cursor.sql(f"SELECT {key} FROM _changed ANTI JOIN _was USING ({key})").to_arrow_table(batch_rows)
+    parts = [prepare(upserts, definition, UPSERT), prepare(deletes, definition, DELETE)]
+    both = pa.concat_tables(parts).sort_by([(name, "ascending") for name in (HASH, *definition.key)])
+    files = table.log.write(both, definition)
+    return table.log.commit(files, operation="RESTORE", amend=_unmoved(then.log))
+
+
+def _on_spark(table: Table, then: Merge) -> Commit:
+    from pyspark.sql import functions as F
+
+    definition = then.definition
+    spark = session(table.spark)
+    key = list(definition.key)
+    changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
+    try:
+        rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)
+        was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
+        gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
+        both = was.unionByName(gone, allowMissingColumns=True)
+        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_unmoved(then.log))
+    finally:
+        changed.unpersist()
+
+
+def _unmoved(log: LogState) -> Amend:
+    """Refuse the commit when another one has landed since the difference was taken."""
+
+    def amend(snapshot: Snapshot, draft: Draft) -> Draft:
+        if snapshot.version != log.head:
+            raise Conflict("the table changed while it was restored; nothing was written")
+        return draft
+
+    return amend
