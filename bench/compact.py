@@ -300,7 +300,7 @@ def measure_under_load(rows: pa.Table, folder: Path) -> dict[str, Any]:
     ours = Strandline(live)
     ours.open()
     ours.compact()
-    ours.table.vacuum(grace_s=0, keep_s=0)
+    ours.table.vacuum(grace=0, keep=0)
     ids = np.concatenate([kept["id"].to_numpy(), WRITER_IDS + np.arange(len(written_n(commits)))])
     wanted = ids << 20 | np.concatenate([kept["n"].to_numpy(), written_n(commits)])
     left = ours.table.to_arrow(columns=["id", "n"])

@@ -45,13 +45,18 @@ def folder(items: sl.Table) -> Path:
 @pytest.fixture
 def check(lake: sl.Lake) -> Callable[..., Report]:
     def run(**options: Any) -> Report:
-        return examine(LocalStorage(lake.storage.uri), **{"grace_s": 0.0, **options})
+        return examine(LocalStorage(lake.storage.uri), **options)
 
     return run
 
 
 def wrong(report: Report) -> list[tuple[str | None, str]]:
     return [(f.table, f.what) for f in report.findings if f.severity == "wrong"]
+
+
+def notes(report: Report) -> list[str | None]:
+    """The commands that notes name, without those about folding."""
+    return [f.command for f in report.findings if not (f.command or "").startswith("compact ")]
 
 
 def aged(path: Path, seconds: float = 7200) -> None:
@@ -66,12 +71,12 @@ def live_file(folder: Path, part: str) -> Path:
     return folder / part / max(files, key=lambda path: (files[path].size, path))
 
 
-def test_a_sound_lake_has_nothing_wrong_and_nothing_to_delete(folder: Path, check: Callable[..., Report]) -> None:
+def test_a_sound_lake_has_nothing_wrong_and_nothing_is_changed(folder: Path, check: Callable[..., Report]) -> None:
     before = files_below(folder.parents[2])
     for deep in (False, True):
         report = check(deep=deep, repair=True)
         assert report.is_sound
-        assert report.findings == ()
+        assert notes(report) == []
         assert (report.tables, report.is_deep) == (2, deep)
     assert files_below(folder.parents[2]) == before
 
@@ -172,7 +177,7 @@ def test_a_seq_that_is_not_its_commits_version_is_found(folder: Path, check: Cal
 
 
 def test_a_missing_or_torn_commit_is_found_and_nothing_is_deleted_then(
-    folder: Path, check: Callable[..., Report]
+    folder: Path, lake: sl.Lake, check: Callable[..., Report]
 ) -> None:
     orphan = folder / "log" / f"0000-{'a' * 32}.parquet"
     orphan.write_bytes(b"x")
@@ -180,11 +185,14 @@ def test_a_missing_or_torn_commit_is_found_and_nothing_is_deleted_then(
     text = commit.read_text()
     commit.write_text(text[:50])
     assert wrong(check(repair=True))
+    assert broken(sl.Lake(lake.storage.uri).vacuum(grace=0)) == {"items": "Corrupt"}
     commit.unlink()
     assert any("missing between others" in what for _, what in wrong(check(repair=True)))
+    assert broken(sl.Lake(lake.storage.uri).vacuum(grace=0)) == {"items": "Corrupt"}
     assert orphan.exists()
     commit.write_text(text)
     assert check(repair=True).is_sound
+    assert broken(sl.Lake(lake.storage.uri).vacuum(grace=0)) == {}
     assert not orphan.exists()
 
 
@@ -204,9 +212,9 @@ def test_a_bad_checkpoint_is_written_anew_from_the_commits(
         checkpoint.write_bytes(b"PAR1 nonsense")
     found = check()
     assert not found.is_sound
-    assert {f.repair for f in found.findings} == {"checkpoint"}
+    assert {f.repair for f in found.findings if f.severity == "wrong"} == {"checkpoint"}
     assert check(repair=True).is_sound
-    assert check().findings == ()
+    assert notes(check()) == []
     assert by_id(sl.Lake(lake.storage.uri).table("items")) == before
 
 
@@ -222,10 +230,14 @@ def test_a_checkpoint_that_lies_is_found(folder: Path, lake: sl.Lake, check: Cal
     pq.write_table(rows_.take(pa.array(kept)), checkpoint)
     assert any("disagree" in what for _, what in wrong(check()))
     assert check(repair=True).is_sound
-    assert check().findings == ()
+    assert notes(check()) == []
 
 
-def test_orphans_are_notes_and_only_old_ones_go(folder: Path, check: Callable[..., Report]) -> None:
+def broken(vacuumed: Any) -> dict[str, str]:
+    return {table.name: table.kind for table in vacuumed.tables if hasattr(table, "kind")}
+
+
+def test_orphans_are_notes_and_only_old_ones_go(folder: Path, lake: sl.Lake, check: Callable[..., Report]) -> None:
     old = [
         folder / "log" / f"0000-{'a' * 32}.parquet",
         folder / "log" / f"spool-{'b' * 32}.parquet",
@@ -236,13 +248,16 @@ def test_orphans_are_notes_and_only_old_ones_go(folder: Path, check: Callable[..
     for path in [*old, young, stranger]:
         path.write_bytes(b"x")
         aged(path, 10 if path == young else 7200)
-    report = check(grace_s=3600)
+    report = check()
     assert report.is_sound
-    assert sorted(path for f in report.findings for path in f.paths) == sorted(
-        str(path.relative_to(folder.parents[2])) for path in old
-    )
+    assert notes(report) == [None, "vacuum items", "vacuum"]
+    assert [f.what.split(",")[0] for f in report.findings if f.command and "vacuum" in f.command] == [
+        "3 files that nothing needs",
+        "1 file that were never finished",
+    ]
+    lake.vacuum(dry_run=True)
     assert all(path.exists() for path in old)
-    assert check(grace_s=3600, repair=True).is_sound
+    lake.vacuum()
     assert [path.exists() for path in [*old, young, stranger]] == [False] * 4 + [True, True]
 
 
@@ -252,20 +267,20 @@ def test_files_that_older_versions_need_stay(folder: Path, lake: sl.Lake, check:
     for path in folder.rglob("*"):
         if path.is_file():
             aged(path)
-    assert check(repair=True).findings == ()
+    assert notes(check(repair=True)) == []
+    lake.vacuum(grace=0)
     fresh = sl.Lake(lake.storage.uri).table("items")
     assert {seq: by_id(fresh, at=seq) for seq in states} == states
 
 
 def test_a_dropped_table_goes_after_the_grace_time(folder: Path, lake: sl.Lake, check: Callable[..., Report]) -> None:
     lake.drop("items")
-    assert check(grace_s=3600, repair=True).findings == ()
+    assert notes(check(repair=True)) == []
+    lake.vacuum()
     assert files_below(folder)
-    report = check()
-    assert report.is_sound and [f.repair for f in report.findings] == ["delete"]
-    check(repair=True)
+    lake.vacuum(grace=0)
     assert not files_below(folder)
-    assert check().findings == ()
+    assert notes(check()) == []
     assert lake.table("events").to_arrow().num_rows == 3
 
 
@@ -277,7 +292,8 @@ def test_a_table_that_the_catalog_lost_is_never_deleted(
     entries[-1].unlink()
     before = files_below(folder.parents[2] / "tables")
     report = check(repair=True)
-    assert [f.repair for f in report.findings] == [None]
+    assert notes(report) == [None]
+    lake.vacuum(grace=0)
     entries[0].rename(entries[0].with_suffix(".bak"))
     assert not check(repair=True).is_sound
     assert files_below(folder.parents[2] / "tables") == before
@@ -288,7 +304,8 @@ def test_a_dropped_mark_without_a_dropped_log_keeps_the_files(
 ) -> None:
     lake.catalog.drop(lake.table("items").entry)
     before = files_below(folder)
-    assert [f.repair for f in check(repair=True).findings] == [None]
+    assert notes(check(repair=True)) == [None]
+    lake.vacuum(grace=0)
     assert files_below(folder) == before
 
 
@@ -315,8 +332,8 @@ def test_what_a_crashed_import_left_is_reclaimed(tmp_path: Path, lake: sl.Lake, 
     for point in ("log.file_written", "delta.before_commit"):
         assert python(code, lake.storage.uri, str(tmp_path / "a.parquet"), crash=point).returncode == -9
     assert lake.tables() == []
-    report = check(repair=True)
-    assert report.is_sound and report.findings
+    assert check(repair=True).is_sound
+    lake.vacuum(grace=0)
     assert files_below(Path(lake.storage.uri) / "tables") == set()
     assert check().findings == ()
 
@@ -328,8 +345,7 @@ def test_a_lake_on_an_object_store_is_examined(s3_lake: Callable[..., sl.Lake]) 
     table.compact(full=True)
     with lake.storage.output(f"{table.entry.folder}/log/0000-{'a' * 32}.parquet") as out:
         out.write(b"x")
-    report = examine(lake.storage, deep=True, grace_s=-60)
-    assert report.is_sound and [f.repair for f in report.findings] == ["delete"]
-    examine(lake.storage, repair=True, grace_s=-60)
-    assert examine(lake.storage, deep=True, grace_s=-60).findings == ()
+    assert examine(lake.storage, deep=True).is_sound
+    assert lake.vacuum(grace=0).tables[0].deleted_files == 1
+    assert examine(lake.storage, deep=True).findings == ()
     assert by_id(table) == {1: "n1", 2: "n2", 3: "n3"}

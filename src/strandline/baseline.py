@@ -8,7 +8,7 @@ started from.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -140,27 +140,31 @@ class Baseline:
         base: BaselineState,
         definition: TableDef,
         *,
-        marks: Mapping[int, int],
+        upto: int,
+        vnodes: Collection[int],
+        idle: Collection[int],
         removed: Sequence[DataFile],
         added: Sequence[DataFile],
     ) -> int:
-        """Replace `removed` by `added` and move the marks of the vnodes in `marks`, in one commit.
+        """Replace `removed` by `added` and move the marks of `vnodes` to `upto`, in one commit; also those of `idle`,
+        which have no changes up to there, as far as nobody else has moved them.
 
-        `Conflict` when one of those vnodes was folded, or the table purged, since `base`; others may have been."""
+        `Conflict` when one of `vnodes` was folded, or the table purged, since `base`."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             now = marks_of(snapshot.txns, self.vnodes)
-            if any(now[vnode] != base.marks[vnode] for vnode in marks):
+            if any(now[vnode] != base.marks[vnode] for vnode in vnodes):
                 raise Conflict("another process folded this table meanwhile; nothing was changed")
+            moved = [*vnodes, *(vnode for vnode in idle if now[vnode] == base.marks[vnode])]
             if snapshot.txns.get(PURGE) != base.snapshot.txns.get(PURGE):
                 raise Conflict("rows of this table were purged meanwhile; nothing was changed")
             return self._with_schema(
                 snapshot,
                 definition,
-                Draft(add=added, remove=removed, txns={f"fold/{vnode}": upto for vnode, upto in marks.items()}),
+                Draft(add=added, remove=removed, txns={f"fold/{vnode}": upto for vnode in moved}),
             )
 
-        metrics = {"vnodes": len(marks), "rows": sum(f.rows for f in added), "files": len(added)}
+        metrics = {"vnodes": len(vnodes), "rows": sum(f.rows for f in added), "files": len(added)}
         landed = self.delta.commit("FOLD", build, metrics=metrics)
         assert landed is not None
         return landed.version

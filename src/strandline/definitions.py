@@ -83,27 +83,31 @@ class TableDef:
             raise Invalid(f"vnodes is {vnodes!r}; expected a power of two from 1 to {MAX_VNODES}")
         required = {*key, *([version] if version else [])}
         columns = pa.schema([f.with_nullable(False) if f.name in required else f for f in columns])
-        if time is not None:
-            _check_columns(columns, "time", [time])
-            if columns.field(time).type not in schemas.TIME_TYPES:
-                kind = columns.field(time).type
-                raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)
-        definition = TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,), time)
-        return definition.cared(care or {})
+        definition = TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,))
+        return definition.cared({**(care or {}), **({} if time is None else {"time": time})})
 
     def cared(self, settings: Mapping[str, Any]) -> TableDef:
-        """The same table, looked after in another way."""
-        care = self.care.changed(settings)
-        if care.retention is not None:
-            self.check_expires()
-        return replace(self, care=care)
+        """The same table, looked after in another way: settings of `Care`, and `time` where it has none yet."""
+        rest = dict(settings)
+        time = rest.pop("time", self.time)
+        if time != self.time:
+            _check_columns(self.schema, "time", [time])
+            if self.time is not None:
+                raise Invalid(f"the time column is {self.time!r} and stays: rows have expired by it", column=time)
+            kind = self.schema.field(time).type
+            if kind not in schemas.TIME_TYPES:
+                raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)
+        changed = replace(self, time=time, care=self.care.changed(rest))
+        if changed.care.retention is not None:
+            changed.check_expires()
+        return changed
 
     def check_expires(self) -> None:
         """Rows can expire in this table: it says which column holds their time."""
         if self.time is None:
             raise Invalid(
                 "rows expire by a time column, and this table names none",
-                hint="Name one when the table is created: create_table(…, time='column').",
+                hint="Name one: configure(time='column').",
             )
         if self.version is not None:
             raise Invalid("a table with a version column cannot expire rows: an expired version still has to win")

@@ -71,11 +71,14 @@ def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> Purge
     storage = table.log.storage
     is_held = any(pin.seq is not None for pin in table.pins.live(storage.now_s()))
     progress(1, 4, table.name)
-    log_rows = _until_landed(lambda: _purge_log(table, matching, seq, is_held))
+    log_rows = _until_landed(lambda: _purge_log(table, matching, seq))
     crash_point("purge.log_rewritten")
     progress(2, 4, table.name)
-    baseline_rows = _until_landed(lambda: _purge_baseline(table, matching))
+    baseline_rows = _until_landed(lambda: _purge_baseline(table, matching, seq))
     crash_point("purge.baseline_rewritten")
+    if not is_held:
+        # Last, since until here a fold may still need it.
+        _until_landed(lambda: _forget_delete(table, seq))
     progress(3, 4, table.name)
     rejects = Rejects(storage, table.entry)
     refused = _until_landed(lambda: _purge_rejects(rejects, matching)) if rejects.state() is not None else 0
@@ -139,27 +142,28 @@ def _text(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _purge_log(table: Table, matching: _Matching, seq: int, is_held: bool) -> int:
-    """Rewrite log files; the delete at `seq` goes as well unless someone has yet to see it."""
+def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
+    """Rewrite the log files before the delete at `seq`; a row that was written after it is a new one and stays."""
     log = table.log.refresh()
     wanted = matching.vnodes(log.definition.vnodes)
     files = [
-        file for at, file in log.by_seq if at != seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
+        file for at, file in log.by_seq if at < seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
     ]
     removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows)
-    own = [] if is_held else [file for at, file in log.by_seq if at == seq]
     try:
-        table.log.rewrite([*removed, *own], added)
+        table.log.rewrite(removed, added)
     except Conflict:
         table.log.discard(added)
         raise
     return rows
 
 
-def _purge_baseline(table: Table, matching: _Matching) -> int:
+def _purge_baseline(table: Table, matching: _Matching, seq: int) -> int:
+    """Rewrite the baseline files of vnodes that are not folded up to the delete at `seq` yet; the others lack the rows,
+    or hold ones that were written after it."""
     merge = table.merge()
     base = merge.baseline
-    files = [file for vnode in matching.vnodes(base.vnodes) for file in base.files(vnode)]
+    files = [file for v in matching.vnodes(base.vnodes) if base.marks[v] < seq for file in base.files(v)]
     removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows)
     try:
         table.baseline.commit_purge(base, merge.definition, removed=removed, added=added)
@@ -167,6 +171,13 @@ def _purge_baseline(table: Table, matching: _Matching) -> int:
         table.baseline.storage.delete(f"{base.folder}/{file.path}" for file in added)
         raise
     return rows
+
+
+def _forget_delete(table: Table, seq: int) -> int:
+    own = [file for at, file in table.log.refresh().by_seq if at == seq]
+    if own:
+        table.log.rewrite(own, [])
+    return len(own)
 
 
 def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:

@@ -295,7 +295,7 @@ class Table:
         )
 
     def configure(self, **settings: object) -> Care:
-        """Change how the table is looked after (see `Care`); returns all its settings."""
+        """Change how the table is looked after (see `Care`), or name its `time` column; returns all its settings."""
         return self.log.redefine("CONFIGURE", lambda definition: definition.cared(settings)).care
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:

@@ -138,8 +138,7 @@ def vacuum(
         for part in parts:
             # The log's commit files also tell its history and times, for as long as they can be asked for.
             floor = min(part.floor, hold.seq) if part.delta is table.log.delta else part.floor
-            stale = sorted(part.delta.before(floor, part.floor), key=lambda info: info.path)
-            storage.delete(info.path for info in stale)
+            storage.delete(info.path for info in part.delta.before(floor, part.floor))
             crash_point("vacuum.cleaned")
     return report
 

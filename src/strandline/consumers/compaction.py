@@ -252,15 +252,22 @@ class _Work:
             with self.table.pins.held(claim):
                 added, removed = folded(self.table, part)
         except Exception as error:
-            found = _damage(part, error)
+            found = _damage(self.table, part, error)
             if not found:
                 raise
             self.degraded |= found
             return
         crash_point("fold.files_written")
-        marks = dict.fromkeys([*chosen, *(idle if not self.vnodes else ())], merge.seq)
         try:
-            self.table.baseline.commit_fold(merge.baseline, merge.definition, marks=marks, removed=removed, added=added)
+            self.table.baseline.commit_fold(
+                merge.baseline,
+                merge.definition,
+                upto=merge.seq,
+                vnodes=chosen,
+                idle=idle,
+                removed=removed,
+                added=added,
+            )
         except Conflict:
             _discard(self.table, added)
             raise
@@ -365,8 +372,10 @@ def _discard(table: Table, files: Sequence[DataFile]) -> None:
     table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)
 
 
-def _damage(part: Merge, error: Exception) -> dict[int, Degraded]:
-    """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is."""
+def _damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
+    """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is.
+
+    `Conflict` when a file at fault is no longer the table's: someone folded and cleaned faster than we read."""
     if isinstance(error, Conflict | Unavailable):
         return {}
     files: list[tuple[str, DataFile, Collection[int]]] = [
@@ -376,9 +385,13 @@ def _damage(part: Merge, error: Exception) -> dict[int, Degraded]:
     named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
     # An error that names no file may still come from one.
     suspects = [found for found in files if found[1].path in named] or files
+    now = table.merge()
+    live = {*now.log.snapshot.files, *now.baseline.snapshot.files}
     degraded = {}
     for folder, file, vnodes in suspects:
         fault = _fault(part, f"{folder}/{file.path}")
+        if fault and file.path not in live:
+            raise Conflict("the table was folded meanwhile; nothing was changed") from error
         for vnode in set(vnodes) & set(part.only or ()) if fault else ():
             degraded[vnode] = Degraded(vnode, part.log.storage.url(f"{folder}/{file.path}"), fault)
     return degraded

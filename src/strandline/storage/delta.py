@@ -29,6 +29,8 @@ from strandline.storage.base import FileInfo, Storage
 from strandline.storage.commits import Action, CommitLog
 
 CHECKPOINT_EVERY = 50
+RESTED_S = 10.0  # a younger commit file is never cleaned away …
+_ASLEEP_S = 5.0  # … so a commit that took longer than this has to look whether its number was free
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 _RAW_BYTES = "strandline.rawBytes"
 _FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
@@ -172,8 +174,9 @@ class DeltaLog:
         up."""
         commit_id = uuid.uuid4().hex
         with self._lock:
-            snapshot = self.refresh()
             while True:
+                looked_s = time.time()
+                snapshot = self.refresh()
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
                 draft = build(snapshot, now_ms)
@@ -184,14 +187,29 @@ class DeltaLog:
                     self._check_there(draft.add)
                 actions = _actions(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
-                if self._commits.create(snapshot.version + 1, actions, commit_id):
-                    crash_point("delta.committed")
+                if not self._commits.create(snapshot.version + 1, actions, commit_id):
+                    continue
+                crash_point("delta.committed")
+                if 0 <= time.time() - looked_s < _ASLEEP_S or self._is_current(snapshot.version + 1, draft):
                     break
-                snapshot = self.refresh()
             self._snapshot = landed = _apply(snapshot, snapshot.version + 1, actions)
         if landed.version % CHECKPOINT_EVERY == 0:
             self.checkpoint()
         return landed
+
+    def _is_current(self, version: int, draft: Draft) -> bool:
+        """Whether a commit that we created after a long sleep is one that readers see.
+
+        Its number may have been taken and cleaned away while we slept: then the commit before it is gone as well, a
+        checkpoint stands in their place, and what we wrote is taken back."""
+        if self.storage.exists(self._commits.path(version - 1)):
+            return True
+        self._snapshot, self._has_gap = None, True
+        files = self.refresh().files
+        if draft.add and all(file.path in files for file in draft.add):
+            return True
+        self.storage.delete([self._commits.path(version)])
+        return False
 
     def _check_there(self, files: Iterable[DataFile]) -> None:
         """Commits that this process has not seen may have doomed its files."""
@@ -265,7 +283,15 @@ class DeltaLog:
             base = min((v for v in checkpoints if purged <= v <= unread), default=base)
         if base == 0 or self._read_checkpoint(base) is None:
             return []
-        return [info for kind in (commits, checkpoints) for v, info in kind.items() if v < base]
+        # A writer that looked for the next number a moment ago must not find a used one free.
+        rested_s = self.storage.now_s() - RESTED_S
+        found = {v: [kind[v] for kind in (commits, checkpoints) if v in kind] for v in {*commits, *checkpoints}}
+        stale: list[FileInfo] = []
+        for version in sorted(v for v in found if v < base):
+            if any(info.modified_s > rested_s for info in found[version]):
+                break
+            stale += found[version]
+        return stale
 
     def history(self, after: int = -1) -> list[CommitInfo]:
         """The commits after `after` whose commit files still exist, oldest first."""
