@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline import schema as schemas
+from strandline.pins import new_pin
 from strandline.storage import LocalStorage
 from strandline.storage import delta as deltas
 from strandline.storage.delta import CHECKPOINT_EVERY, DataFile, DeltaLog, Draft, new_metadata, protocol
@@ -138,9 +139,10 @@ def test_two_commits_in_one_millisecond_both_survive_in_order(log, monkeypatch):
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_commit_times_rise_also_when_the_clock_goes_back(storage, log, monkeypatch, reopened, checkpointed):
-    clock = iter([2_000_000_000.0, 1_000_000_000.0, 1_500_000_000.0])
-    monkeypatch.setattr(deltas.time, "time", lambda: next(clock))
+    clock = [2_000_000_000.0]
+    monkeypatch.setattr(deltas.time, "time", lambda: clock[0])
     log.commit("WRITE", lambda snapshot, now: Draft(txns={"app": 1}))
+    clock[0] = 1_000_000_000.0
     if checkpointed:
         log.checkpoint()
     writer = DeltaLog(storage, "t") if reopened else log
@@ -244,3 +246,34 @@ def test_other_engines_see_the_schema_of_local_times(tmp_path):
     table = sl.Lake(tmp_path).create_table("t", pa.schema([("at", pa.timestamp("us"))]))
     delta = DeltaTable(f"{tmp_path}/{table.log.folder}")
     assert "timestampNtz" in delta.protocol().reader_features
+
+
+@pytest.mark.parametrize("is_overtaken", [True, False])
+def test_a_writer_that_slept_while_its_number_was_used_and_cleaned_commits_once(items, monkeypatch, is_overtaken):
+    """It looked for the next number, slept, and finds that number free again: nobody would read what it puts there."""
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
+    monkeypatch.setattr(deltas, "_ASLEEP_S", -1.0)
+    items.upsert([{"id": 0, "name": "first"}])
+    other = sl.Lake(items.log.storage.uri).table("items")
+    create = type(items.log.delta._commits).create
+    asleep = []
+
+    def sleep_first(commits, version, actions, commit_id):
+        if commits is items.log.delta._commits and not asleep:
+            asleep.append(version)
+            for n in range(60 if is_overtaken else 0):
+                other.upsert([{"id": n, "name": "other"}])
+            other.compact(full=True)
+            other.vacuum(keep=0, grace=0)
+        return create(commits, version, actions, commit_id)
+
+    monkeypatch.setattr(type(items.log.delta._commits), "create", sleep_first)
+    with items.pins.held(new_pin("write", writes_since_s=0.0), quiet_s=0):
+        commit = items.upsert([{"id": 1000, "name": "slept"}])
+    assert asleep == [2]
+    assert (commit.seq > 60) == is_overtaken
+    fresh = sl.Lake(items.log.storage.uri).table("items")
+    assert by_id(fresh)[1000] == "slept"
+    assert fresh.head == commit.seq == items.head
+    assert fresh.changes(after=commit.seq - 1).num_rows == 1
+    items.log.delta.check_unbroken(fresh.log.delta.oldest())

@@ -175,7 +175,7 @@ class DeltaLog:
         commit_id = uuid.uuid4().hex
         with self._lock:
             while True:
-                looked_s = time.time()
+                looked_s = _clocks()
                 snapshot = self.refresh()
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
@@ -190,7 +190,8 @@ class DeltaLog:
                 if not self._commits.create(snapshot.version + 1, actions, commit_id):
                     continue
                 crash_point("delta.committed")
-                if 0 <= time.time() - looked_s < _ASLEEP_S or self._is_current(snapshot.version + 1, draft):
+                is_awake = all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), looked_s, strict=True))
+                if is_awake or self._is_current(snapshot.version + 1, draft):
                     break
             self._snapshot = landed = _apply(snapshot, snapshot.version + 1, actions)
         if landed.version % CHECKPOINT_EVERY == 0:
@@ -417,6 +418,11 @@ class DeltaLog:
                 if txn.get("lastUpdated") != _FORGOTTEN_MS
             },
         )
+
+
+def _clocks() -> tuple[float, float]:
+    """Two clocks: one goes on while the machine sleeps, the other is never set back."""
+    return time.time(), time.monotonic()
 
 
 def _data_file(add: Mapping[str, Any]) -> DataFile:
