@@ -50,7 +50,7 @@ def small(lake: sl.Lake) -> None:
     items = lake.create_table("items", ITEMS, key=["id"], vnodes=2)
     items.upsert(rows(*range(10)))
     items.delete([3])
-    items.fold()
+    items.compact(full=True)
     items.upsert(rows(20))
     lake.create_table("events", ITEMS, vnodes=2).append(rows(1, 1))
 
@@ -60,14 +60,14 @@ def more(lake: sl.Lake) -> None:
     items, events = lake.table("items"), lake.table("events")
     items.evolve(MORE)
     items.upsert([{"id": 4, "colour": "red"}, {"id": 30, "name": "b"}])
-    items.fold()
+    items.compact(full=True)
     trim(items, items.head)
     items.upsert(rows(40))
-    items.fold()
+    items.compact(full=True)
     trim(items, items.head)
     items.delete([40])
     events.append(rows(2))
-    events.fold()
+    events.compact(full=True)
     lake.create_table("new", ITEMS, key=["id"], vnodes=1).upsert(rows(1))
     lake.create_table("gone", ITEMS, vnodes=1).append(rows(1))
     lake.drop("gone")
@@ -177,7 +177,7 @@ def test_a_second_backup_copies_only_what_is_new(lake, target):
     # A data file and its commit.
     assert (second.files_copied, second.files_skipped) == (2, first.files_copied)
     before = data_files(lake.table("items"))
-    lake.table("items").fold()
+    lake.table("items").compact(full=True)
     lake.drop("events")
     third = backup(lake, target)
     folded = len(data_files(lake.table("items")) - before)
@@ -250,7 +250,7 @@ for n in itertools.count():
     items.upsert([{"id": n % 50, "name": str(n)}, {"id": -1, "name": str(n)}])
     events.append([{"id": n}])
     if n % 5 == 0:
-        items.fold()
+        items.compact(full=True)
     if n % 20 == 7:
         lake.create_table(f"t{n}", items.schema, key=["id"], vnodes=1).upsert([{"id": n}])
     if n % 20 == 17:
@@ -319,16 +319,14 @@ class Meddled(LocalStorage):
 
 
 def once(is_moment: Callable[[str, str], bool], act: Callable[[], Any]) -> Callable[[str, str], None]:
-    """A hook that acts at the first moment of a kind."""
+    """A hook that acts at the first moment of a kind; whoever else comes waits for it."""
     lock, acted = threading.Lock(), []
 
     def hook(verb: str, path: str) -> None:
         with lock:
-            is_now = not acted and is_moment(verb, path)
-            if is_now:
+            if not acted and is_moment(verb, path):
                 acted.append(1)
-        if is_now:
-            act()
+                act()
 
     return hook
 
@@ -344,7 +342,7 @@ def test_a_fold_and_a_trim_between_the_looks_at_baseline_and_log_are_both_copied
         return table.log.folder in path and any(table.baseline.folder in earlier for earlier in seen)
 
     def meddle() -> None:
-        table.fold()
+        table.compact(full=True)
         trim(table, table.head)
 
     copy_lake(Meddled(lake.storage.uri, once(is_moment, meddle)), LocalStorage(str(target)))
@@ -371,7 +369,7 @@ def test_what_is_committed_after_the_state_was_fixed_is_left_for_the_next_copy(l
         # So many that a checkpoint comes, and with it a pointer behind the fixed state.
         for n in range(60):
             table.upsert(rows(n, name="later"))
-        table.fold()
+        table.compact(full=True)
 
     hook = once(lambda verb, path: verb == "list" and path == table.entry.folder, meddle)
     report = copy_lake(Meddled(lake.storage.uri, hook), LocalStorage(str(target)))
@@ -387,7 +385,7 @@ def test_what_is_committed_after_the_state_was_fixed_is_left_for_the_next_copy(l
 def test_older_files_may_be_cleaned_away_during_a_copy_but_live_ones_may_not(lake, target):
     small(lake)
     table = lake.table("items")
-    table.fold()
+    table.compact(full=True)
     old = [name for name in data_files(table) if name not in claimed_files(table)]
     assert old
     folder = Path(lake.storage.uri) / table.entry.folder
@@ -408,9 +406,9 @@ def test_older_files_may_be_cleaned_away_during_a_copy_but_live_ones_may_not(lak
 # --- logs whose beginning is gone ------------------------------------------------------------------------------
 
 
-def clean(table: sl.Table) -> None:
-    """Delete what lies before the last checkpoint of the log, as cleaning will."""
-    folder = Path(table.log.storage.uri) / table.log.folder / "_delta_log"
+def clean(part: Any) -> None:
+    """Delete what lies before the last checkpoint of a log or baseline, as cleaning will."""
+    folder = Path(part.storage.uri) / part.folder / "_delta_log"
     last = json.loads((folder / "_last_checkpoint").read_text())["version"]
     for path in folder.glob("*"):
         if path.name[:20].isdigit() and int(path.name[:20]) < last:
@@ -421,14 +419,14 @@ def grown(lake: sl.Lake, count: int) -> sl.Table:
     table = lake.table("items")
     for n in range(count):
         table.upsert(rows(n % 7, name=str(n)))
-    table.fold()
+    table.compact(full=True)
     return table
 
 
 def test_a_log_without_its_first_commits_is_copied_as_it_is(lake, target):
     small(lake)
     table = grown(lake, 60)
-    clean(table)
+    clean(table.log)
     backup(lake, target)
     copy = sl.Lake(target).table("items")
     fresh = sl.Lake(lake.storage.uri).table("items")
@@ -440,6 +438,25 @@ def test_a_log_without_its_first_commits_is_copied_as_it_is(lake, target):
     check_table(copy)
 
 
+def test_files_that_only_a_checkpoint_names_are_copied(lake, target):
+    table = lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    table.upsert(rows(*range(40)))
+    table.compact(full=True)
+    for n in range(60):
+        table.upsert(rows(n % 3, name=str(n)))
+        table.compact(full=True)
+    table.upsert(rows(*range(40)))
+    table.compact(full=True)
+    clean(table.baseline)
+    fresh = sl.Lake(lake.storage.uri)
+    kept = states(fresh)["items"]
+    assert kept[0] is None
+    assert kept[-5] is not None
+    backup(lake, target)
+    assert states(sl.Lake(target))["items"] == kept
+    check_table(sl.Lake(target).table("items"))
+
+
 @pytest.fixture
 def behind(lake: sl.Lake, target: Path) -> sl.Table:
     """A table whose copy has a head that the source has no commit files of any more."""
@@ -448,7 +465,7 @@ def behind(lake: sl.Lake, target: Path) -> sl.Table:
     table = grown(lake, 60)
     trim(table, table.head)
     table.upsert(rows(99))
-    clean(table)
+    clean(table.log)
     return table
 
 
@@ -488,7 +505,7 @@ def test_a_copy_that_is_cut_off_when_it_catches_up_never_shows_wrong_rows(behind
 def test_a_pointer_behind_the_fixed_state_is_replaced_by_one_to_the_last_checkpoint_before_it(lake, target):
     small(lake)
     table = grown(lake, 60)
-    clean(table)
+    clean(table.log)
     head = table.head
     assert head < 100
 

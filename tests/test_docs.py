@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from strandline import errors
+from strandline.care import Care
 from strandline.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +27,20 @@ def test_readme_example_prints_what_readme_says(tmp_path: Path) -> None:
         [sys.executable, "-c", code.group(1)], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout == output.group(1)
+
+
+def test_the_examples_of_care_print_what_the_page_says(tmp_path: Path) -> None:
+    text = (DOCS / "care.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "".join(re.findall(r"```text\n(.*?)```", text, re.S))
+
+
+def test_every_setting_of_a_table_is_documented() -> None:
+    text = (DOCS / "care.md").read_text()
+    care = {**Care().shown(), "time": "none"}
+    assert [name for name, value in care.items() if f"| `{name}` | {value} |" not in text] == []
 
 
 def test_every_error_kind_is_documented() -> None:

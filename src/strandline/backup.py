@@ -9,9 +9,11 @@ After a crash: a file of the target is there whole or not at all, and nothing na
 Data files come before the commit files that claim them; refused rows before the log, as ingest commits them; a
 baseline's commit after the log's commits that it folds and before those that trim the log behind it. The catalog
 comes last and changes as one: until then a first copy is no lake, and a repeated one has the tables it had, each as
-it was or newer. Running the copy again completes it. Only where the source no longer has the commit files that would
-lead on from what the target has, a table's log and baseline jump one after the other, and a crash between the two
-may leave that table refusing reads (`NotRetained`) until the copy is run again.
+it was or newer. Running the copy again completes it.
+
+One case is weaker. When the source has cleaned away the commit files that lead on from what the target has, log and
+baseline of that table jump one after the other. A crash between the two jumps may leave the table refusing reads
+(`NotRetained`), or with rows that were purged in between, until the copy is run again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +36,7 @@ from strandline.catalog import FOLDER, Catalog, CatalogState, Entry
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid, NotFound
 from strandline.log import DROPPED, Log, LogState
+from strandline.pins import Pins, new_pin
 from strandline.progress import Progress, silent
 from strandline.storage import FileInfo, Storage, open_storage
 from strandline.storage.commits import CommitLog
@@ -200,11 +203,7 @@ class _Run:
         try:
             return self.source.read(path)
         except FileNotFoundError as error:
-            raise Conflict(
-                f"{self.source.url(path)} was cleaned away while the lake was copied",
-                hint="Copy it again: what is in the target already stays.",
-                path=path,
-            ) from error
+            raise _cleaned(self.source, path) from error
 
     def read_same(self, path: str) -> bytes:
         """A commit file that both sides must have alike."""
@@ -278,15 +277,17 @@ class _Plan:
         return sum(part.bytes for part in self.parts)
 
     def in_order(self) -> tuple[list[str], list[str]]:
-        """The commit files of log and baseline: up to the log's last one, and the rest.
+        """The commit files of log and baseline: those that come before the log's pointer, and the rest.
 
-        Each of the baseline's comes as soon as the log has what it folds. So a commit that trims the log, which the
-        source made after a fold, comes after that fold here as well."""
-        is_mixed = self.log.is_gapless and self.baseline.is_gapless
+        Each of the baseline's comes as soon as the log has what it folds. So a commit that trims the log, or takes
+        a purge's delete out of it, comes after the baseline's commit that the source made before it. Those that no
+        reader gets to before a pointer jumps come first, so that the two jumps follow each other closely."""
         early = [(commit.version, 0, commit.info.path) for commit in self.log.commits]
         late = []
         for commit in self.baseline.commits:
-            if is_mixed and commit.upto < self.log.version:
+            if not self.baseline.is_gapless:
+                early.append((-1, 1, commit.info.path))
+            elif self.log.is_gapless and commit.upto < self.log.version:
                 early.append((commit.upto, 1, commit.info.path))
             else:
                 late.append(commit.info.path)
@@ -308,7 +309,9 @@ def _plans(run: _Run, catalog: Catalog, visible: Collection[str], held: ExitStac
 def _plan(run: _Run, entry: Entry, is_visible: bool, held: ExitStack) -> _Plan:
     run.advance(0, entry.name)
     baseline, log, rejects = _fixed(run.source, entry)
-    held.enter_context(_kept(run.source, entry, baseline, log))
+    # While the copy runs, cleaning leaves alone every version that there is now.
+    pin = new_pin("backup", log_version=0, baseline_version=0)
+    held.enter_context(Pins(run.source, entry.generation).held(pin))
     # Listed after the state is fixed: whatever that state needs is there.
     here = {info.path: info for info in run.source.list(entry.folder)}
     there = {info.path: info for info in run.target.list(entry.folder)}
@@ -348,11 +351,6 @@ def _fixed(source: Storage, entry: Entry) -> tuple[BaselineState, LogState, Snap
     return folded, changes, rejects
 
 
-def _kept(source: Storage, entry: Entry, baseline: BaselineState, log: LogState) -> AbstractContextManager[None]:
-    """Keeps cleaning from the files of these versions while the block runs. (No pins yet: it keeps nothing.)"""
-    return nullcontext()
-
-
 def _part(
     run: _Run,
     table: str,
@@ -362,7 +360,7 @@ def _part(
     there: Mapping[str, FileInfo],
 ) -> _Part:
     """Compare one Delta table on both sides. Every commit file that both have is read on both and must be alike."""
-    commits, checkpoints = (_upto(files, snapshot.version) for files in _log_files(here, folder))
+    commits, checkpoints = _unbroken(*_log_files(here, folder), snapshot.version)
     theirs, _ = _log_files(there, folder)
     # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
@@ -371,7 +369,7 @@ def _part(
         """The files that a commit adds, and the highest seq that it says is folded."""
         path = commits[version].path
         actions = _actions(run.read_same(path) if path in there else run.read(path), run.source, path, table)
-        seqs = [a["txn"]["version"] for a in actions if "txn" in a and _is_seq(a["txn"]["appId"])]
+        seqs = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/")]
         return {action["add"]["path"] for action in actions if "add" in action}, max(seqs, default=0)
 
     versions = sorted(commits)
@@ -383,10 +381,12 @@ def _part(
         upto = max(upto, seq)
         if commits[version].path not in there:
             missing.append(_Commit(commits[version], version, upto))
-    delta = DeltaLog(run.source, folder)
-    for version in _unexplained(versions, checkpoints):
-        older = delta.checkpoint_at(version)
-        needed |= set(older.files if older else ())
+    if 0 not in commits:
+        # What the first checkpoint names was added by commits that are gone.
+        first = DeltaLog(run.source, folder).checkpoint_at(min(checkpoints, default=-1))
+        if first is None:
+            raise _cleaned(run.source, folder)
+        needed |= set(first.files)
     for file in snapshot.files.values():
         info = here.get(f"{folder}/{file.path}")
         if info is None or info.size != file.size:
@@ -428,25 +428,19 @@ def _log_files(listing: Mapping[str, FileInfo], folder: str) -> tuple[dict[int, 
     return commits, checkpoints
 
 
-def _upto(files: Mapping[int, FileInfo], version: int) -> dict[int, FileInfo]:
-    return {at: info for at, info in files.items() if at <= version}
+def _unbroken(
+    commits: Mapping[int, FileInfo], checkpoints: Mapping[int, FileInfo], version: int
+) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
+    """The commits that lead to `version` without a gap, and the checkpoints from which they lead there.
 
-
-def _is_seq(app: str) -> bool:
-    """Whether a transaction of a baseline says a seq of its log: how far it is folded, or purged."""
-    return app.startswith("fold/") or app == "purge"
-
-
-def _unexplained(commits: Sequence[int], checkpoints: Collection[int]) -> list[int]:
-    """The checkpoints that name files which none of the commits need have added."""
-    found = []
-    known = set(commits)
-    before = -1
-    for version in sorted(checkpoints):
-        if not all(between in known for between in range(before + 1, version + 1)):
-            found.append(version)
-        before = version
-    return found
+    What lies before a gap leads nowhere: leftovers of cleaning, or, in a copy, what it had before it jumped."""
+    first = version + 1
+    while first - 1 in commits:
+        first -= 1
+    return (
+        {at: commits[at] for at in range(first, version + 1)},
+        {at: info for at, info in checkpoints.items() if first - 1 <= at <= version},
+    )
 
 
 def _pointer(source: Storage, folder: str, checkpoints: Mapping[int, FileInfo]) -> bytes | None:
@@ -605,6 +599,14 @@ def _diverged(target: Storage, path: str) -> Conflict:
     return Conflict(
         f"{target.url(path)} is not as in the source: one of the two was written to apart from the other",
         hint="Choose a target that is empty, or that holds an unchanged copy of this lake.",
+        path=path,
+    )
+
+
+def _cleaned(source: Storage, path: str) -> Conflict:
+    return Conflict(
+        f"{source.url(path)} was cleaned away while the lake was copied",
+        hint="Copy it again: what is in the target already stays.",
         path=path,
     )
 

@@ -8,7 +8,8 @@ started from.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -59,6 +60,7 @@ class BaselineState:
                 f"{self.folder}/{f.path}",
                 schema_id_of(f),
                 int(f.partition[VNODE] or 0),
+                f.size,
             )
             for f in files
         ]
@@ -153,7 +155,9 @@ class Baseline:
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             now = marks_of(snapshot.txns, self.vnodes)
-            if any(now[vnode] != base.marks[vnode] for vnode in vnodes):
+            live, known = (_paths_by_vnode(s) for s in (snapshot, base.snapshot))
+            # A mark that moved while the files stayed says only that there was nothing to fold so far.
+            if any(live.get(v) != known.get(v) or now[v] > upto for v in vnodes):
                 raise Conflict("another process folded this table meanwhile; nothing was changed")
             moved = [*vnodes, *(vnode for vnode in idle if now[vnode] == base.marks[vnode])]
             if snapshot.txns.get(PURGE) != base.snapshot.txns.get(PURGE):
@@ -180,7 +184,7 @@ class Baseline:
         """Replace files by ones without the purged rows; no earlier version can be read from here on."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
-            if snapshot.version != base.version:
+            if snapshot.files.keys() != base.snapshot.files.keys():
                 raise Conflict("the table was folded meanwhile; nothing was changed")
             draft = Draft(add=added, remove=removed, txns=dict.fromkeys((PURGE, KEPT_FROM), snapshot.version + 1))
             return self._with_schema(snapshot, definition, draft)
@@ -189,22 +193,35 @@ class Baseline:
         assert landed is not None
         return landed.version
 
-    def keep_from(self, version: int) -> None:
-        """Say that versions before `version` can no longer be read."""
+    def keep_from(self, decide: Callable[[BaselineState], int]) -> None:
+        """Say that versions before the one that `decide` names can no longer be read. It is asked again when another
+        commit comes first, so what it looked at still holds when the commit lands."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            version = decide(BaselineState(snapshot, self.storage, self.folder, self.vnodes))
             return Draft(txns={KEPT_FROM: version}) if snapshot.txns.get(KEPT_FROM, 0) < version else None
 
         self.delta.commit("VACUUM", build)
 
+    def note_pin(self) -> None:
+        """Take a version, so that whoever is about to give versions up has to look at the pins again."""
+        self.delta.commit("PIN", lambda snapshot, now_ms: Draft())
+
     def _with_schema(self, snapshot: Snapshot, definition: TableDef, draft: Draft) -> Draft:
-        """The draft; with the table's columns, if they have changed since the baseline last said them."""
-        if snapshot.configuration.get(_SCHEMA_ID) == str(definition.schema_id):
+        """The draft; with the table's columns, if there are newer ones than the baseline last said."""
+        if int(snapshot.configuration.get(_SCHEMA_ID, -1)) >= definition.schema_id:
             return draft
         newer = _schema_draft(str(snapshot.metadata.get("name")), definition)
         return replace(
             draft, metadata={**(newer.metadata or {}), "id": snapshot.metadata["id"]}, protocol=newer.protocol
         )
+
+
+def _paths_by_vnode(snapshot: Snapshot) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = defaultdict(set)
+    for file in snapshot.files.values():
+        found[int(file.partition[VNODE] or 0)].add(file.path)
+    return found
 
 
 def _schema_draft(name: str, definition: TableDef) -> Draft:

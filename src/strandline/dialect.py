@@ -11,6 +11,7 @@ import pyarrow.types as pt
 
 from strandline.schema import is_json
 
+_RUNS = 64
 _DUCK = {
     pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER",
     pa.int64(): "BIGINT", pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
@@ -79,6 +80,7 @@ class ScanFile:
     path: str
     schema_id: int
     number: int
+    size: int
 
 
 def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
@@ -87,6 +89,27 @@ def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
     for file in files:
         groups[file.schema_id].append(file)
     return sorted(groups.items())
+
+
+def _number(numbers: Sequence[int]) -> str:
+    """SQL for the number of the file that a row is from.
+
+    Numbers mostly follow one another, and arithmetic is several times quicker than a look into a list."""
+    starts: list[tuple[int, int, int]] = []
+    for at, number in enumerate(numbers):
+        if starts:
+            first, base, step = starts[-1]
+            if number == base + step * (at - first):
+                continue
+            if at == first + 1 and number in (base, base + 1):
+                starts[-1] = (first, base, number - base)
+                continue
+        starts.append((at, number, 1))
+    if len(starts) > _RUNS:
+        return f"[{','.join(map(str, numbers))}][CAST(file_index AS BIGINT) + 1]"
+    exprs = [f"file_index + {base - first}" if step else str(base) for first, base, step in starts]
+    cases = "".join(f"WHEN file_index < {end} THEN {e} " for e, (end, _, _) in zip(exprs, starts[1:], strict=False))
+    return f"CASE {cases}ELSE {exprs[-1]} END" if cases else exprs[-1]
 
 
 def duck_scan(
@@ -114,9 +137,7 @@ def duck_scan(
             else:
                 exprs.append(quoted(field.name))
         if number_as:
-            numbers = [file.number for file in group]
-            number = f"[{','.join(map(str, numbers))}][CAST(file_index AS BIGINT) + 1]"
-            exprs.append(f"CAST({number if len(set(numbers)) > 1 else numbers[0]} AS BIGINT) AS {number_as}")
+            exprs.append(f"CAST({_number([file.number for file in group])} AS BIGINT) AS {number_as}")
         urls = ", ".join(literal(file.url) for file in group)
         parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], hive_partitioning = false)")
     if not parts:

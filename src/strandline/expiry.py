@@ -83,7 +83,8 @@ def expired_rows(file: DataFile, definition: TableDef, horizon: int | None) -> i
     timed = file.rows - int(stats.get("nullCount", {}).get(definition.time, 0))
     if at <= first:
         return 0
-    return timed if at > last else timed * (at - first) // (last - first + 1)
+    # The first one is expired for certain.
+    return timed if at > last else max(1, timed * (at - first) // (last - first + 1))
 
 
 def _literal_text(horizon: int, kind: pa.DataType) -> str:

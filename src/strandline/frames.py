@@ -6,6 +6,7 @@ after a bulk load, is computed by Spark itself and joined by shuffling, so that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ import pyarrow as pa
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
+from strandline.errors import Corrupt
 from strandline.lanes import ReadLane
-from strandline.merge import Merge, needed_columns
+from strandline.merge import Files, Merge, needed_columns
 from strandline.predicate import Predicate
 from strandline.schema import canonical_field
 from strandline.spark import run_lane
@@ -38,15 +40,17 @@ def spark_frame(
     columns: Sequence[str],
     predicate: Predicate | None = None,
     *,
+    files: Files | None = None,
     hidden: bool = False,
 ) -> DataFrame:
-    """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it.
+    """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
+    are the candidates of the predicate unless the caller knows better.
 
     `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
-    files = merge.candidates(predicate)
+    files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
     needed = needed_columns(definition, columns, predicate)
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
@@ -208,6 +212,10 @@ def spark_scan(
         listing = spark.createDataFrame(rows, "path string, schema_id int, number long")
         lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
         return run_lane(listing.repartition(min(len(files), 64)), lane, spark_schema(wanted))
+    for file in files:
+        # Spark takes an empty file for one without rows.
+        if not os.path.exists(file.url) or os.path.getsize(file.url) != file.size:
+            raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
     groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
     return reduce(lambda a, b: a.unionByName(b), groups)
 

@@ -187,7 +187,7 @@ class Lake:
         found: list[Leftover] = []
         if not names:
             grace_s = duration.seconds(Care().grace if grace is None else grace, "grace")
-            found = leftovers(self.storage, before_s=self.storage.now_s() - grace_s)
+            found = leftovers(self.storage, now_s=self.storage.now_s(), grace_s=grace_s)
             if not dry_run:
                 sweep(self.storage, found)
         return LakeVacuum(tables, tuple(found), dry_run)

@@ -17,6 +17,8 @@ from strandline.log import DROPPED
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
 
+_MAKING_S = 3600.0
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -33,8 +35,9 @@ class Leftover:
         return sum(info.size for info in self.infos)
 
 
-def leftovers(storage: Storage, *, before_s: float) -> list[Leftover]:
-    """What nothing needs and what is older than `before_s`; `Corrupt` when the catalog cannot be relied on."""
+def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftover]:
+    """What nothing needs and what is older than the grace time; `Corrupt` when the catalog cannot be relied on."""
+    before_s = now_s - grace_s
     # The listing first: a table that is registered after it is not taken for one that never was.
     listing = list(storage.list(""))
     lives = Catalog(storage).lives()
@@ -45,7 +48,7 @@ def leftovers(storage: Storage, *, before_s: float) -> list[Leftover]:
         if len(parts) > 3 and parts[0] == "tables" and "/".join(parts[:3]) not in lives.live:
             folders["/".join(parts[:3])].append(info)
     for folder, infos in sorted(folders.items()):
-        found += _lifeless(storage, folder, infos, lives, before_s)
+        found += _lifeless(storage, folder, infos, lives, before_s, now_s)
     return found
 
 
@@ -84,7 +87,7 @@ def _old_pins(storage: Storage, listing: Sequence[FileInfo], before_s: float) ->
 
 
 def _lifeless(
-    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float
+    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float, now_s: float
 ) -> list[Leftover]:
     """The folder of a generation that is no table: dropped, or never registered."""
     _, name, generation = folder.split("/")
@@ -100,7 +103,9 @@ def _lifeless(
     if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
         what = "holds commits, but the catalog does not know it"
         return [Leftover(name, what, folder, tuple(infos), is_deletable=False)]
-    return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_quiet else []
+    # One that is being made looks the same, and making one takes a moment only.
+    is_left = is_quiet and all(info.modified_s < now_s - _MAKING_S for info in infos)
+    return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_left else []
 
 
 def _is_ended(storage: Storage, folder: str) -> bool:

@@ -84,6 +84,7 @@ class LogState:
                 f"{self.folder}/{file.path}",
                 schema_id_of(file),
                 seq,
+                file.size,
             )
             for seq, file in pairs
         ]

@@ -67,8 +67,9 @@ class Pins:
     def release(self, name: str) -> None:
         self._storage.delete([self._path(name)])
 
-    def all(self) -> list[Pin]:
-        """Every pin, also those that have expired."""
+    def all(self, *, is_strict: bool = True) -> list[Pin]:
+        """Every pin, also those that have expired; `Invalid` for one that is unreadable, or without `is_strict`
+        nothing."""
         found = []
         for info in self._storage.list(self._folder):
             try:
@@ -78,6 +79,8 @@ class Pins:
             except FileNotFoundError:
                 continue
             except (ValueError, TypeError, KeyError) as error:
+                if not is_strict:
+                    continue
                 # Whatever it wanted to hold is not known: nothing may go until a person has looked.
                 raise Invalid(
                     f"pin {self._storage.url(info.path)} is not readable: {error}",

@@ -28,7 +28,7 @@ class Spool:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self._folder = folder
-        self._files: list[str] = []
+        self._files: list[tuple[str, int]] = []
         self._schema: pa.Schema | None = None
 
     def __enter__(self) -> Spool:
@@ -37,7 +37,7 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._storage.delete(self._files)
+        self._storage.delete(path for path, _ in self._files)
 
     def add_all(self, held: list[pa.Table], rest: Iterable[pa.Table]) -> None:
         """Write the rows of `held`, which is emptied on the way, and then of `rest`."""
@@ -48,7 +48,7 @@ class Spool:
         for file in encode.write_files(
             self._storage, self._folder, _name, itertools.chain([first], batches), first.schema
         ):
-            self._files.append(f"{self._folder}/{file.path}")
+            self._files.append((f"{self._folder}/{file.path}", file.size))
 
     def _numbered(self, pieces: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
         start = 0
@@ -59,7 +59,7 @@ class Spool:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         assert self._schema is not None
-        files = [ScanFile(self._storage.url(path), path, 0, 0) for path in self._files]
+        files = [ScanFile(self._storage.url(path), path, 0, 0, size) for path, size in self._files]
         return spark_scan(spark, self._storage, files, [self._schema], self._schema.names, number_as=None)
 
 

@@ -127,7 +127,7 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
         last_commit_at=dt.datetime.fromtimestamp(log.snapshot.timestamp_ms / 1000, dt.UTC),
         rejects=Rejects(log.storage, table.entry).count(),
         oldest_seq=table.oldest,
-        pins=len(table.pins.all()),
+        pins=len(table.pins.all(is_strict=False)),
         degraded=tuple(
             f"vnode {vnode}: {found['message']}: {found['path']}"
             for vnode, found in Health(log.storage, table.entry.folder).read().items()

@@ -23,7 +23,7 @@ from strandline.consumers.compaction import CompactPlan, CompactReport
 from strandline.definitions import TableDef
 from strandline.dialect import listed, quoted
 from strandline.duck import Duck
-from strandline.errors import Invalid, NotRetained
+from strandline.errors import Corrupt, Invalid, NotRetained
 from strandline.expiry import horizon_at
 from strandline.frames import fold_frame, spark_frame, winners_sql
 from strandline.log import Log
@@ -191,7 +191,8 @@ class Table:
                 yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
 
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
-        """The same rows as a Spark DataFrame, fixed at that seq however late it runs."""
+        """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
+        a `pin`."""
         merge, names, predicate = self._plan(at, columns, where)
         spark = session(self.spark)
         if predicate is not None:
@@ -258,8 +259,9 @@ class Table:
             baseline_version=merge.baseline.version,
         )
         self.pins.put(pin)
+        self.baseline.note_pin()
         try:
-            # A trim that did not see the pin yet may have landed before it.
+            # Whoever gave this seq up without seeing the pin has said so by now.
             self.merge(merge.seq)
         except NotRetained:
             self.pins.release(pin.name)
@@ -336,6 +338,7 @@ class Table:
 
     def merge(self, at: At = None) -> Merge:
         """What a read at `at` consists of."""
+        seen: tuple[int, int] | None = None
         while True:
             # The baseline first: one that is newer than the log seen here would hold changes after its head.
             baseline = self.baseline.refresh()
@@ -345,6 +348,15 @@ class Table:
                 baseline = self.baseline.at_seq(seq, log.trimmed_to)
             if min(baseline.marks) >= log.trimmed_to:
                 return Merge(log, baseline, seq, horizon_at(log.snapshot.txns, seq))
+            # Folded and trimmed between the two looks: there is a newer baseline.
+            if seen == (baseline.version, log.head):
+                raise Corrupt(
+                    f"the log of table {self.name!r} is trimmed to seq {log.trimmed_to}, but its baseline holds only"
+                    f" {min(baseline.marks)}",
+                    hint="Its newest files are missing: restore them from a backup.",
+                    table=self.name,
+                )
+            seen = (baseline.version, log.head)
 
     def fold_name(self, merge: Merge) -> str | None:
         """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""

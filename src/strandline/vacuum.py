@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from strandline.baseline import BaselineState
 from strandline.crash import crash_point
+from strandline.errors import Corrupt, NotFound
 from strandline.pins import Pin, least
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
@@ -73,13 +75,33 @@ class Sweep:
         return sum(info.size for info in self.unneeded)
 
 
-def holds(table: Table, *, now_s: float, keep_s: float, pins: Sequence[Pin]) -> list[Hold]:
+@dataclass(frozen=True)
+class Decision:
+    """How much of the past goes: baseline versions before `version`, changes up to `trim_to`; who keeps the rest."""
+
+    version: int
+    trim_to: int
+    hold: Hold
+
+
+def holds(table: Table, *, now_s: float, keep_s: float) -> list[Hold]:
     """Everyone who needs the table's past, the one furthest back first."""
-    head = table.log.refresh().head
-    kept = head if keep_s <= 0 else table.log.delta.version_at((now_s - keep_s) * 1000)
-    found = [Hold(table.log.refresh().trimmed_to if kept is None else kept, "the setting keep")]
-    found += [Hold(pin.seq, f"pin {pin.name} ({pin.why}, {pin.holder})") for pin in pins if pin.seq is not None]
+    log = table.log.refresh()
+    kept = log.head if keep_s <= 0 else table.log.delta.version_before(now_s - keep_s)
+    found = [Hold(log.trimmed_to if kept is None else kept, "the setting keep")]
+    for pin in table.pins.live(now_s):
+        if pin.seq is not None:
+            found.append(Hold(pin.seq, f"pin {pin.name} ({pin.why}, {pin.holder})"))
     return sorted(found, key=lambda hold: hold.seq)
+
+
+def _decide(table: Table, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
+    hold = holds(table, now_s=now_s, keep_s=keep_s)[0]
+    kept = [(v, marks) for v, marks in table.baseline.versions(baseline) if v >= baseline.kept_from]
+    chosen = max(((v, m) for v, m in kept if max(m) <= hold.seq), default=(kept[0] if kept else (0, (0,))))
+    # Of versions with the same folds the first: nothing is gained by giving it up.
+    version, marks = next(((v, m) for v, m in kept if m == chosen[1]), chosen)
+    return Decision(version, min(*marks, hold.seq), hold)
 
 
 def vacuum(
@@ -97,34 +119,24 @@ def vacuum(
     for delta in _deltas(table):
         delta.check_unbroken()
     now_s = storage.now_s()
-    pins = table.pins.live(now_s)
-    hold = holds(table, now_s=now_s, keep_s=keep_s, pins=pins)[0]
-    baseline = table.baseline.refresh()
-    kept = [(v, marks) for v, marks in table.baseline.versions(baseline) if v >= baseline.kept_from]
-    chosen = max(((v, m) for v, m in kept if max(m) <= hold.seq), default=(kept[0] if kept else (0, (0,))))
-    # Of versions with the same folds the first: nothing is gained by giving it up.
-    version, marks = next(((v, m) for v, m in kept if m == chosen[1]), chosen)
-    log = table.log.refresh()
-    trim_to = min(*marks, hold.seq)
-    trimmed = [file for seq, file in log.by_seq if seq <= trim_to]
+    baseline, log = table.baseline.refresh(), table.log.refresh()
+    decided = _decide(table, baseline, now_s, keep_s)
+    trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
     if not dry_run:
-        table.baseline.keep_from(version)
-        crash_point("vacuum.announced")
-        if trimmed:
-            table.log.trim(trim_to)
-        crash_point("vacuum.trimmed")
+        decided = _announce(table, now_s, keep_s)
         _checkpoint(table.baseline.delta)
         _checkpoint(table.log.delta)
+    pins = table.pins.live(now_s)
     parts = _parts(table, pins, now_s, grace_s)
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
     before_s = min(now_s - grace_s, writing_s) if grace_s > 0 or writing_s < now_s else float("inf")
     sweeps = [sweep(part.delta, part.floor, before_s=before_s) for part in parts]
     report = VacuumReport(
         table.name,
-        max(log.trimmed_to, trim_to if trimmed else 0),
+        max(log.trimmed_to, decided.trim_to if trimmed else 0),
         len(trimmed),
-        max(version, baseline.kept_from),
-        hold,
+        max(decided.version, baseline.kept_from),
+        decided.hold,
         sum(len(found.unneeded) for found in sweeps),
         sum(found.bytes for found in sweeps),
         dry_run,
@@ -137,10 +149,31 @@ def vacuum(
                 progress(done, report.deleted_files, table.name)
         for part in parts:
             # The log's commit files also tell its history and times, for as long as they can be asked for.
-            floor = min(part.floor, hold.seq) if part.delta is table.log.delta else part.floor
+            floor = min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor
             storage.delete(info.path for info in part.delta.before(floor, part.floor))
             crash_point("vacuum.cleaned")
     return report
+
+
+def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
+    """Say what can no longer be read: first the baseline's versions, then the log's changes.
+
+    A pin takes a version of the baseline after it is there. So one that was not seen here either makes the decision
+    be taken again, or finds it said and is refused. The trim needs no second look: what the remaining versions can
+    read does not reach behind it."""
+    decisions: list[Decision] = []
+
+    def decide(state: BaselineState) -> int:
+        decisions.append(_decide(table, state, now_s, keep_s))
+        return decisions[-1].version
+
+    table.baseline.keep_from(decide)
+    crash_point("vacuum.announced")
+    decided = decisions[-1]
+    if any(seq <= decided.trim_to for seq, _ in table.log.refresh().by_seq):
+        table.log.trim(decided.trim_to)
+    crash_point("vacuum.trimmed")
+    return decided
 
 
 def _checkpoint(delta: DeltaLog) -> None:
@@ -153,9 +186,17 @@ def sweep(delta: DeltaLog, floor: int, *, before_s: float) -> Sweep:
     """What no version from `floor` on needs and what is older than `before_s`."""
     # The listing first: what is claimed after it is not in it, or is found among the commits.
     listing = list(delta.storage.list(delta.folder))
-    delta.check_unbroken(floor)
+    while True:
+        try:
+            delta.check_unbroken(floor)
+            needed = set(delta.at(floor).files)
+            break
+        except (Corrupt, NotFound):
+            # Another vacuum may have cleaned further than this one wanted to.
+            if delta.oldest() <= floor:
+                raise
+            floor = delta.oldest()
     head = delta.refresh().version
-    needed = set(delta.at(floor).files)
     known: set[str] = set()
     versions = sorted(v for v in delta.log_files()[0] if v <= head)
     with ThreadPoolExecutor(8) as pool:
@@ -184,7 +225,8 @@ def is_ours(name: str) -> bool:
 
 def _deleted(storage: Storage, found: Sweep) -> Iterable[int]:
     """Delete in portions; yields how many each had. What was never claimed is given up by a commit first."""
-    doomed = set(found.doomed)
+    unclaimed = set(found.doomed)
+    doomed = set(unclaimed)
 
     def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
         doomed.difference_update(snapshot.files)
@@ -196,7 +238,7 @@ def _deleted(storage: Storage, found: Sweep) -> Iterable[int]:
     going = [
         info.path
         for info in found.unneeded
-        if (name := info.path.removeprefix(f"{found.delta.folder}/")) in doomed or name not in set(found.doomed)
+        if (name := info.path.removeprefix(f"{found.delta.folder}/")) in doomed or name not in unclaimed
     ]
     for start in range(0, len(going), _AT_ONCE):
         storage.delete(going[start : start + _AT_ONCE])
@@ -237,7 +279,5 @@ def _part(delta: DeltaLog, floor: int, pinned: Sequence[int | None]) -> Part:
 
 def _current_at(delta: DeltaLog, now_s: float, grace_s: float) -> int:
     """The version that was current a grace time ago: someone may have opened it just then."""
-    if grace_s <= 0:
-        return delta.refresh().version
-    found = delta.version_at((now_s - grace_s) * 1000)
-    return delta.oldest() if found is None else max(found, delta.oldest())
+    found = delta.refresh().version if grace_s <= 0 else delta.version_before(now_s - grace_s)
+    return max(delta.oldest(), found or 0)

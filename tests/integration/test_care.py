@@ -1,6 +1,8 @@
 """Compactors and cleaners beside writers and readers, in real processes, some of them killed: nothing is lost, nothing
 doubled, and no reader notices."""
 
+import contextlib
+import datetime as dt
 import json
 import os
 import random
@@ -15,8 +17,12 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline import vacuum
+from strandline.consumers import compaction
 from strandline.doctor import examine
-from support import answer_of, claimed_files, data_files, files_below, start_python
+from strandline.restore import restore
+from strandline.storage import delta
+from support import answer_of, claimed_files, data_files, files_below, python, refused, rows_of, start_python, trim
 
 PAIRS = pa.schema([("id", pa.int64()), ("stamp", pa.int64()), ("text", pa.string())])
 GRACE_S = 4
@@ -179,8 +185,9 @@ def run(tmp_path, length_s):
     return lake, table, expected, written
 
 
-def check_cleaned(lake, table, expected):
+def check_cleaned(lake, table, expected, monkeypatch):
     """After a last compaction and vacuum there is nothing on the disk but what the table claims."""
+    monkeypatch.setattr(delta, "RESTED_S", 0.0)
     table.compact(full=True)
     for _ in range(2):
         lake.vacuum(grace=0, keep=0)
@@ -197,14 +204,326 @@ def check_cleaned(lake, table, expected):
     }
 
 
-def test_writers_caretakers_and_readers_at_once_lose_nothing_and_disturb_nobody(tmp_path):
+def test_writers_caretakers_and_readers_at_once_lose_nothing_and_disturb_nobody(tmp_path, monkeypatch):
     lake, table, expected, written = run(tmp_path, 15)
     assert sum(n - again for n, again in written) > 40
-    check_cleaned(lake, table, expected)
+    check_cleaned(lake, table, expected, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_a_long_run_of_caretakers_beside_writers_and_readers(tmp_path):
+def test_a_long_run_of_caretakers_beside_writers_and_readers(tmp_path, monkeypatch):
     lake, table, expected, _ = run(tmp_path, float(os.environ.get("STRANDLINE_SOAK_S", "300")))
-    check_cleaned(lake, table, expected)
+    check_cleaned(lake, table, expected, monkeypatch)
+
+
+# --- other engines ---------------------------------------------------------------------------------------------
+
+ACCOUNTS, TOTAL = 40, 40_000
+
+# Every commit moves money from one account to another: the sum is the same in every state of the table.
+BANK = """
+import json, os, random, sys
+import strandline as sl
+folder, stop, grace_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+random.seed(3)
+table = sl.Lake(folder).table("accounts")
+money = {row["id"]: row["money"] for row in table.to_arrow().to_pylist()}
+rounds = deleted = 0
+while not os.path.exists(stop):
+    for _ in range(random.randint(1, 6)):
+        one, two = random.sample(sorted(money), 2)
+        money[one] -= 5
+        money[two] += 5
+        table.upsert([{"id": key, "money": money[key]} for key in (one, two)])
+    table.compact(full=True)
+    deleted += table.vacuum(grace=grace_s, keep=0).deleted_files
+    rounds += 1
+print(json.dumps([rounds, deleted, table.log.refresh().trimmed_to]))
+"""
+
+
+def by_deltalake(folder, pause):
+    delta = DeltaTable(folder)
+    pause()
+    return delta.to_pyarrow_table().to_pylist()
+
+
+def by_duckdb(folder, pause):
+    files = DeltaTable(folder).file_uris()
+    pause()
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT * FROM read_parquet({files!r}, union_by_name = true)")
+        return found.to_arrow_table().to_pylist()
+
+
+def by_polars(folder, pause):
+    frame = pl.scan_delta(folder)
+    pause()
+    return frame.collect().to_dicts()
+
+
+def by_spark(spark, folder, pause):
+    files = DeltaTable(folder).file_uris()
+    pause()
+    return [row.asDict() for row in spark.read.parquet(*files).collect()]
+
+
+def test_other_engines_go_on_reading_while_a_table_is_folded_trimmed_and_cleaned(spark, tmp_path):
+    lake = sl.Lake(tmp_path / "lake")
+    table = lake.create_table("accounts", pa.schema([("id", pa.int64()), ("money", pa.int64())]), key=["id"], vnodes=4)
+    table.upsert([{"id": n, "money": TOTAL // ACCOUNTS} for n in range(ACCOUNTS)])
+    table.compact(full=True)
+    stop = tmp_path / "stop"
+    engines = {
+        "deltalake": by_deltalake,
+        "duckdb": by_duckdb,
+        "polars": by_polars,
+        "spark": lambda folder, pause: by_spark(spark, folder, pause),
+    }
+    baseline, log = (lake.storage.url(part.folder) for part in (table.baseline, table.log))
+    random.seed(2)
+
+    def pause():
+        # An engine reads what it has opened a while ago.
+        time.sleep(random.choice([0, 0.3, 1]))
+
+    assert len(by_spark(spark, baseline, lambda: None)) == ACCOUNTS, "the first read warms Spark up"
+    reads, slow = dict.fromkeys(engines, 0), 0
+    bank = start_python(BANK, lake.storage.uri, str(stop), str(GRACE_S))
+    end_s = time.monotonic() + 16
+    try:
+        while time.monotonic() < end_s:
+            for name, read in engines.items():
+                began_s = time.monotonic()
+                try:
+                    rows = read(baseline, pause)
+                except Exception:
+                    # Longer than the grace time nothing is promised, and a busy machine may need longer.
+                    if time.monotonic() - began_s < GRACE_S:
+                        raise
+                    slow += 1
+                    continue
+                assert sorted(row["id"] for row in rows) == list(range(ACCOUNTS)), name
+                assert sum(row["money"] for row in rows) == TOTAL, name
+                reads[name] += 1
+            seqs = [row["_seq"] for row in by_deltalake(log, pause)]
+            assert all(seqs.count(seq) == 2 for seq in set(seqs) - {1}), "a commit is there whole or not at all"
+    finally:
+        stop.touch()
+        rounds, deleted, trimmed_to = answer_of(bank)
+    assert rounds > 5 and deleted > 20 and trimmed_to > 5
+    assert all(count > 1 for count in reads.values()) and slow < 3, (reads, slow)
+    assert sum(table.to_arrow()["money"].to_pylist()) == TOTAL
+
+
+# --- restore ---------------------------------------------------------------------------------------------------
+
+WIDE = pa.schema([("part", pa.string()), ("id", pa.int64()), ("name", pa.string()), ("n", pa.int32())])
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A table with a key of two columns, and what it was at each seq."""
+    table = sl.Lake(tmp_path / "lake").create_table("parts", WIDE, key=["part", "id"], vnodes=4)
+    history = [rows_of(table.to_arrow())]
+
+    def step(call):
+        call()
+        history.append(rows_of(table.to_arrow()))
+
+    def rows(start, name):
+        return [{"part": f"p{n % 3}", "id": n, "name": f"{name}{n}", "n": n} for n in range(start, start + 20)]
+
+    step(lambda: table.upsert(rows(0, "a")))
+    step(lambda: table.delete([{"part": "p1", "id": 1}, {"part": "p2", "id": 2}]))
+    table.compact(full=True)
+    step(lambda: table.upsert(rows(10, "b")))
+    step(lambda: table.upsert([{"part": "p1", "id": 1, "name": None, "n": None}, {"part": "", "id": -1}]))
+    step(lambda: table.delete([{"part": "p0", "id": n} for n in (0, 3, 27)]))
+    return table, history
+
+
+@pytest.mark.parametrize("engine", ["driver", "spark"])
+def test_a_table_is_restored_to_any_seq_on_the_driver_as_on_spark(request, parts, engine):
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    table, history = parts
+    for at in (5, 3, 1, 4, 0, 2):
+        head = table.head
+        commit = restore(table, at, driver_rows=0 if engine == "spark" else 1_000_000)
+        assert commit.seq in (head, head + 1)
+        for handle in (table, sl.Lake(table.log.storage.uri).table("parts")):
+            assert rows_of(handle.to_arrow()) == history[at]
+            assert rows_of(handle.to_arrow(at=head)) == history[head] if head < len(history) else True
+        history += [history[at]] * (table.head - head)
+    table.compact(full=True)
+    assert rows_of(table.to_arrow()) == history[2]
+    assert examine(table.log.storage, deep=True).is_sound
+
+
+@pytest.mark.parametrize("engine", ["driver", "spark"])
+def test_a_restore_that_another_commit_overtakes_is_taken_again(request, parts, engine):
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    table, history = parts
+    other = sl.Lake(table.log.storage.uri).table("parts")
+    commit = table.log.commit
+    tried = []
+
+    def overtaken(files, **options):
+        tried.append(len(files))
+        if len(tried) < 3:
+            other.upsert([{"part": "new", "id": len(tried), "name": "late"}])
+        return commit(files, **options)
+
+    table.log.commit = overtaken
+    restored = restore(table, 3, driver_rows=0 if engine == "spark" else 1_000_000)
+    assert len(tried) == 3
+    assert (restored.seq, table.head) == (8, 8)
+    for handle in (table, other):
+        assert rows_of(handle.to_arrow()) == history[3], "what was written meanwhile is taken back as well"
+    assert len([name for name in data_files(table) if name.startswith("log/")]) == len(table.log.refresh().by_seq)
+
+
+@pytest.mark.parametrize("engine", ["driver", "spark"])
+def test_restoring_after_a_column_was_dropped_brings_back_rows_without_it(request, parts, engine):
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    table, history = parts
+    table.drop_column("name")
+    table.evolve(pa.schema([("colour", pa.string())]))
+    table.upsert([{"part": "p0", "id": 6, "colour": "red"}])
+    expected = sorted(((part, id_, n, None) for part, id_, _, n in history[1]), key=repr)
+    assert rows_of(table.to_arrow(at=1)) == expected
+    restore(table, 1, driver_rows=0 if engine == "spark" else 1_000_000)
+    fresh = sl.Lake(table.log.storage.uri).table("parts")
+    for handle in (table, fresh):
+        assert rows_of(handle.to_arrow()) == expected
+    with refused(sl.Invalid, column="name"):
+        fresh.evolve(pa.schema([("name", pa.string())]))
+    with refused(sl.Invalid, column="name"):
+        fresh.evolve(pa.schema([("name", pa.int64())]))
+    compaction.compact(fresh, full=True, driver_rows=0 if engine == "spark" else compaction.DRIVER_ROWS)
+    assert rows_of(table.to_arrow()) == expected
+    assert not [file for file in fresh.baseline.refresh().files() if not file.path.startswith("0002-")]
+    assert examine(table.log.storage, deep=True).is_sound
+
+
+def test_a_restore_to_before_rows_expired_is_told_that_they_stay_hidden(tmp_path):
+    """Horizons only rise, so the table cannot become what it was: better no restore than half of one."""
+    schema = pa.schema([("id", pa.int64()), ("at", pa.date32())])
+    table = sl.Lake(tmp_path / "lake").create_table("t", schema, key=["id"], vnodes=1, time="at")
+    table.upsert([{"id": n, "at": dt.date(2026, 1, n + 1)} for n in range(10)])
+    table.expire(dt.date(2026, 1, 5))
+    assert table.to_arrow().num_rows == 6
+    with refused(sl.Invalid):
+        table.restore(1)
+
+
+# --- pins ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pin_that_is_set_while_a_vacuum_decides_holds_or_is_refused(tmp_path):
+    """The vacuum has looked at the pins and has not said yet what goes."""
+    lake = sl.Lake(tmp_path / "lake")
+    table = lake.create_table("pairs", PAIRS, key=["id"], vnodes=2)
+    for n in range(3):
+        table.upsert([{"id": 1, "stamp": n}])
+        table.compact(full=True)
+    other = sl.Lake(lake.storage.uri).table("pairs")
+    keep_from = table.baseline.keep_from
+    pins = []
+
+    def pinned_first(version):
+        with contextlib.suppress(sl.NotRetained, sl.Conflict, sl.Unavailable):
+            pins.append(other.pin(1))
+        return keep_from(version)
+
+    table.baseline.keep_from = pinned_first
+    table.vacuum(grace=0, keep=0)
+    fresh = sl.Lake(lake.storage.uri).table("pairs")
+    for pin in pins:
+        assert fresh.to_arrow(at=pin.seq)["stamp"].to_pylist() == [0]
+
+
+# --- two cleaners ----------------------------------------------------------------------------------------------
+
+
+def test_a_vacuum_that_another_one_overtakes_does_not_take_the_table_for_damaged(tmp_path, monkeypatch):
+    """The other one cleans commit files away after ours has decided from which version on it looks."""
+    monkeypatch.setattr(delta, "RESTED_S", 0.0)
+    lake = sl.Lake(tmp_path / "lake")
+    table = lake.create_table("pairs", PAIRS, key=["id"], vnodes=2)
+    other = sl.Lake(lake.storage.uri).table("pairs")
+    for n in range(30):
+        table.upsert([{"id": n % 5, "stamp": n}])
+    table.compact(full=True)
+    sweep, late = vacuum.sweep, [True]
+
+    def overtaken(*args, **options):
+        if late:
+            late.clear()
+            for n in range(15):
+                other.upsert([{"id": n % 5, "stamp": n}])
+            other.compact(full=True)
+            for _ in range(3):
+                other.vacuum(grace=0, keep=0)
+        return sweep(*args, **options)
+
+    monkeypatch.setattr(vacuum, "sweep", overtaken)
+    table.vacuum(grace=0, keep=0)
+    rows = sl.Lake(lake.storage.uri).table("pairs").to_arrow().to_pylist()
+    assert {row["id"]: row["stamp"] for row in rows} == {n % 5: n for n in range(10, 15)}
+
+
+def test_a_late_checkpoint_does_not_hide_what_came_after_it(tmp_path, monkeypatch):
+    """A process that made a checkpoint was asleep when it should have said so, and others went on and cleaned."""
+    monkeypatch.setattr(delta, "RESTED_S", 0.0)
+    table = sl.Lake(tmp_path / "lake").create_table("pairs", PAIRS, key=["id"], vnodes=2)
+    folder = Path(table.log.storage.url(table.log.folder)) / "_delta_log"
+    for n in range(20):
+        table.upsert([{"id": n, "stamp": n}])
+    table.log.delta.checkpoint()
+    late = {name: (folder / name).read_bytes() for name in ("_last_checkpoint", f"{20:020d}.checkpoint.parquet")}
+    for n in range(20, 40):
+        table.upsert([{"id": n, "stamp": n}])
+    table.compact(full=True)
+    for _ in range(2):
+        table.vacuum(grace=0, keep=0)
+    for name, data in late.items():
+        (folder / name).write_bytes(data)
+    fresh = sl.Lake(table.log.storage.uri).table("pairs")
+    assert fresh.head == table.head
+    assert fresh.to_arrow().num_rows == 40
+    fresh.upsert([{"id": 40, "stamp": 40}])
+    assert table.to_arrow().num_rows == 41
+
+
+@pytest.mark.timeout(60)
+def test_a_log_that_is_trimmed_past_the_baseline_is_damage_and_no_endless_wait(tmp_path):
+    """As after a baseline was put back from an older copy."""
+    table = sl.Lake(tmp_path / "lake").create_table("pairs", PAIRS, key=["id"], vnodes=2)
+    table.upsert([{"id": 1, "stamp": 1}])
+    table.compact(full=True)
+    table.upsert([{"id": 2, "stamp": 2}])
+    trim(table, 2)
+    ended = python(
+        "import sys, strandline as sl\nsl.Lake(sys.argv[1]).table('pairs').to_arrow()",
+        table.log.storage.uri,
+        timeout_s=20,
+    )
+    assert "Corrupt" in ended.stderr
+
+
+def test_an_unreadable_pin_keeps_files_and_nothing_else(tmp_path):
+    lake = sl.Lake(tmp_path / "lake")
+    table = lake.create_table("pairs", PAIRS, key=["id"], vnodes=2)
+    table.upsert([{"id": 1, "stamp": 1}])
+    folder = tmp_path / "lake" / "pins" / table.entry.generation
+    folder.mkdir(parents=True)
+    (folder / "torn.json").write_text('{"name"')
+    assert table.compact().vnodes > 0, "a fold deletes nothing, so no pin is in its way"
+    with refused(sl.Invalid):
+        table.vacuum(grace=0, keep=0)
+    assert lake.status().tables[0].rows == 1

@@ -1,11 +1,16 @@
 """The core on an object store: a real S3 server, and one whose answers get lost on the way."""
 
 import contextlib
+import datetime as dt
 import http.client
+import io
+import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -13,8 +18,10 @@ import strandline as sl
 from strandline import writer
 from strandline.change import UPSERT
 from strandline.consumers import compaction
+from strandline.doctor import examine
 from strandline.rows import checked
-from support import BUCKET, ITEMS, by_id, options_for, refused, rows_of
+from strandline.storage import delta
+from support import BUCKET, ITEMS, answer_of, by_id, claimed_files, options_for, refused, rows_of, start_python
 
 
 def test_the_core_works_on_the_driver(s3_lake):
@@ -51,8 +58,8 @@ def test_other_engines_read_it(s3_lake):
     table.compact(full=True)
     storage = table.log.storage
     for folder in (table.baseline.folder, table.log.folder):
-        delta = DeltaTable(storage.url(folder), storage_options=dict(storage.delta_options))
-        assert delta.to_pyarrow_table().num_rows == 10
+        opened = DeltaTable(storage.url(folder), storage_options=dict(storage.delta_options))
+        assert opened.to_pyarrow_table().num_rows == 10
 
 
 def test_many_commits_are_checkpointed_and_read_on(s3_lake):
@@ -109,6 +116,182 @@ def test_two_lakes_write_one_table_without_losing_a_commit(s3_lake):
 def test_wrong_credentials_are_not_an_empty_lake(seaweed):
     with pytest.raises(sl.StrandlineError):
         sl.Lake(f"s3://{BUCKET}/x", storage_options={**options_for(seaweed), "secret_access_key": "wrong"})
+
+
+# --- care ------------------------------------------------------------------------------------------------------
+
+
+def objects(table):
+    """Every object below a table's folder, and what it holds."""
+    storage = table.log.storage
+    return {info.path: storage.read(info.path) for info in storage.list(table.entry.folder)}
+
+
+def data_objects(table):
+    start = f"{table.entry.folder}/"
+    return {path.removeprefix(start) for path in objects(table) if "/_delta_log/" not in path and ".parquet" in path}
+
+
+def test_a_table_is_compacted_and_cleaned(s3_lake, monkeypatch):
+    monkeypatch.setattr(delta, "RESTED_S", 0.0)
+    lake = s3_lake()
+    table = lake.create_table("items", ITEMS, key=["id"], vnodes=2)
+    orphan = f"{table.log.folder}/0000-{'0' * 32}.parquet"
+    with table.log.storage.output(orphan) as stream:
+        stream.write(b"never claimed")
+    for n in range(25):
+        table.upsert([{"id": n % 6, "name": str(n)}])
+        if n % 8 == 7:
+            table.compact(full=True)
+    expected = by_id(table)
+    dry = table.vacuum(grace=0, keep=0, dry_run=True)
+    assert orphan in objects(table) and dry.deleted_files >= 1
+    table.compact(full=True)
+    reports = [table.vacuum(grace=0, keep=0) for _ in range(2)]
+    assert reports[0].deleted_files > 20 and reports[1].deleted_files == 0
+    assert data_objects(table) == claimed_files(table)
+    assert len([path for path in objects(table) if path.endswith(".json")]) < 20
+    for handle in (table, s3_lake().table("items")):
+        assert by_id(handle) == expected
+        with refused(sl.NotRetained):
+            handle.to_arrow(at=3)
+    assert examine(lake.storage, deep=True).is_sound
+    assert not [info for info in lake.storage.list("_check")], "looking at the store's clock leaves nothing behind"
+    table.upsert([{"id": 100, "name": "after"}])
+    assert by_id(s3_lake().table("items")) == expected | {100: "after"}
+
+
+def test_a_write_whose_file_a_vacuum_took_for_a_leftover_is_refused(s3_lake):
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=2)
+    table.upsert([{"id": 1, "name": "a"}])
+    other = s3_lake().table("items")
+    commit = table.log.commit
+
+    def slow(files, **options):
+        other.vacuum(grace=0, keep=0)
+        return commit(files, **options)
+
+    table.log.commit = slow
+    with refused(sl.Conflict):
+        table.upsert([{"id": 2, "name": "b"}])
+    del table.log.commit
+    table.upsert([{"id": 3, "name": "c"}])
+    assert by_id(s3_lake().table("items")) == {1: "a", 3: "c"}
+
+
+def test_a_pin_holds_until_it_expires_by_the_clock_of_the_store(s3_lake, monkeypatch):
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=2)
+    for n in range(4):
+        table.upsert([{"id": 1, "name": str(n)}])
+        table.compact(full=True)
+    pin = s3_lake().table("items").pin(2, length="4s")
+    # Whoever cleans may have a clock of its own that is far ahead.
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 10_000)
+    report = table.vacuum(grace=0, keep=0)
+    assert report.held_by.seq == 2
+    assert pin.pin.name in report.held_by.who
+    assert by_id(s3_lake().table("items"), at=2) == {1: "1"}
+    with refused(sl.NotRetained):
+        table.to_arrow(at=1)
+    pin.renew()
+    deadline_s = time.monotonic() + 30
+    while table.vacuum(grace=0, keep=0).held_by.seq == 2:
+        assert time.monotonic() < deadline_s, "the pin never expires"
+        time.sleep(0.5)
+    with refused(sl.NotRetained):
+        s3_lake().table("items").to_arrow(at=2)
+    assert by_id(s3_lake().table("items")) == {1: "3"}
+
+
+def test_the_grace_time_is_kept_by_the_clock_of_the_store(s3_lake, monkeypatch):
+    """This machine's clock is hours behind, so commits say that they are old when they are not."""
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() - 10_000)
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=1)
+    table.upsert([{"id": 1, "name": "a"}])
+    table.compact(full=True)
+    time.sleep(6)
+    reading = table.merge()
+    table.upsert([{"id": 1, "name": "b"}])
+    table.compact(full=True)
+    for _ in range(2):
+        table.vacuum(grace=5, keep=0)
+    storage = table.log.storage
+    assert all(storage.exists(f"{reading.baseline.folder}/{file.path}") for file in reading.baseline.files())
+
+
+def test_rows_are_erased_from_every_object(s3_lake, monkeypatch):
+    monkeypatch.setattr(delta, "RESTED_S", 0.0)
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=2)
+    for n in range(3):
+        table.upsert([{"id": key, "name": f"secret-{key}-{n}"} for key in range(4)])
+        if n == 1:
+            table.compact(full=True)
+    table.purge([2])
+    for handle in (table, s3_lake().table("items")):
+        assert by_id(handle) == {key: f"secret-{key}-2" for key in (0, 1, 3)}
+    for _ in range(2):
+        table.vacuum(grace=0, keep=0)
+    found = [path for path, data in objects(table).items() if b"secret-2" in data]
+    assert not found
+    for path, data in objects(table).items():
+        if path.endswith(".parquet") and "_delta_log" not in path:
+            assert 2 not in pq.read_table(io.BytesIO(data), columns=["id"])["id"].to_pylist()
+    assert by_id(s3_lake().table("items")) == {key: f"secret-{key}-2" for key in (0, 1, 3)}
+
+
+def test_rows_expire_and_tables_are_restored(s3_lake):
+    schema = pa.schema([*ITEMS, ("day", pa.date32())])
+    table = s3_lake().create_table("items", schema, key=["id"], vnodes=2, time="day")
+    table.upsert([{"id": n, "name": "old", "day": dt.date(2026, 1, n + 1)} for n in range(10)])
+    table.compact(full=True)
+    assert table.expire(dt.date(2026, 1, 6)) == 2
+    for handle in (table, s3_lake().table("items")):
+        assert set(by_id(handle)) == set(range(5, 10))
+        assert set(by_id(handle, at=1)) == set(range(10))
+    table.compact()
+    assert sum(file.rows for file in table.baseline.refresh().files()) == 5
+    table.upsert([{"id": 5, "name": "new", "day": dt.date(2026, 1, 30)}])
+    table.delete([6, 7])
+    s3_lake().table("items").restore(2)
+    assert by_id(table) == dict.fromkeys(range(5, 10), "old")
+    table.drop_column("qty")
+    table.compact(full=True)
+    assert by_id(s3_lake().table("items")) == dict.fromkeys(range(5, 10), "old")
+
+
+CARETAKER = """
+import json, sys, time
+import strandline as sl
+table = sl.Lake(sys.argv[1], storage_options=json.loads(sys.argv[2])).table("items")
+deleted, end_s = 0, time.monotonic() + 7
+while time.monotonic() < end_s:
+    table.compact(full=True)
+    deleted += table.vacuum(grace=3, keep=1).deleted_files
+print(json.dumps(deleted))
+"""
+
+
+def test_another_process_compacts_and_cleans_while_this_one_writes_and_reads(s3_lake, seaweed):
+    lake = s3_lake()
+    table = lake.create_table("items", ITEMS, key=["id"], vnodes=2)
+    table.upsert([{"id": 0, "name": "first"}])
+    caretaker = start_python(CARETAKER, lake.storage.uri, json.dumps(options_for(seaweed)))
+    expected, n = {0: "first"}, 0
+    while caretaker.poll() is None:
+        n += 1
+        if n % 4:
+            table.upsert([{"id": n % 10, "name": str(n)}])
+            expected[n % 10] = str(n)
+        else:
+            table.delete([n % 10])
+            expected.pop(n % 10, None)
+        assert by_id(table) == expected
+        if n % 10 == 0:
+            assert by_id(s3_lake().table("items")) == expected
+    assert answer_of(caretaker) > 0
+    assert n > 5
+    assert by_id(s3_lake().table("items")) == expected
+    assert examine(lake.storage, deep=True).is_sound
 
 
 # --- a network that loses answers ------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """kill -9 at every named place: what was acknowledged is there once, what was not is there whole or not at all."""
 
+import datetime as dt
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.rejects import Rejects
 from support import ITEMS, SRC, TESTS, claimed_files, data_files, environment, python, rows_of
 
 POINTS = sorted(
@@ -127,9 +131,13 @@ def expected(tmp_path_factory):
 
 
 # Points of other modules are walked beside those modules' own tests.
-HERE = ("delta.", "log.", "fold.", "catalog.")
+HERE = ("delta.", "log.", "fold.", "catalog.", "vacuum.", "purge.")
 SPARK_POINTS = ["log.lanes_written"]
-DRIVER_POINTS = [point for point in POINTS if point.startswith(HERE) and point not in SPARK_POINTS]
+CARE = ("vacuum.", "purge.")
+CARE_POINTS = [point for point in POINTS if point.startswith((*CARE, "delta.committed"))]
+DRIVER_POINTS = [
+    point for point in POINTS if point.startswith(HERE) and not point.startswith(CARE) and point not in SPARK_POINTS
+]
 
 
 def test_every_crash_point_is_walked_by_a_test():
@@ -173,6 +181,140 @@ def test_a_process_killed_in_a_write_on_spark_loses_and_doubles_nothing(spark, t
     acknowledged = die(tmp_path / "dead", "spark_steps", point)
     assert acknowledged == 1
     audit(tmp_path / "dead", acknowledged, expected, spark_steps)
+
+
+# --- looking after a table -------------------------------------------------------------------------------------
+
+VISITS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us")), ("old", pa.string())])
+PURGED = 7
+
+
+def care_steps(lake):
+    """Everything that looks after a table; a step that is repeated after a crash does nothing twice."""
+    visits = lake.table("visits")
+    vacuum = partial(visits.vacuum, keep=0, grace=0)
+    one = partial(visits.upsert, [{"id": 1, "name": "one"}, {"id": 200, "name": "x"}], token="one")
+    two = partial(visits.upsert, [{"id": 1, "name": "two"}, {"id": PURGED, "name": "secret 2"}], token="two")
+    return [
+        ("expire", lambda: visits.expire(dt.datetime(2026, 1, 3))),
+        ("drop column", lambda: "old" in visits.schema.names and visits.drop_column("old")),
+        ("fold", partial(visits.compact, full=True)),
+        ("vacuum", vacuum),
+        ("upsert", one),
+        ("upsert again", two),
+        ("restore", lambda: visits.restore(one().seq)),
+        ("upsert for the purge", lambda: visits.upsert([{"id": PURGED, "name": "secret 3"}], token="three")),
+        ("purge", lambda: visits.purge([PURGED])),
+        ("fold again", partial(visits.compact, full=True)),
+        ("vacuum again", vacuum),
+    ]
+
+
+@pytest.fixture(scope="module")
+def worn(tmp_path_factory):
+    """A lake with a past: unfolded changes, older folds, refused rows and a file that no commit claims."""
+    folder = tmp_path_factory.mktemp("worn")
+    lake = sl.Lake(folder / "lake")
+    visits = lake.create_table("visits", VISITS, key=["id"], vnodes=2, time="at")
+    for at in range(1, 4):
+        visits.upsert([{"id": n + at, "name": f"{at}", "at": dt.datetime(2026, 1, at)} for n in range(9)])
+        if at < 3:
+            visits.compact(full=True)
+    (folder / "bad.jsonl").write_text(f'{{"id": {PURGED}, "at": "secret 4"}}\n{{"id": 8, "at": "bad"}}\n')
+    lake.ingest("visits", [str(folder / "bad.jsonl")], rejects=True)
+    orphan = folder / "lake" / visits.log.folder / f"0000-{'a' * 32}.parquet"
+    orphan.write_bytes(b"half a file")
+    return folder / "lake"
+
+
+@pytest.fixture(scope="module")
+def cared(worn, tmp_path_factory):
+    """The rows of the head after each step of a process that lives."""
+    folder = tmp_path_factory.mktemp("cared") / "lake"
+    shutil.copytree(worn, folder)
+    lake = sl.Lake(folder)
+    found = [head_rows(lake)]
+    for _, call in care_steps(lake):
+        call()
+        found.append(head_rows(lake))
+    check_clean(lake)
+    return found
+
+
+def head_rows(lake, at=None):
+    return rows_of(lake.table("visits").to_arrow(at=at, columns=["id", "name", "at"]))
+
+
+def without_purged(rows):
+    return [row for row in rows if row[0] != PURGED]
+
+
+def check_clean(lake):
+    """What is on the disk is what the newest versions claim; nothing tells of the purged rows; others can open it."""
+    visits = lake.table("visits")
+    for _ in range(2):
+        visits.vacuum(keep=0, grace=0)
+    rejects = Rejects(lake.storage, visits.entry)
+    assert [row["text"] for row in rejects.latest(10)] == ['{"id": 8, "at": "bad"}']
+    claimed = claimed_files(visits) | {f"rejects/{path}" for path in rejects.log.refresh().snapshot.files}
+    assert data_files(visits) == claimed
+    root = Path(lake.storage.uri)
+    for name in claimed:
+        assert "secret" not in repr(pq.read_table(root / visits.entry.folder / name).to_pylist())
+    assert DeltaTable(str(root / visits.log.folder)).version() == visits.head
+    found = DeltaTable(str(root / visits.baseline.folder)).to_pyarrow_table(columns=["id"])
+    assert set(found["id"].to_pylist()) == {row[0] for row in head_rows(lake)}
+
+
+def audit_care(folder, acknowledged, before, cared):
+    lake = sl.Lake(folder)
+    visits = lake.table("visits")
+    head = head_rows(lake)
+    assert head in (cared[acknowledged], cared[acknowledged + 1])
+    # Every state that can still be read is one that the table had, in that order; at most the purged row is missing.
+    expected = [without_purged(rows) for rows in (*before, *cared)]
+    at = 0
+    for seq in range(visits.head + 1):
+        try:
+            rows = without_purged(head_rows(lake, at=seq))
+        except sl.NotRetained as error:
+            assert seq < error.fields["oldest"] == visits.oldest
+            continue
+        assert rows in expected[at:], seq
+        at = expected.index(rows, at)
+    assert claimed_files(visits) <= data_files(visits)
+    for _, call in care_steps(lake)[acknowledged:]:
+        call()
+    assert head_rows(lake) == head_rows(sl.Lake(folder)) == cared[-1]
+    for seq in range(visits.oldest, visits.head + 1):
+        assert PURGED not in {row[0] for row in head_rows(lake, at=seq)}
+    check_clean(lake)
+    assert head_rows(sl.Lake(folder)) == cared[-1]
+
+
+@pytest.mark.parametrize("point", CARE_POINTS)
+def test_a_process_killed_while_it_looks_after_a_table_loses_nothing_and_the_next_one_completes_it(
+    tmp_path, worn, cared, point
+):
+    def attempt(ordinal):
+        folder = tmp_path / str(ordinal)
+        shutil.copytree(worn, folder)
+        acknowledged = die(folder, "care_steps", f"{point}:{ordinal}")
+        if acknowledged is not None:
+            audit_care(folder, acknowledged, before, cared)
+        return acknowledged
+
+    lake = sl.Lake(worn)
+    before = [head_rows(lake, at=seq) for seq in range(lake.table("visits").head + 1)]
+    deaths = []
+    with ThreadPoolExecutor(2) as pool:
+        for first in range(1, 30, 2):
+            outcomes = list(pool.map(attempt, (first, first + 1)))
+            deaths += [outcome for outcome in outcomes if outcome is not None]
+            if None in outcomes:
+                break
+    assert deaths, f"no step passes {point}"
+    assert deaths == sorted(deaths)
 
 
 LOOP = """

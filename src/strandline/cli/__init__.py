@@ -10,7 +10,20 @@ from typing import Annotated, Any
 import typer
 
 import strandline
-from strandline.cli import demo, doctor, ingest, init, query, rejects, status, table
+from strandline.cli import (
+    backup,
+    compact,
+    demo,
+    doctor,
+    ingest,
+    init,
+    query,
+    rejects,
+    restore,
+    status,
+    table,
+    vacuum,
+)
 from strandline.cli.answer import print_error
 from strandline.cli.verb import DEFAULT_LAKE, Root
 
@@ -22,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, init, ingest, rejects, query, status, doctor):
+for verb in (demo, init, ingest, rejects, query, status, compact, vacuum, doctor, backup, restore):
     verb.register(app)
 app.add_typer(table.app)
 

@@ -24,8 +24,9 @@ def doctor(
     repair: Annotated[bool, typer.Option("--repair", help="Write bad checkpoints anew.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every row as well.")] = False,
 ) -> Answer:
-    """Examine the lake: does everything hold that should, and what waits to be done? Ends with 1 when something is
-    wrong."""
+    """Examine the lake: does everything hold that should, and what waits to be done?
+
+    Ends with 1 when something is wrong."""
     call.check_folder()
     storage = open_storage(call.path)
     if not any(True for _ in storage.list("catalog")):

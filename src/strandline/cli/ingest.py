@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from strandline.cli.answer import Answer, counted, show_rows, size
+from strandline.cli.options import ClusterBy, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, names, verb
+from strandline.cli.verb import Call, verb
 from strandline.ingest.job import FileReport, IngestReport, NewTable
 from strandline.ingest.job import ingest as load
 
@@ -27,22 +28,13 @@ def ingest(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table to load into.")],
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILES...", help="Files or patterns: .jsonl .ndjson .json .csv .tsv (also .gz), .parquet"
-        ),
+        typer.Argument(metavar="FILES", help="Files or patterns: .jsonl .ndjson .json .csv .tsv (also .gz), .parquet"),
     ],
     key: Annotated[str | None, typer.Option(metavar="A,B", help="Make the table, if missing, with this key.")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Make the table, if missing, append-only.")] = False,
-    cluster_by: Annotated[
-        str | None, typer.Option(metavar="A,B", help="For a new table: columns that repeat together.")
-    ] = None,
-    vnodes: Annotated[
-        int | None, typer.Option(metavar="N", help="For a new table: how many parts it has, a power of two.")
-    ] = None,
-    version_column: Annotated[
-        str | None,
-        typer.Option(metavar="A", help="For a new table: an older value here never replaces a newer row."),
-    ] = None,
+    cluster_by: ClusterBy = None,
+    vnodes: Vnodes = None,
+    version_column: VersionColumn = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Load the good rows and keep the bad ones aside.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be loaded; write nothing.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Load files even if they are loaded already.")] = False,

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, print_answer, print_error
-from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 from strandline.lake import Lake, open_existing
 
 DEFAULT_LAKE = "./lake"
@@ -69,6 +69,12 @@ class Call:
                 )
         return name
 
+    def confirm(self, question: str, refusal: str, *, table: str) -> None:
+        """Ask a person before what cannot be undone; a program has to say --yes."""
+        if self.is_json:
+            raise Invalid(f"{refusal} only with --yes", hint="Add --yes.", table=table)
+        typer.confirm(question, abort=True)
+
     def command(self, rest: str) -> str:
         """A command to type next, for the same lake."""
         at = "" if self.path == DEFAULT_LAKE else f" --lake {shlex.quote(self.path)}"
@@ -105,7 +111,8 @@ def verb(
         parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
         setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        run.__doc__ = function.__doc__
+        # Paragraphs stay, lines are for the window to break.
+        run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
         app.command(name)(run)
         return function
 
@@ -122,12 +129,14 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         print_answer(answer, is_json=call.is_json)
         return answer.code
     except StrandlineError as error:
-        return _fail(call, error.kind, error.message, _with_keys(call, error), error.fields)
+        return _fail(call, error.kind, error.message, _hint(call, error), error.fields)
     except BrokenPipeError:
         # Whoever read us has enough; nothing more may be written, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
+        # Files that were being written complain about their end, to nobody's use.
+        sys.unraisablehook = lambda _: None
         print_error("Stopped", "on your request", "Commits are whole or not there: run it again.", {}, is_json=False)
         return 130
     except OSError as error:
@@ -139,8 +148,10 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         return _fail(call, "Internal", f"{type(error).__name__}: {error}", hint, {})
 
 
-def _with_keys(call: Call, error: StrandlineError) -> str | None:
-    """The error's hint; on S3 without keys, that they are missing."""
+def _hint(call: Call, error: StrandlineError) -> str | None:
+    """The error's hint; of what is not kept, what is; on S3 without keys, that they are missing."""
+    if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
+        return f"The oldest seq that can be read is {error.fields['oldest']}."
     is_remote = call.path.startswith("s3://") and error.kind == "Unavailable"
     if not is_remote or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         return error.hint
@@ -153,8 +164,3 @@ def _fail(call: Call, kind: str, message: str, hint: str | None, fields: dict[st
         traceback.print_exc()
     print_error(kind, message, hint, fields, is_json=call.is_json)
     return 1
-
-
-def names(text: str | None) -> tuple[str, ...]:
-    """The names in a text such as `a,b`."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())

@@ -215,7 +215,8 @@ class _Work:
             planned, idle = _plan(self.table, merge, self.full, None)
             # What arrives while we work is for the next run: a vnode is folded once.
             left = [need for need in planned.due if need.vnode not in self.vnodes | set(self.degraded)]
-            left = [need for need in left if need.vnode not in self._claimed(left)]
+            claimed = self._claimed() if left else set()
+            left = [need for need in left if need.vnode not in claimed]
             self.progress(len(self.vnodes), len(self.vnodes) + len(left), self.table.name)
             if not left:
                 return first
@@ -227,9 +228,9 @@ class _Work:
                 if lost == _ATTEMPTS:
                     raise
 
-    def _claimed(self, due: Sequence[Need]) -> set[int]:
+    def _claimed(self) -> set[int]:
         """Vnodes that another compactor has been folding for a while."""
-        pins = self.table.pins.all() if due else []
+        pins = self.table.pins.all(is_strict=False)
         if not pins:
             return set()
         now_s = self.table.log.storage.now_s()
@@ -285,7 +286,7 @@ def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile
     order = listed([VNODE, *part.definition.identity])
     with table.duck.transaction() as cursor:
         fold = _own_fold(cursor, part)
-        kept = _untouched(cursor, part, fold)
+        kept = _settled(part) | (_untouched(cursor, part, fold) if fold else set())
         removed = [file for file in part.base_files() if file.path not in kept]
         sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
         rows = duck_sql(part, fold, part.definition.schema.names, hidden=True, files=sources)
@@ -306,23 +307,34 @@ def _own_fold(cursor: Any, part: Merge) -> str | None:
     return "_own_fold"
 
 
-def _untouched(cursor: Any, part: Merge, fold: str | None) -> set[str]:
+def _settled(part: Merge) -> set[str]:
+    """Files that need no look at the changes to stay: without a key the large ones, without changes all."""
+    is_still = not part.log_files()
+    return {
+        file.path
+        for file in part.base_files()
+        if not _has_to_go(file, part) and (is_still or (file.size >= WHOLE_BYTES and not part.definition.is_keyed))
+    }
+
+
+def _has_to_go(file: DataFile, part: Merge) -> bool:
+    """Whether a file holds something that the table no longer has: a dropped column, an expired row."""
+    return _has_dropped(file, part) or expired_rows(file, part.definition, part.horizon) > 0
+
+
+def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
     """Large files that hold no changed key by their statistics, and files of vnodes without any change."""
     vnode = f"({HASH} >> {shift_for(part.baseline.vnodes)})"
-    changed = part.only if part.log_files() else frozenset()
-    if part.definition.is_keyed and fold is not None:
-        found = cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {fold}").to_arrow_table()
-        changed = frozenset(found.column("v").to_pylist())
+    changed = set(cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {fold}").to_arrow_table().column("v").to_pylist())
+    first = part.definition.identity[0]
     kept = set()
     ranged = []
-    first = part.definition.identity[0]
     for file in part.base_files():
-        is_whole = file.size >= WHOLE_BYTES
-        if _has_dropped(file, part) or expired_rows(file, part.definition, part.horizon):
+        if _has_to_go(file, part):
             continue
-        if int(file.partition[VNODE] or 0) not in (changed or ()) or (is_whole and not part.definition.is_keyed):
+        if int(file.partition[VNODE] or 0) not in changed:
             kept.add(file.path)
-        elif is_whole and fold is not None:
+        elif file.size >= WHOLE_BYTES:
             low, high = (file.stats.get(side, {}).get(first) for side in ("minValues", "maxValues"))
             if low is not None and high is not None:
                 ranged.append((file.path, file.partition[VNODE], low, high))
@@ -349,10 +361,13 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
 
     spark = session(table.spark)
     chosen = sorted(part.only or ())
-    rows = spark_frame(spark, part, None, part.definition.schema.names, hidden=True)
+    kept = _settled(part)
+    removed = [file for file in part.base_files() if file.path not in kept]
+    sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
+    rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True)
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(part.baseline.vnodes, F.col(VNODE).cast("int"))
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
-    return _files(table, run_lane(ordered, _lane(table, part), RECEIPT).collect()), part.base_files()
+    return _files(table, run_lane(ordered, _lane(table, part), RECEIPT).collect()), removed
 
 
 def _lane(table: Table, part: Merge) -> BaselineLane:

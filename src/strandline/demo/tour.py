@@ -134,9 +134,8 @@ def _ask(lake: Lake) -> tuple[str, int]:
 
 
 def _fold(table: Table) -> tuple[str, int]:
-    seq = table.compact(full=True)
-    rows = sum(file.rows for file in table.baseline.refresh().files())
-    return f"up to seq {seq}, {len(table.baseline.refresh().files())} files", rows
+    report = table.compact(full=True)
+    return f"up to seq {report.upto}, {report.files} files", report.rows
 
 
 def _ask_spark(table: Table) -> tuple[str, int]:

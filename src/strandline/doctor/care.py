@@ -54,7 +54,7 @@ def lake_health(storage: Storage) -> list[Finding]:
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
-        for found in leftovers(storage, before_s=storage.now_s() - _GRACE_S)
+        for found in leftovers(storage, now_s=storage.now_s(), grace_s=_GRACE_S)
     ]
 
 

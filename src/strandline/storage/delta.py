@@ -136,6 +136,7 @@ class DeltaLog:
         self._commits = CommitLog(storage, f"{folder}/_delta_log")
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
+        self._looked_s = _clocks()
         self._has_gap = False
 
     def refresh(self) -> Snapshot:
@@ -145,13 +146,20 @@ class DeltaLog:
             if snapshot is None:
                 snapshot = self._load(None)
             else:
+                known = snapshot.version
                 snapshot = self._extend(snapshot, None)
-                if self._last_checkpoint() > snapshot.version:
+                if self._last_checkpoint() > snapshot.version or (
+                    snapshot.version == known and not _is_awake(self._looked_s) and not self._is_chained(known)
+                ):
                     # The commit files after our version were cleaned away while nobody looked here.
                     snapshot = self._load(None)
                     self._has_gap = True
-            self._snapshot = snapshot
+            self._snapshot, self._looked_s = snapshot, _clocks()
             return snapshot
+
+    def _is_chained(self, version: int) -> bool:
+        """Whether the commit file of a version is still there; if not, later ones may have been cleaned away too."""
+        return self.storage.exists(self._commits.path(version))
 
     def at(self, version: int) -> Snapshot:
         """The snapshot at an older version; `NotFound` when its commit files are gone."""
@@ -175,8 +183,8 @@ class DeltaLog:
         commit_id = uuid.uuid4().hex
         with self._lock:
             while True:
-                looked_s = _clocks()
                 snapshot = self.refresh()
+                looked_s = self._looked_s
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
                 draft = build(snapshot, now_ms)
@@ -190,8 +198,7 @@ class DeltaLog:
                 if not self._commits.create(snapshot.version + 1, actions, commit_id):
                     continue
                 crash_point("delta.committed")
-                is_awake = all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), looked_s, strict=True))
-                if is_awake or self._is_current(snapshot.version + 1, draft):
+                if _is_awake(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break
             self._snapshot = landed = _apply(snapshot, snapshot.version + 1, actions)
         if landed.version % CHECKPOINT_EVERY == 0:
@@ -203,7 +210,7 @@ class DeltaLog:
 
         Its number may have been taken and cleaned away while we slept: then the commit before it is gone as well, a
         checkpoint stands in their place, and what we wrote is taken back."""
-        if self.storage.exists(self._commits.path(version - 1)):
+        if self._is_chained(version - 1):
             return True
         self._snapshot, self._has_gap = None, True
         files = self.refresh().files
@@ -249,6 +256,11 @@ class DeltaLog:
             if stem.isdigit() and len(stem) == 20 and kind in ("json", "checkpoint.parquet"):
                 (commits if kind == "json" else checkpoints)[int(stem)] = info
         return commits, checkpoints
+
+    def version_before(self, moment_s: float) -> int | None:
+        """The newest version committed before a moment of the store's own clock; None when no record goes back so
+        far."""
+        return max((v for v, info in self.log_files()[0].items() if info.modified_s < moment_s), default=None)
 
     def oldest(self) -> int:
         """The oldest version that can be loaded."""
@@ -345,6 +357,12 @@ class DeltaLog:
         if snapshot is None:
             snapshot = self._first(version)
         snapshot = self._extend(snapshot, version)
+        if version is None and snapshot.version == base and not self._is_chained(base):
+            # A pointer that was written late, or commits that were cleaned away while we read: a newer checkpoint
+            # stands for them.
+            newest = self._checkpoint_by_listing(None)
+            if newest > base:
+                snapshot = self._extend(self._read_checkpoint(newest) or snapshot, None)
         if version is not None and snapshot.version != version:
             raise NotFound(
                 f"version {version} of {self.storage.url(self.folder)} is gone",
@@ -423,6 +441,11 @@ class DeltaLog:
 def _clocks() -> tuple[float, float]:
     """Two clocks: one goes on while the machine sleeps, the other is never set back."""
     return time.time(), time.monotonic()
+
+
+def _is_awake(since: tuple[float, float]) -> bool:
+    """Whether so little time has passed that no commit made since can have been cleaned away."""
+    return all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), since, strict=True))
 
 
 def _data_file(add: Mapping[str, Any]) -> DataFile:

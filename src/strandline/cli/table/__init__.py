@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import typer
 
-from strandline.cli.table import create, drop, history, import_, list_, rename, show
+from strandline.cli.table import (
+    create,
+    drop,
+    drop_column,
+    expire,
+    history,
+    import_,
+    list_,
+    pin,
+    pins,
+    purge,
+    rename,
+    restore,
+    set_,
+    show,
+    unpin,
+)
 
 app = typer.Typer(name="table", help="Make, look at and change tables.", no_args_is_help=True)
-for verb in (list_, show, create, import_, rename, history, drop):
+for verb in (list_, show, history, create, import_, rename, set_, restore, expire, pin, unpin, pins):
+    verb.register(app)
+for verb in (drop_column, purge, drop):
     verb.register(app)

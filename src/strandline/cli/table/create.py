@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer, counted
+from strandline.cli.options import VNODES, ClusterBy, Key, VersionColumn, Vnodes, names, settings
 from strandline.cli.table.schema_text import parse_schema, type_text
-from strandline.cli.verb import Call, names, verb
+from strandline.cli.verb import Call, verb
 
 
 def register(app: typer.Typer) -> None:
@@ -23,28 +24,38 @@ def create(
         str,
         typer.Option(metavar="COLUMNS", help='Its columns, ! for required: "id:int64, name:string!, at:timestamp"'),
     ],
-    key: Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")] = None,
-    cluster_by: Annotated[str | None, typer.Option(metavar="A,B", help="Columns that repeat together.")] = None,
-    vnodes: Annotated[int, typer.Option(metavar="N", help="How many parts it has, a power of two.")] = 16,
-    version_column: Annotated[
-        str | None, typer.Option(metavar="A", help="An older value here never replaces a newer row.")
+    key: Key = None,
+    cluster_by: ClusterBy = None,
+    vnodes: Vnodes = None,
+    version_column: VersionColumn = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="A", help="The date or timestamp column that rows expire by.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SETTING=VALUE", help="A setting, such as keep=7d; may be given several times."),
     ] = None,
 ) -> Answer:
     """Make an empty table."""
     columns = parse_schema(schema)
+    care = settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
     lake = call.lake()
     table = lake.create_table(
         call.new_name(lake, name),
         columns,
         key=names(key),
         cluster_by=names(cluster_by),
-        vnodes=vnodes,
+        vnodes=vnodes or VNODES,
         version=version_column,
+        time=care.pop("time", None),
+        **care,
     )
     data = {
         "table": name,
         "generation": table.entry.generation,
         "key": table.definition.key,
+        "time": table.definition.time,
+        "settings": table.definition.care.to_dict(),
         "columns": [{"name": f.name, "type": type_text(f.type), "nullable": f.nullable} for f in table.schema],
     }
 

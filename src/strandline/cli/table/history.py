@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer, counted, moment, show_rows
+from strandline.cli.options import TableName
 from strandline.cli.verb import Call, verb
 
 
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def history(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The table.")],
+    name: TableName,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show the last N commits.")] = 50,
 ) -> Answer:
     """List a table's commits, the latest last."""

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer, counted
+from strandline.cli.options import VNODES, ClusterBy, Key, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, names, verb
+from strandline.cli.verb import Call, verb
 from strandline.imports import import_table as bring
 from strandline.status import table_status
 
@@ -25,12 +26,10 @@ def import_table(
     path: Annotated[
         str, typer.Argument(metavar="PATH", help="A Delta table, a Parquet file or a folder of them; also s3://…")
     ],
-    key: Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")] = None,
-    cluster_by: Annotated[str | None, typer.Option(metavar="A,B", help="Columns that repeat together.")] = None,
-    vnodes: Annotated[int, typer.Option(metavar="N", help="How many parts it has, a power of two.")] = 16,
-    version_column: Annotated[
-        str | None, typer.Option(metavar="A", help="An older value here never replaces a newer row.")
-    ] = None,
+    key: Key = None,
+    cluster_by: ClusterBy = None,
+    vnodes: Vnodes = None,
+    version_column: VersionColumn = None,
     order_by: Annotated[
         str | None, typer.Option(metavar="A", help="Of rows with one key, keep the one that is highest here.")
     ] = None,
@@ -46,7 +45,7 @@ def import_table(
             path,
             key=names(key),
             cluster_by=names(cluster_by),
-            vnodes=vnodes,
+            vnodes=vnodes or VNODES,
             version=version_column,
             order_by=order_by,
             progress=progress,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer
+from strandline.cli.options import TableName
 from strandline.cli.verb import Call, verb
 
 
@@ -16,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def rename(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The table.")],
+    name: TableName,
     to: Annotated[str, typer.Argument(metavar="TO", help="Its new name.")],
 ) -> Answer:
     """Give a table another name; its rows, seqs and files stay."""

@@ -1,0 +1,49 @@
+"""Copy the lake to another place."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from strandline.backup import BackupReport
+from strandline.cli.answer import Answer, counted, size
+from strandline.cli.progress import progress_bar
+from strandline.cli.verb import Call, verb
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "backup")(backup)
+
+
+def backup(
+    call: Call,
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="An empty folder or s3://bucket/prefix, or an earlier backup.")
+    ],
+) -> Answer:
+    """Copy the lake to another place, while others write it. Into an earlier backup goes only what is new."""
+    lake = call.lake()
+    with progress_bar("Copying") as progress:
+        report = lake.backup(dest, progress=progress)
+
+    def show(out: Console) -> None:
+        if report.files_copied:
+            out.print(f"Copied {copied(report)}.", soft_wrap=True)
+        else:
+            there = counted(report.files_skipped, "file is", "files are")
+            out.print(f"Nothing is new: {there} in {report.uri} already.", soft_wrap=True)
+        out.print(f"The backup is a lake: strandline --lake {shlex.quote(dest)} status", soft_wrap=True)
+
+    return Answer(report.to_dict(), show)
+
+
+def copied(report: BackupReport) -> str:
+    """What a copy did, in words."""
+    tables = counted(len(report.tables), "table")
+    done = f"{counted(report.files_copied, 'file')}, {size(report.bytes_copied)}"
+    there = counted(report.files_skipped, "file was", "files were")
+    skipped = f"; {there} there already" if report.files_skipped else ""
+    return f"{tables} to {report.uri}: {done}, {report.seconds:.1f} s{skipped}"

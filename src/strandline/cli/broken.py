@@ -1,0 +1,35 @@
+"""Tables that a verb could not do, beside those that it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli.verb import Call
+from strandline.status import BrokenTable
+
+
+def broken_data(table: BrokenTable) -> dict[str, Any]:
+    return {"table": table.name, "error": {"kind": table.kind, "message": table.message}}
+
+
+def show_broken(out: Console, call: Call, tables: Iterable[BrokenTable]) -> None:
+    """What is wrong with each, and where to look next."""
+    found = list(tables)
+    for table in found:
+        out.print(Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message), soft_wrap=True)
+    if found:
+        out.print(f"See: {call.command('doctor')}", soft_wrap=True)
+
+
+def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:
+    """Vnodes that compaction had to leave alone, each with the file at fault, and the way on."""
+    found = list(degraded)
+    for each in found:
+        out.print(Text.assemble((f"{table}: not folded: ", "bold red"), each), soft_wrap=True)
+    if found:
+        again = call.command(f"compact {table} --all")
+        out.print(f"Put that file back from a backup, then: {again}", soft_wrap=True)

@@ -1,0 +1,53 @@
+"""Keys as people type them: a value for a key of one column, a JSON object for one of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from strandline.definitions import TableDef
+from strandline.errors import Invalid
+from strandline.ingest.delimited import Delimited
+from strandline.ingest.jsonl import JsonLines
+from strandline.ingest.sift import UNFIT
+
+
+def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:
+    """Keys in the exact types of the key's columns, each once, read as ingest reads the fields of files."""
+    columns = pa.schema([definition.schema.field(name) for name in definition.key])
+    found = pa.concat_tables([_parsed(text, columns) for text in texts])
+    return found.group_by(columns.names, use_threads=False).aggregate([])
+
+
+def _parsed(text: str, columns: pa.Schema) -> pa.Table:
+    is_single = len(columns) == 1
+    form = Delimited(columns, columns.names) if is_single else JsonLines(columns)
+    try:
+        record = (_field(text) if is_single else " ".join(text.split("\n"))).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise Invalid(f"key {text!r} is not UTF-8") from error
+    try:
+        table = form.convert(record)
+        if table.num_rows == 1:
+            return table
+        column, reason = None, "it is empty"
+    except UNFIT:
+        column, reason = form.explain(record)
+    hint = None
+    if not is_single:
+        shape = json.dumps(dict.fromkeys(columns.names, "…"), ensure_ascii=False)
+        hint = f"A key of this table is a JSON object: '{shape}'"
+        if column is None:
+            reason = "it is not a JSON object"
+        elif column not in columns.names:
+            reason = f"the key has no column {column!r}"
+        else:
+            reason = f"column {column!r}: {reason}"
+    raise Invalid(f"key {text!r}: {reason}", hint=hint, column=column, key=text)
+
+
+def _field(text: str) -> str:
+    quoted = text.replace('"', '""')
+    return f'"{quoted}"'
