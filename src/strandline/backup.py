@@ -11,9 +11,9 @@ baseline's commit after the log's commits that it folds and before those that tr
 comes last and changes as one: until then a first copy is no lake, and a repeated one has the tables it had, each as
 it was or newer. Running the copy again completes it.
 
-One case is weaker. When the source has cleaned away the commit files that lead on from what the target has, log and
-baseline of that table jump one after the other. A crash between the two jumps may leave the table refusing reads
-(`NotRetained`), or with rows that were purged in between, until the copy is run again.
+One case is weaker. When the source has cleaned away the commit files that lead on from what the target has, baseline
+and log of that table jump, one after the other. After a crash between the two jumps the table is read as it was, or
+refuses it (`NotRetained`) if the source has given that state up, until the copy is run again.
 """
 
 from __future__ import annotations
@@ -252,6 +252,11 @@ class _Part:
     is_gapless: bool
 
     @property
+    def paths(self) -> list[str]:
+        """The commit files, in order."""
+        return [commit.info.path for commit in self.commits]
+
+    @property
     def bytes(self) -> int:
         files = [*(file.info for file in (*self.data, *self.checkpoints)), *(commit.info for commit in self.commits)]
         return sum(info.size for info in files) + len(self.pointer or b"")
@@ -276,22 +281,21 @@ class _Plan:
     def bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
 
-    def in_order(self) -> tuple[list[str], list[str]]:
-        """The commit files of log and baseline: those that come before the log's pointer, and the rest.
+    def in_order(self) -> tuple[list[str | _Part], list[str | _Part]]:
+        """The commit files of log and baseline, each part's followed by the part, for its pointer: up to the end of
+        the log, and the rest.
 
         Each of the baseline's comes as soon as the log has what it folds. So a commit that trims the log, or takes
-        a purge's delete out of it, comes after the baseline's commit that the source made before it. Those that no
-        reader gets to before a pointer jumps come first, so that the two jumps follow each other closely."""
+        a purge's delete out of it, comes after the baseline's commit that the source made before it. Where commits
+        are missing that is not known, and the baseline comes first: a log that is behind is read with an older
+        version of it or not at all, while one that is ahead would show purged rows."""
+        if not (self.log.is_gapless and self.baseline.is_gapless):
+            return [*self.baseline.paths, self.baseline, *self.log.paths, self.log], []
+        is_early = [commit.upto < self.log.version for commit in self.baseline.commits]
         early = [(commit.version, 0, commit.info.path) for commit in self.log.commits]
-        late = []
-        for commit in self.baseline.commits:
-            if not self.baseline.is_gapless:
-                early.append((-1, 1, commit.info.path))
-            elif self.log.is_gapless and commit.upto < self.log.version:
-                early.append((commit.upto, 1, commit.info.path))
-            else:
-                late.append(commit.info.path)
-        return [path for *_, path in sorted(early)], late
+        early += [(c.upto, 1, c.info.path) for c, is_ in zip(self.baseline.commits, is_early, strict=True) if is_]
+        late = self.baseline.paths[sum(is_early) :]
+        return [*(path for *_, path in sorted(early)), self.log], [*late, self.baseline]
 
 
 def _plans(run: _Run, catalog: Catalog, visible: Collection[str], held: ExitStack) -> tuple[CatalogState, list[_Plan]]:
@@ -483,36 +487,37 @@ def _copy_table(run: _Run, plan: _Plan) -> None:
     def stream(file: _DataFile) -> None:
         run.stream(file, plan.entry.name)
 
-    def put(paths: Iterable[str]) -> None:
-        if plan.is_visible:
-            for path in paths:
-                run.put(path, plan.entry.name)
-        else:
-            run.each(lambda path: run.put(path, plan.entry.name), paths)
+    def put(steps: Sequence[str | _Part]) -> None:
+        if not plan.is_visible:
+            # Nobody looks yet, so the order does not matter.
+            run.each(lambda path: run.put(path, plan.entry.name), [step for step in steps if isinstance(step, str)])
+            steps = [step for step in steps if not isinstance(step, str)]
+        for step in steps:
+            if isinstance(step, str):
+                run.put(step, plan.entry.name)
+            else:
+                _point(run, step, plan.entry.name)
 
     run.each(stream, [file for part in plan.parts for file in part.data])
     crash_point("backup.data_copied")
-    # A checkpoint counts for readers here when the pointer names it, for others at once: as its data are there.
+    # A checkpoint counts for readers here when the pointer names it, for others at once: its data are there.
     run.each(stream, [file for part in plan.parts for file in part.checkpoints])
     if plan.rejects:
-        put(commit.info.path for commit in plan.rejects.commits)
-        _point(run, plan, plan.rejects)
+        put([*plan.rejects.paths, plan.rejects])
     early, late = plan.in_order()
     put(early)
-    _point(run, plan, plan.log)
     crash_point("backup.log_copied")
     put(late)
-    _point(run, plan, plan.baseline)
     crash_point("backup.table_copied")
 
 
-def _point(run: _Run, plan: _Plan, part: _Part) -> None:
-    """Write the pointer to the last checkpoint, when the commits after that are there."""
+def _point(run: _Run, part: _Part, what: str) -> None:
+    """Write the pointer to the last checkpoint; the commits after that are there."""
     if part.pointer is not None:
         with run.target.output(f"{part.folder}/{_POINTER}") as output:
             output.write(part.pointer)
         run.copied(len(part.pointer))
-        run.advance(len(part.pointer), plan.entry.name)
+        run.advance(len(part.pointer), what)
 
 
 def _entries_to_copy(run: _Run, upto: int) -> list[tuple[str, bytes]]:

@@ -42,13 +42,19 @@ class Care:
             checked[name] = _checked(name, value)
         return replace(self, **checked)
 
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any]) -> Care:
+        """What `to_dict` wrote, also in a later version that has more settings."""
+        known = {field.name for field in fields(Care)}
+        return Care().changed({name: value for name, value in facts.items() if name in known})
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def shown(self) -> dict[str, str]:
         """Each setting as a person would write it."""
         return {
-            name: "none" if value is None else duration.shown(value) if name in _TIMES else f"{value:g}"
+            name: "none" if value is None else duration.shown(value) if name in _TIMES else str(value)
             for name, value in self.to_dict().items()
         }
 

@@ -207,7 +207,7 @@ class TableDef:
                 facts["version"],
                 tuple(schemas.from_text(text) for text in facts["schemas"]),
                 facts.get("time"),
-                Care().changed(facts.get("care", {})),
+                Care.from_dict(facts.get("care", {})),
             )
         except (KeyError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error

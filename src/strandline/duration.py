@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
 
 from strandline.errors import Invalid
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_LONGEST_S = 365_000 * 86400.0
 
 
 def seconds(value: object, name: str = "time") -> float:
@@ -21,8 +21,8 @@ def seconds(value: object, name: str = "time") -> float:
     elif isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value.strip())
         found = float(match.group(1)) * _UNITS[match.group(2)] if match else None
-    if found is None or not math.isfinite(found) or found < 0:
-        raise Invalid(f"{name} is {value!r}; expected a length of time such as 90s, 30m, 1h or 7d")
+    if found is None or not 0 <= found <= _LONGEST_S:
+        raise Invalid(f"{name} is {value!r}; expected a length of time such as 90s, 30m, 1h or 7d, at most 1000 years")
     return found
 
 
@@ -31,4 +31,4 @@ def shown(length_s: float) -> str:
     for unit, size in _UNITS.items():
         if length_s and length_s % size == 0:
             return f"{int(length_s // size)}{unit}"
-    return f"{length_s:g}s"
+    return f"{length_s:.6f}".rstrip("0").rstrip(".") + "s"

@@ -41,7 +41,10 @@ def horizon_at(txns: Mapping[str, int], seq: int) -> int | None:
 
 def micros(moment: dt.datetime) -> int:
     """A moment as microseconds since 1970 in UTC; a time without a zone is taken as UTC."""
-    plain = moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)
+    try:
+        plain = moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)
+    except OverflowError as error:
+        raise Invalid(f"{moment.isoformat()} lies outside the years 1 to 9999") from error
     return (plain - _EPOCH) // dt.timedelta(microseconds=1)
 
 
@@ -100,8 +103,3 @@ def _literals(text: str, kind: pa.DataType) -> tuple[str, str]:
     if kind.tz:
         return f"TIMESTAMPTZ '{text}+00'", f"TIMESTAMP_LTZ '{text}+00:00'"
     return f"TIMESTAMP '{text}'", f"TIMESTAMP_NTZ '{text}'"
-
-
-def age_horizon(retention_s: float, now: dt.datetime) -> int:
-    """The horizon that a retention asks for now."""
-    return micros(now) - int(retention_s * 1_000_000)

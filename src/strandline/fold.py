@@ -42,16 +42,17 @@ class FoldCache:
 
     def __init__(self, duck: Duck) -> None:
         self._duck = duck
-        self._schema_id: int | None = None
+        self._past: tuple[int, int] | None = None
         self._newest: _Entry | None = None
         self._older: OrderedDict[tuple[tuple[int, ...], int], _Entry] = OrderedDict()
 
     def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
         """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
-        if log.definition.schema_id != self._schema_id:
-            # A widened version column changes the type of what is kept.
+        past = (log.definition.schema_id, log.purged)
+        if past != self._past:
+            # A widened version column changes the type of what is kept; a purge takes changes out of the past.
             self.forget()
-            self._schema_id = log.definition.schema_id
+            self._past = past
         entry = self._newest
         if entry is None or (seq >= entry.seq and _covers(marks, entry.marks)):
             if entry is None:

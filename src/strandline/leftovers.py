@@ -18,6 +18,7 @@ from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
 
 _MAKING_S = 3600.0
+_EXPIRED_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
     # The listing first: a table that is registered after it is not taken for one that never was.
     listing = list(storage.list(""))
     lives = Catalog(storage).lives()
-    found = [*_unfinished(storage, listing, before_s), *_old_pins(storage, listing, before_s)]
+    pinned, expired = _pinned(storage, listing, now_s)
+    found = _unfinished(storage, listing, before_s)
+    if expired:
+        found.append(Leftover(None, "of pins that have expired", pins.FOLDER, tuple(expired)))
     folders: dict[str, list[FileInfo]] = defaultdict(list)
     for info in listing:
         parts = info.path.split("/")
         if len(parts) > 3 and parts[0] == "tables" and "/".join(parts[:3]) not in lives.live:
             folders["/".join(parts[:3])].append(info)
     for folder, infos in sorted(folders.items()):
+        if folder.rsplit("/", 1)[1] in pinned:
+            continue
         found += _lifeless(storage, folder, infos, lives, before_s, now_s)
     return found
 
@@ -69,21 +75,22 @@ def _unfinished(storage: Storage, listing: Sequence[FileInfo], before_s: float) 
     return [Leftover(None, "that were never finished", "", tuple(old))] if old else []
 
 
-def _old_pins(storage: Storage, listing: Sequence[FileInfo], before_s: float) -> list[Leftover]:
-    """Pins that expired before `before_s`."""
-    generations = {info.path.split("/")[1] for info in listing if info.path.startswith(f"{pins.FOLDER}/")}
-    expired = set()
-    for generation in generations:
+def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tuple[set[str], list[FileInfo]]:
+    """The generations that someone has pinned, and the pins that expired long ago."""
+    infos = {info.path: info for info in listing if info.path.startswith(f"{pins.FOLDER}/")}
+    pinned, expired = set(), []
+    for generation in {path.split("/")[1] for path in infos}:
         try:
-            expired |= {
-                f"{pins.FOLDER}/{generation}/{pin.name}.json"
-                for pin in pins.Pins(storage, generation).all()
-                if pin.expires_s < before_s
-            }
+            found = pins.Pins(storage, generation).all()
         except StrandlineError:
+            # What it holds is not known.
+            pinned.add(generation)
             continue
-    old = tuple(info for info in listing if info.path in expired)
-    return [Leftover(None, "of pins that have expired", pins.FOLDER, old)] if old else []
+        if any(pin.expires_s > now_s for pin in found):
+            pinned.add(generation)
+        paths = [f"{pins.FOLDER}/{generation}/{pin.name}.json" for pin in found if pin.expires_s < now_s - _EXPIRED_S]
+        expired += [infos[path] for path in paths if path in infos]
+    return pinned, expired
 
 
 def _lifeless(

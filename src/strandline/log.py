@@ -53,6 +53,11 @@ class LogState:
     def trimmed_to(self) -> int:
         return self.snapshot.txns.get(TRIM, 0)
 
+    @property
+    def purged(self) -> int:
+        """The last commit that took rows out of the past: what was read before it may no longer be so."""
+        return self.snapshot.txns.get(PURGE, 0)
+
     @cached_property
     def definition(self) -> TableDef:
         return TableDef.from_configuration(self.snapshot.configuration, self.storage.url(self.folder))

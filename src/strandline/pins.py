@@ -98,15 +98,16 @@ class Pins:
         done = threading.Event()
 
         def renew() -> None:
-            wait_s = quiet_s
-            while not done.wait(wait_s):
-                wait_s = pin.length_s / 3
+            if done.wait(quiet_s) if quiet_s > 0 else done.wait(pin.length_s / 3):
+                return
+            while True:
                 try:
                     self.put(pin)
                 except (OSError, StrandlineError) as error:
                     _log.warning("pin %s could not be renewed: %s", pin.name, error)
-            if wait_s != quiet_s:
-                self.release(pin.name)
+                if done.wait(pin.length_s / 3):
+                    self.release(pin.name)
+                    return
 
         if quiet_s <= 0:
             self.put(pin)

@@ -12,9 +12,12 @@ After a crash: the rows are deleted or not; calling it again erases the rest.
 from __future__ import annotations
 
 import csv
+import datetime as dt
+import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.log import Log, new_file_name, prepare, schema_id_of
 from strandline.merge import vnodes_of
+from strandline.pins import new_pin
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
 from strandline.storage import Storage
@@ -61,8 +65,14 @@ class PurgeReport:
 
 
 def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
+    """Erase the rows of these keys."""
     if not keys.num_rows:
         raise Invalid("no keys are given; nothing was purged", table=table.name)
+    with table.pins.held(new_pin("purge", writes_since_s=table.log.storage.now_s())):
+        return _purge(table, keys, progress)
+
+
+def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
     definition = table.definition
     files = table.log.write(prepare(keys, definition, DELETE), definition)
     seq = table.log.commit(files, operation="PURGE").seq
@@ -120,26 +130,51 @@ class _Matching:
         return pa.array([hit and row in self._keys for hit, row in zip(maybe.to_pylist(), rows, strict=True)])
 
     def texts(self, batch: pa.RecordBatch) -> pa.Array:
-        """For each refused row, whether its text is of one of the keys."""
-        keys = [tuple(map(_text, key)) for key in self._keys]
-        return pa.array([any(self._is_of(text, key) for key in keys) for text in batch.column("text").to_pylist()])
+        """For each refused row, whether it is of one of the keys."""
+        keys = {tuple(map(_text, key)) for key in self._keys}
+        texts = batch.column("text").to_pylist()
+        names = batch.column("names").to_pylist() if "names" in batch.schema.names else [None] * len(texts)
+        parsed = [(_parsed(*row), row[0]) for row in zip(texts, names, strict=True)]
+        return pa.array([self._is_of(row, text, keys) for row, text in parsed], pa.bool_())
 
-    def _is_of(self, text: str, key: Sequence[str]) -> bool:
-        try:
-            row = json.loads(text)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            return all(_text(row.get(name)) == value for name, value in zip(self.names, key, strict=True))
-        fields = next(csv.reader([text]), [])
-        # A row that cannot be taken apart goes when it mentions every part of the key as a word of its own.
-        return all(value in fields or re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None for value in key)
+    def _is_of(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
+        if row is not None and all(name in row for name in self.names):
+            return tuple(_text(row[name]) for name in self.names) in keys
+        # A row that cannot be taken apart goes when it mentions every part of a key as a word of its own.
+        return any(all(value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in key) for key in keys)
+
+
+def _parsed(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
+    """A refused row's values by column, if its text can be taken apart."""
+    if names is not None:
+        for delimiter in ",\t;|":
+            with suppress(csv.Error):
+                fields = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+                if len(fields) == len(names):
+                    return dict(zip(names, fields, strict=True))
+        return None
+    with suppress(ValueError):
+        row = json.loads(text)
+        return row if isinstance(row, dict) else None
+    return None
 
 
 def _text(value: Any) -> str:
+    """A value as a text in which equal keys are equal, however they were written down."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value.isoformat() if hasattr(value, "isoformat") else value.hex() if isinstance(value, bytes) else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return value if len(value) < 10 else _text(dt.datetime.fromisoformat(value.strip()))
+        return value
+    if isinstance(value, dt.datetime):
+        plain = value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
+        return plain.date().isoformat() if plain.time() == dt.time() else plain.isoformat()
+    return value.isoformat() if isinstance(value, dt.date) else value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _purge_log(table: Table, matching: _Matching, seq: int) -> int:

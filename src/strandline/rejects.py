@@ -18,7 +18,7 @@ from strandline.catalog import Entry
 from strandline.change import UPSERT
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
-from strandline.errors import Conflict
+from strandline.errors import Conflict, NotFound
 from strandline.log import Log, LogState, prepare
 from strandline.storage import Storage
 from strandline.storage.delta import DataFile, Draft, Snapshot
@@ -30,22 +30,26 @@ SCHEMA = pa.schema(
         pa.field("column", pa.string()),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
+        pa.field("names", pa.list_(pa.string())),
         pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
+_SHOWN = [name for name in SCHEMA.names if name != "names"]
 _FLUSH_ROWS = 10_000
 _FLUSH_CHARS = 32 << 20
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A refused row: where it stood, the column at fault if it is one, why, and its text."""
+    """A refused row: where it stood, the column at fault if it is one, why, its text, and for CSV the columns that its
+    fields are."""
 
     file: str
     line: int
     column: str | None
     reason: str
     text: str
+    names: list[str] | None = None
 
     def printable(self) -> Reject:
         """The same without halves of characters, which file names and JSON escapes may hold."""
@@ -73,9 +77,10 @@ class Rejects:
 
     def state(self) -> LogState | None:
         """The log of refused rows, or None when there has been none."""
-        if not self._storage.exists(f"{self.folder}/_delta_log/{0:020d}.json"):
+        try:
+            return self.log.refresh()
+        except NotFound:
             return None
-        return self.log.refresh()
 
     def count(self) -> int:
         state = self.state()
@@ -93,8 +98,8 @@ class Rejects:
         for seq, file in reversed(state.by_seq if state else []):
             if len(found) >= limit:
                 break
-            rows = pq.read_table(self._storage.input(f"{self.folder}/{file.path}"), columns=SCHEMA.names).to_pylist()
-            found = [{"seq": seq, **row} for row in rows] + found
+            rows = pq.read_table(self._storage.input(f"{self.folder}/{file.path}")).to_pylist()
+            found = [{"seq": seq, **{name: row.get(name) for name in _SHOWN}} for row in rows] + found
         return found[-limit:] if limit else []
 
     def ensure(self) -> None:
@@ -104,6 +109,7 @@ class Rejects:
                 Log.create(self._storage, self.folder, self._name, TableDef.declare(SCHEMA, vnodes=1))
             except Conflict:
                 self.log.refresh()
+        self.log.redefine("EVOLVE", lambda definition: definition.evolve(SCHEMA))
 
 
 class Batch:

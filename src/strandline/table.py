@@ -202,7 +202,7 @@ class Table:
 
     def _whole_frame(self, spark: SparkSession, merge: Merge) -> DataFrame:
         """All columns at a seq, kept: planning them again takes Spark longer than many a read."""
-        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id)
+        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, merge.log.purged)
         with self.lock:
             if self._spark_frame is None or self._spark_frame[0] != place:
                 fold = self.fold_frame(spark, merge)
@@ -249,11 +249,15 @@ class Table:
         """Keep the table readable at a seq until the pin is released, or has not been renewed for `length`.
 
         As a `with` block it renews itself. A `name` makes it one that a later call moves, from any process."""
+        length_s = duration.seconds(length, "length")
+        if not length_s:
+            raise Invalid("length is 0; a pin lasts for a time", table=self.name)
         merge = self.merge(at)
+        before = next((pin for pin in self.pins.all() if pin.name == name), None)
         pin = new_pin(
             why,
             name=name,
-            length_s=duration.seconds(length, "length"),
+            length_s=length_s,
             seq=merge.seq,
             log_version=merge.log.head,
             baseline_version=merge.baseline.version,
@@ -264,7 +268,10 @@ class Table:
             # Whoever gave this seq up without seeing the pin has said so by now.
             self.merge(merge.seq)
         except NotRetained:
-            self.pins.release(pin.name)
+            if before is None:
+                self.pins.release(pin.name)
+            else:
+                self.pins.put(before)
             raise
         return HeldPin(pin, self.pins)
 
@@ -319,7 +326,10 @@ class Table:
             moment = dt.datetime.combine(before, dt.time())
         else:
             raise Invalid(f"before is {before!r}; expected a datetime or a date", table=self.name)
-        return self.log.expire(expiry.micros(moment))
+        horizon = expiry.micros(moment)
+        # A horizon that cannot be said in the column's type would make every read fail.
+        expiry.expiry(definition, horizon)
+        return self.log.expire(horizon)
 
     def restore(self, at: At) -> Commit:
         """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost."""
@@ -343,6 +353,12 @@ class Table:
             # The baseline first: one that is newer than the log seen here would hold changes after its head.
             baseline = self.baseline.refresh()
             log = self.log.refresh()
+            if max(baseline.marks) > log.head:
+                raise Corrupt(
+                    f"table {self.name!r} is folded to seq {max(baseline.marks)}, but its log ends at {log.head}",
+                    hint="Commit files of the log are missing: restore them from a backup.",
+                    table=self.name,
+                )
             seq = log.head if at is None else self._seq_at(at, log.head)
             if max(baseline.marks) > seq:
                 baseline = self.baseline.at_seq(seq, log.trimmed_to)
@@ -378,7 +394,7 @@ class Table:
         if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
             return None
         with self.lock:
-            place = (spark, merge.baseline.marks, merge.seq)
+            place = (spark, merge.baseline.marks, merge.seq, merge.log.purged)
             if self._spark_fold is None or self._spark_fold[0] != place:
                 name = self.fold_name(merge)
                 if name is None:

@@ -119,7 +119,8 @@ def vacuum(
     for delta in _deltas(table):
         delta.check_unbroken()
     now_s = storage.now_s()
-    baseline, log = table.baseline.refresh(), table.log.refresh()
+    merge = table.merge()
+    baseline, log = merge.baseline, merge.log
     decided = _decide(table, baseline, now_s, keep_s)
     trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
     if not dry_run:
@@ -127,10 +128,14 @@ def vacuum(
         _checkpoint(table.baseline.delta)
         _checkpoint(table.log.delta)
     pins = table.pins.live(now_s)
-    parts = _parts(table, pins, now_s, grace_s)
+    parts = _parts(table, pins, now_s, grace_s, decided.version if dry_run and grace_s <= 0 else 0)
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
     before_s = min(now_s - grace_s, writing_s) if grace_s > 0 or writing_s < now_s else float("inf")
     sweeps = [sweep(part.delta, part.floor, before_s=before_s) for part in parts]
+    if dry_run and grace_s <= 0:
+        # What would be trimmed would also be deleted at once.
+        paths = {f"{log.folder}/{file.path}" for file in trimmed}
+        sweeps[0].unneeded += [info for info in storage.list(log.folder) if info.path in paths]
     report = VacuumReport(
         table.name,
         max(log.trimmed_to, decided.trim_to if trimmed else 0),
@@ -254,11 +259,12 @@ class Part:
     floor: int
 
 
-def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float) -> list[Part]:
+def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
+    """Log, baseline and refused rows; `kept_from` is what the baseline is about to keep its versions from."""
     log, baseline = table.log.delta, table.baseline.delta
     then = _current_at(baseline, now_s, grace_s)
     # Versions that were given up only since then may still be read by someone who came before.
-    announced = min(table.baseline.at(then).kept_from, then)
+    announced = min(max(table.baseline.at(then).kept_from, kept_from), then)
     parts = [
         _part(log, _current_at(log, now_s, grace_s), [pin.log_version for pin in pins]),
         _part(baseline, announced, [pin.baseline_version for pin in pins]),

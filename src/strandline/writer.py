@@ -91,13 +91,13 @@ def write_frame(
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
     with _uploading(log):
         files, failure = files_of(run_lane(frame, lane, RECEIPT).collect())
-    if failure is not None:
-        log.discard(files)
-        raise failure
-    if not files:
-        raise Invalid("the DataFrame is empty; nothing was written")
-    crash_point("log.lanes_written")
-    return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
+        if failure is not None:
+            log.discard(files)
+            raise failure
+        if not files:
+            raise Invalid("the DataFrame is empty; nothing was written")
+        crash_point("log.lanes_written")
+        return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
 
 
 def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:

@@ -249,29 +249,29 @@ class _Work:
         )  # fmt: skip
         part = merge.part(chosen)
         folded = _on_driver if is_small else _on_spark
-        try:
-            with self.table.pins.held(claim):
+        with self.table.pins.held(claim):
+            try:
                 added, removed = folded(self.table, part)
-        except Exception as error:
-            found = _damage(self.table, part, error)
-            if not found:
+            except Exception as error:
+                found = _damage(self.table, part, error)
+                if not found:
+                    raise
+                self.degraded |= found
+                return
+            crash_point("fold.files_written")
+            try:
+                self.table.baseline.commit_fold(
+                    merge.baseline,
+                    merge.definition,
+                    upto=merge.seq,
+                    vnodes=chosen,
+                    idle=idle,
+                    removed=removed,
+                    added=added,
+                )
+            except Conflict:
+                _discard(self.table, added)
                 raise
-            self.degraded |= found
-            return
-        crash_point("fold.files_written")
-        try:
-            self.table.baseline.commit_fold(
-                merge.baseline,
-                merge.definition,
-                upto=merge.seq,
-                vnodes=chosen,
-                idle=idle,
-                removed=removed,
-                added=added,
-            )
-        except Conflict:
-            _discard(self.table, added)
-            raise
         crash_point("fold.committed")
         self.vnodes |= set(chosen)
         self.engine = "driver" if is_small else "spark"

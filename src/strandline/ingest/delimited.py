@@ -28,7 +28,7 @@ class Delimited:
 
     def __init__(self, schema: pa.Schema, names: list[str], delimiter: str = ",") -> None:
         self._schema = schema
-        self._names = names
+        self.names = names
         self._delimiter = delimiter
         self._records = Records(delimiter)
         for name in names:
@@ -61,10 +61,10 @@ class Delimited:
         if self._records.is_open(data):
             # Arrow would take all that follows for one value.
             raise Invalid("a quote is never closed")
-        wanted = [name for name in self._names if name in schema.names]
+        wanted = [name for name in self.names if name in schema.names]
         table = pv.read_csv(
             pa.BufferReader(data),
-            read_options=pv.ReadOptions(column_names=self._names, block_size=len(data) + 1),
+            read_options=pv.ReadOptions(column_names=self.names, block_size=len(data) + 1),
             parse_options=pv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
             convert_options=pv.ConvertOptions(
                 column_types={name: read_type(schema.field(name).type) for name in wanted},
@@ -84,10 +84,10 @@ class Delimited:
             fields = self._records.fields(record)
         except UnicodeDecodeError as error:
             return None, f"byte {error.start + 1} of the line is not UTF-8"
-        if len(fields) != len(self._names):
+        if len(fields) != len(self.names):
             count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            return None, f"the line has {count}; the header has {len(self._names)}"
-        for name, text in zip(self._names, fields, strict=True):
+            return None, f"the line has {count}; the header has {len(self.names)}"
+        for name, text in zip(self.names, fields, strict=True):
             field = self._schema.field(name)
             try:
                 self._convert(record, pa.schema([field]))

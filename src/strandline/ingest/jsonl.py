@@ -35,6 +35,8 @@ LINES_HINT = (
 class JsonLines:
     """Rows of `schema` from lines of JSON. `others` says what happens to names that are no columns."""
 
+    names = None
+
     def __init__(self, schema: pa.Schema, *, others: str = "error") -> None:
         self._schema = schema
         self._texts = frozenset(f.name for f in schema if is_json(f.type) or pt.is_map(f.type))

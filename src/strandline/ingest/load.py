@@ -119,7 +119,7 @@ class Loader:
         uri = step.source.uri
         if self.keep_rejects:
             if not is_kept:
-                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text)
+                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text, fault.names)
                 batch.add(token_of(step), reject.printable())
             return
         column = "" if fault.column is None else f", column {fault.column!r}"

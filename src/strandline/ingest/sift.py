@@ -19,13 +19,14 @@ UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 
 @dataclass(frozen=True)
 class Fault:
-    """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, and its
-    text."""
+    """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, its text, and
+    for text of fields the columns that these are."""
 
     line: int
     column: str | None
     reason: str
     text: str
+    names: list[str] | None = None
 
 
 def sift(count: int, convert: Callable[[int, int], pa.Table]) -> Iterator[pa.Table | int]:

@@ -22,7 +22,10 @@ _AHEAD = 2
 
 
 class Format(Protocol):
-    """What a text format knows about its rows."""
+    """What a text format knows about its rows. `names` are the columns of a record by place, if it has such."""
+
+    @property
+    def names(self) -> list[str] | None: ...
 
     def cut(self, data: bytes) -> int:
         """Where the last whole record ends; 0 when none does."""
@@ -166,4 +169,4 @@ def _one_by_one(block: Block, form: Format) -> Iterator[pa.Table | Fault]:
             line, record = records[found]
             column, reason = form.explain(record)
             text = record.decode(errors="backslashreplace").rstrip("\r\n")
-            yield Fault(block.line + line, column, reason, text)
+            yield Fault(block.line + line, column, reason, text, form.names)

@@ -395,7 +395,7 @@ class DeltaLog:
             return int(json.loads(self.storage.read(f"{self.folder}/_delta_log/_last_checkpoint"))["version"])
         except FileNotFoundError:
             return -1
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             # The hint is advice only: a torn one sends the reader to the listing.
             return self._checkpoint_by_listing(None)
 
@@ -508,7 +508,7 @@ def _check(draft: Draft, snapshot: Snapshot) -> None:
         if file.path in snapshot.doomed:
             raise _given_up(file.path)
     for app, value in {**draft.txns, **draft.expiring_txns}.items():
-        if snapshot.txns.get(app, -1) > value:
+        if app in snapshot.txns and snapshot.txns[app] > value:
             raise Conflict(f"transaction {app!r} is at {snapshot.txns[app]}, past {value}", txn=app)
 
 
