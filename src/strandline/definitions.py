@@ -91,9 +91,11 @@ class TableDef:
         rest = dict(settings)
         time = rest.pop("time", self.time)
         if time != self.time:
-            _check_columns(self.schema, "time", [time])
+            if time not in self.schema.names:
+                known = ", ".join(self.schema.names)
+                raise Invalid(f"time is {time!r}; expected a column name, one of: {known}", column=str(time))
             if self.time is not None:
-                raise Invalid(f"the time column is {self.time!r} and stays: rows have expired by it", column=time)
+                raise Invalid(f"the time column is {self.time!r} and cannot change: rows expire by it", column=time)
             kind = self.schema.field(time).type
             if kind not in schemas.TIME_TYPES:
                 raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)

@@ -80,12 +80,17 @@ def write_files(
                 dictionary_pagesize_limit=budget.dictionary_bytes,
                 write_page_index=True,
             )
-            while group is not None:
-                raw_bytes += group.nbytes
-                writer.write_table(group, row_group_size=group.num_rows)
-                group = next(groups, None)
-                if stream.tell() >= budget.file_bytes:
-                    break
+            try:
+                while group is not None:
+                    raw_bytes += group.nbytes
+                    writer.write_table(group, row_group_size=group.num_rows)
+                    group = next(groups, None)
+                    if stream.tell() >= budget.file_bytes:
+                        break
+            except BaseException:
+                # The stream is given up; the writer must not try to end its file when it is let go.
+                writer.is_open = False
+                raise
             writer.close()
             size = stream.tell()
         yield DataFile(name, size, {}, 0, json.dumps(_stats(writer.writer.metadata, schema)), raw_bytes)

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import quoted
 from strandline.errors import Invalid
-from strandline.predicate import Predicate
 from strandline.storage.delta import DataFile
 
 _PREFIX = "expire/"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.errors import Corrupt
 from strandline.lanes import ReadLane
 from strandline.merge import Files, Merge, needed_columns
-from strandline.predicate import Predicate
 from strandline.schema import canonical_field
 from strandline.spark import run_lane
 from strandline.storage import Storage

@@ -179,6 +179,9 @@ class Lake:
         progress: Progress = silent,
     ) -> LakeVacuum:
         """Vacuum these tables; without names all, and what lies outside of them: dropped tables, unfinished files."""
+        for name, length in (("grace", grace), ("keep", keep)):
+            if length is not None:
+                duration.seconds(length, name)
 
         def act(table: Table) -> VacuumReport:
             return table.vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)

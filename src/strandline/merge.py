@@ -14,12 +14,12 @@ import pyarrow as pa
 from strandline import encode
 from strandline.baseline import BaselineState
 from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import duck_scan, listed, quoted
 from strandline.expiry import expiry
 from strandline.fold import changes_sql
 from strandline.log import LogState
-from strandline.predicate import Predicate
 from strandline.schema import conform_column
 from strandline.storage.delta import DataFile
 from strandline.vnode import hash_keys, shift_for, vnode_of

@@ -6,6 +6,7 @@ Everything here comes from commit files and statistics; no data file is read unl
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,7 +128,7 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
         last_commit_at=dt.datetime.fromtimestamp(log.snapshot.timestamp_ms / 1000, dt.UTC),
         rejects=Rejects(log.storage, table.entry).count(),
         oldest_seq=table.oldest,
-        pins=len(table.pins.all(is_strict=False)),
+        pins=sum(pin.expires_s > time.time() for pin in table.pins.all(is_strict=False)),
         degraded=tuple(
             f"vnode {vnode}: {found['message']}: {found['path']}"
             for vnode, found in Health(log.storage, table.entry.folder).read().items()

@@ -18,6 +18,7 @@ from strandline.baseline import Baseline
 from strandline.care import Care
 from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
+from strandline.condition import Predicate
 from strandline.consumers import compaction
 from strandline.consumers.compaction import CompactPlan, CompactReport
 from strandline.definitions import TableDef
@@ -29,7 +30,7 @@ from strandline.frames import fold_frame, spark_frame, winners_sql
 from strandline.log import Log
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import HeldPin, Pins, new_pin
-from strandline.predicate import Predicate, parse
+from strandline.predicate import parse
 from strandline.progress import Progress, silent
 from strandline.purge import PurgeReport, purge
 from strandline.restore import restore
@@ -326,13 +327,18 @@ class Table:
             moment = dt.datetime.combine(before, dt.time())
         else:
             raise Invalid(f"before is {before!r}; expected a datetime or a date", table=self.name)
+        if expiry.micros(moment) > expiry.micros(dt.datetime.now(dt.UTC)):
+            raise Invalid(
+                f"before is {moment.isoformat()}, which is yet to come: rows would be hidden for ever", table=self.name
+            )
         horizon = expiry.micros(moment)
         # A horizon that cannot be said in the column's type would make every read fail.
         expiry.expiry(definition, horizon)
         return self.log.expire(horizon)
 
     def restore(self, at: At) -> Commit:
-        """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost."""
+        """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost. Rows
+        that have expired since stay hidden."""
         return restore(self, at)
 
     def drop_column(self, name: str) -> pa.Schema:
@@ -441,7 +447,7 @@ class Table:
             moment = moment.replace(tzinfo=dt.UTC)
         seq = self.log.delta.version_at(moment.timestamp() * 1000)
         if seq is None:
-            oldest = self.log.refresh().trimmed_to
+            oldest = self.oldest
             raise NotRetained(
                 f"table {self.name!r} cannot be read at {moment.isoformat()}: it was not there, or is not kept",
                 table=self.name,

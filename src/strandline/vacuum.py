@@ -130,7 +130,8 @@ def vacuum(
     pins = table.pins.live(now_s)
     parts = _parts(table, pins, now_s, grace_s, decided.version if dry_run and grace_s <= 0 else 0)
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
-    before_s = min(now_s - grace_s, writing_s) if grace_s > 0 or writing_s < now_s else float("inf")
+    # A file may bear a time slightly before the moment at which its writer looked at the clock.
+    before_s = min(now_s - grace_s, writing_s - 1) if grace_s > 0 or writing_s < now_s else float("inf")
     sweeps = [sweep(part.delta, part.floor, before_s=before_s) for part in parts]
     if dry_run and grace_s <= 0:
         # What would be trimmed would also be deleted at once.

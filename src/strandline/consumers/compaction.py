@@ -143,7 +143,8 @@ def _plan(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tu
         waiting = round(rows[vnode]) or int(files[vnode] > 0)
         why = ""
         if waiting > care.fold_ratio * base_rows[vnode]:
-            why = f"{waiting:,} changes against {base_rows[vnode]:,} folded rows"
+            changes = "1 change" if waiting == 1 else f"{waiting:,} changes"
+            why = f"{changes} against {base_rows[vnode]:,} folded rows"
         elif files[vnode] > care.fold_files:
             why = f"changes lie in {files[vnode]:,} files"
         elif waiting and now_ms - oldest_ms[vnode] > care.fold_age * 1000:
@@ -156,7 +157,7 @@ def _plan(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tu
         needs.append(Need(vnode, waiting, int(files[vnode]), *sizes, why))
     due = sorted((need for need in needs if need.why), key=lambda need: -need.ratio)
     idle = [need.vnode for need in needs if not need.rows and not need.why]
-    return CompactPlan(table.name, merge.seq, tuple(due), sum(need.rows for need in needs)), idle
+    return CompactPlan(table.name, merge.seq, tuple(due), round(rows.sum())), idle
 
 
 def _has_dropped(file: DataFile, merge: Merge) -> bool:
