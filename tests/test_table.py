@@ -3,7 +3,6 @@
 import datetime as dt
 import os
 import threading
-from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -248,7 +247,7 @@ def test_a_missing_log_file_is_corrupt_and_named(items):
     items.upsert([{"id": 1, "name": "a"}])
     (name,) = data_files(items)
     os.unlink(f"{items.log.storage.uri}/{items.entry.folder}/{name}")
-    for read in (items.to_arrow, items.changes, partial(items.compact, full=True), lambda: list(items.to_batches())):
+    for read in (items.to_arrow, items.changes, lambda: list(items.to_batches())):
         with refused(sl.Corrupt):
             read()
 

@@ -2,8 +2,8 @@
 
 A copy is a lake of its own with the same layout, the same id and the same commit files, byte for byte. The state to
 copy is fixed first, all tables at nearly one moment: the catalog, then of each table the baseline, the log and the
-refused rows. What the target has already is not copied again. Nothing in the target is deleted, so it keeps older
-states for longer than the source does.
+refused rows. What the target has already is not copied again. Nothing in the target is deleted: it keeps files for
+longer than the source does, also those with rows that were purged since. To be rid of these, make a new backup.
 
 After a crash: a file of the target is there whole or not at all, and nothing names a file that is not there yet.
 Data files come before the commit files that claim them; refused rows before the log, as ingest commits them; a
@@ -12,8 +12,8 @@ comes last and changes as one: until then a first copy is no lake, and a repeate
 it was or newer. Running the copy again completes it.
 
 One case is weaker. When the source has cleaned away the commit files that lead on from what the target has, baseline
-and log of that table jump, one after the other. After a crash between the two jumps the table is read as it was, or
-refuses it (`NotRetained`) if the source has given that state up, until the copy is run again.
+and log of that table jump, one right after the other. After a crash between the two jumps the table refuses reads
+(`Corrupt`) until the copy is run again; it never shows wrong rows.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def copy_lake(source: Storage, target: Storage, *, progress: Progress = silent) 
     """Bring the target to the state that the source has now.
 
     The target holds nothing, or an earlier copy of the same lake: another lake or other files are `Invalid`, and one
-    that was written to is a `Conflict`. A file that the source itself lacks is `Corrupt`. In all these cases the
-    target is as it was. `progress` is told bytes; it is called from one thread at a time."""
+    that was written to is a `Conflict`. A file that the source itself lacks is `Corrupt`. All this is looked at
+    before anything is written. `progress` is told bytes; it is called from one thread at a time."""
     started_s = time.monotonic()
     _refuse_overlap(source, target)
     catalog = Catalog(source)
     state = _existing(catalog.refresh(), source)
-    with ThreadPoolExecutor(_WORKERS) as pool, ExitStack() as held:
+    with ExitStack() as held, ThreadPoolExecutor(_WORKERS) as pool:
         run = _Run(source, target, pool, progress)
         visible = _visible(run, state)
         state, plans = _plans(run, catalog, visible, held)
@@ -170,7 +170,7 @@ class _Run:
             self.bytes_copied += size
 
     def stream(self, file: _DataFile, what: str) -> None:
-        """Copy a file of any size. One that is gone by now was of a state older than the fixed one, unless live."""
+        """Copy a file of any size. Data that are gone by now were of a state older than the fixed one, unless live."""
         path, size = file.info.path, 0
         try:
             with self.source.input(path) as opened, self.target.output(path) as output:
@@ -183,6 +183,8 @@ class _Run:
         except FileNotFoundError as error:
             if self.source.exists(path):
                 raise
+            if not file.is_data:
+                raise _cleaned(self.source, path) from error
             if file.is_live:
                 raise _corrupt(self.source, path, what, "is gone") from error
             self.advance(file.info.size - size, what)
@@ -287,9 +289,12 @@ class _Plan:
 
         Each of the baseline's comes as soon as the log has what it folds. So a commit that trims the log, or takes
         a purge's delete out of it, comes after the baseline's commit that the source made before it. Where commits
-        are missing that is not known, and the baseline comes first: a log that is behind is read with an older
-        version of it or not at all, while one that is ahead would show purged rows."""
-        if not (self.log.is_gapless and self.baseline.is_gapless):
+        are missing that is not known, and the baseline comes first: readers refuse one that is ahead of its log,
+        while a log that is ahead could show purged rows. Commits of the log behind a gap are not read before its
+        pointer has changed."""
+        if not self.log.is_gapless:
+            return [*self.log.paths, *self.baseline.paths, self.baseline, self.log], []
+        if not self.baseline.is_gapless:
             return [*self.baseline.paths, self.baseline, *self.log.paths, self.log], []
         is_early = [commit.upto < self.log.version for commit in self.baseline.commits]
         early = [(commit.version, 0, commit.info.path) for commit in self.log.commits]
@@ -346,6 +351,9 @@ def _fixed(source: Storage, entry: Entry) -> tuple[BaselineState, LogState, Snap
                 what = f"is trimmed to seq {changes.trimmed_to}, but the baseline holds only {min(folded.marks)}"
                 raise _corrupt(source, log.folder, entry.name, what)
             changes = log.refresh()
+        if max(folded.marks) > changes.head:
+            what = f"ends at seq {changes.head}, but the baseline is folded to {max(folded.marks)}"
+            raise _corrupt(source, log.folder, entry.name, what)
     except NotFound as error:
         raise _corrupt(source, entry.folder, entry.name, f"is in the catalog, but: {error.message}") from error
     try:

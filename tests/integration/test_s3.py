@@ -5,6 +5,7 @@ import datetime as dt
 import http.client
 import io
 import json
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,6 +51,18 @@ def test_the_core_works_on_the_driver(s3_lake):
     assert fresh.table("items").changes(3)["_seq"].to_pylist() == [5]
     with refused(sl.Invalid):
         fresh.sql("SELECT * FROM read_text('/etc/passwd')")
+
+
+def test_a_large_file_is_read_whole_by_many_threads(s3_lake):
+    """They share a file object, and each has to read where it wanted to."""
+    columns = pa.schema([("id", pa.int64()), ("blob", pa.binary())])
+    table = s3_lake().create_table("blobs", columns, key=["id"], vnodes=1)
+    rows = {n: os.urandom(1 << 20) for n in range(20)}
+    table.upsert([{"id": n, "blob": blob} for n, blob in rows.items()])
+    for _ in range(2):
+        found = table.to_arrow()
+        assert dict(zip(found["id"].to_pylist(), found["blob"].to_pylist(), strict=True)) == rows
+        table.compact(full=True)
 
 
 def test_other_engines_read_it(s3_lake):

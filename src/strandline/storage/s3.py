@@ -143,9 +143,9 @@ class S3Storage:
                 obstore.delete(self._store, some)
 
     def duckdb_filesystem(self) -> Any:
-        from obstore.fsspec import FsspecStore
+        from strandline.storage.s3_ranges import RangedStore
 
-        return FsspecStore("s3", **self._settings())
+        return RangedStore("s3", **self._settings())
 
     def check_put_new(self) -> None:
         path = f"_check/{uuid.uuid4().hex}"

@@ -1,0 +1,44 @@
+"""How DuckDB reads an S3 bucket: a file object whose place belongs to the thread that reads.
+
+DuckDB's threads share one file object and call `seek` and `read` one after the other. With one place for all of them a
+thread reads where another one has just sought to.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import obstore
+from obstore.fsspec import BufferedFile, FsspecStore
+
+
+class RangedFile(BufferedFile):  # type: ignore[misc]
+    """Reads the range that it is asked for, and holds nothing."""
+
+    def __init__(self, fs: FsspecStore, path: str, mode: Any = "rb", **options: Any) -> None:
+        super().__init__(fs, path, mode, **options)
+        bucket, self._key = fs._split_path(path)
+        self._bucket = fs._construct_store(bucket)
+        self._place = threading.local()
+
+    def tell(self) -> int:
+        return int(getattr(self._place, "at", 0))
+
+    def seek(self, loc: int, whence: int = 0) -> int:
+        base = (0, self.tell(), int(self.size))[whence]
+        self._place.at = base + loc
+        return base + loc
+
+    def read(self, length: int = -1) -> bytes:
+        start = self.tell()
+        end = int(self.size) if length < 0 else min(int(self.size), start + length)
+        if end <= start:
+            return b""
+        self._place.at = end
+        return bytes(obstore.get_range(self._bucket, self._key, start=start, end=end))
+
+
+class RangedStore(FsspecStore):  # type: ignore[misc]
+    def _open(self, path: str, mode: Any = "rb", **options: Any) -> Any:
+        return RangedFile(self, path, mode) if mode == "rb" else super()._open(path, mode, **options)
