@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.storage.delta import Draft
+from strandline.storage.snapshot import Draft
 
 BIN = Path(sys.executable).parent
 SRC = Path(sl.__file__).parents[1]

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.consumers import compaction
+from strandline.consumers.need import plan
 from strandline.doctor import examine
 from strandline.pins import new_pin
 from strandline.status import BrokenTable
@@ -243,7 +244,7 @@ def folded(items):
 
 
 def due(table, **options):
-    return [need.vnode for need in compaction.plan(table, **options).due]
+    return [need.vnode for need in plan(table, **options).due]
 
 
 def test_a_vnode_is_due_when_its_changes_are_many_against_its_rows(folded):

@@ -13,7 +13,8 @@ from strandline import schema as schemas
 from strandline.pins import new_pin
 from strandline.storage import LocalStorage
 from strandline.storage import delta as deltas
-from strandline.storage.delta import CHECKPOINT_EVERY, DataFile, DeltaLog, Draft, new_metadata, protocol
+from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
+from strandline.storage.snapshot import DataFile, Draft, new_metadata, protocol
 from support import ITEMS, by_id, refused
 
 

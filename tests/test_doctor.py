@@ -16,7 +16,7 @@ import pytest
 import strandline as sl
 from strandline.doctor import Report, examine
 from strandline.storage import LocalStorage
-from strandline.storage.delta import Draft
+from strandline.storage.snapshot import Draft
 from support import ITEMS, by_id, files_below, python
 
 

@@ -40,7 +40,8 @@ from strandline.pins import Pins, new_pin
 from strandline.progress import Progress, silent
 from strandline.storage import FileInfo, Storage, open_storage
 from strandline.storage.commits import CommitLog
-from strandline.storage.delta import DeltaLog, Snapshot
+from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from strandline.lake import Lake

@@ -20,7 +20,8 @@ from strandline.dialect import ScanFile
 from strandline.errors import Conflict, NotFound, NotRetained
 from strandline.log import schema_id_of
 from strandline.storage import Storage
-from strandline.storage.delta import PURGE, DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
+from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
 
 _SCHEMA_ID = "strandline.schema_id"
 KEPT_FROM = "kept_from"

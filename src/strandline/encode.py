@@ -22,7 +22,7 @@ import pyarrow.types as pt
 
 from strandline.schema import is_json
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 
 MIB = 1 << 20
 _DICTIONARY_FROM_BYTES = 128 << 10

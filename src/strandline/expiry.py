@@ -17,7 +17,7 @@ from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import quoted
 from strandline.errors import Invalid
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 
 _PREFIX = "expire/"
 _EPOCH = dt.datetime(1970, 1, 1)

@@ -21,7 +21,7 @@ from strandline.definitions import TableDef
 from strandline.dialect import duck_scan, listed, quoted
 from strandline.duck import Duck
 from strandline.log import LogState
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
 LogFiles = Sequence[tuple[int, DataFile]]

@@ -23,7 +23,7 @@ from strandline.merge import Files, Merge, needed_columns
 from strandline.schema import canonical_field
 from strandline.spark import run_lane
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
 if TYPE_CHECKING:

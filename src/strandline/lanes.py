@@ -26,7 +26,7 @@ from strandline.log import new_file_name, same_as_next
 from strandline.rows import check_json
 from strandline.schema import conform, storage_schema
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 
 RECEIPT = "path string, size long, raw_bytes long, stats string, partition string, error binary"
 _RECEIPT = pa.schema(

@@ -28,7 +28,8 @@ from strandline.errors import Internal, Invalid, NotFound, NotRetained, Strandli
 from strandline.expiry import horizon_at, horizon_txn, horizons
 from strandline.pins import Pins
 from strandline.storage import Storage
-from strandline.storage.delta import PURGE, DataFile, DeltaLog, Draft, Snapshot, new_metadata, protocol
+from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
 from strandline.vnode import hash_keys
 
 Amend = Callable[[Snapshot, Draft], Draft]

@@ -21,7 +21,7 @@ from strandline.expiry import expiry
 from strandline.fold import changes_sql
 from strandline.log import LogState
 from strandline.schema import conform_column
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, shift_for, vnode_of
 
 

@@ -36,7 +36,7 @@ from strandline.pins import new_pin
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, vnode_of
 
 if TYPE_CHECKING:

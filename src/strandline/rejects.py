@@ -21,7 +21,7 @@ from strandline.definitions import TableDef
 from strandline.errors import Conflict, NotFound
 from strandline.log import Log, LogState, prepare
 from strandline.storage import Storage
-from strandline.storage.delta import DataFile, Draft, Snapshot
+from strandline.storage.snapshot import DataFile, Draft, Snapshot
 
 SCHEMA = pa.schema(
     [

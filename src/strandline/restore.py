@@ -18,7 +18,7 @@ from strandline.frames import changed_keys, spark_frame
 from strandline.log import Amend, LogState, prepare
 from strandline.merge import Merge, duck_sql
 from strandline.spark import session
-from strandline.storage.delta import Draft, Snapshot
+from strandline.storage.snapshot import Draft, Snapshot
 from strandline.writer import write_frame
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from strandline.change import OP, UPSERT
 from strandline.errors import StrandlineError
 from strandline.health import Health
 from strandline.rejects import Rejects
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
     from strandline.lake import Lake

@@ -20,7 +20,8 @@ from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
 from strandline.condition import Predicate
 from strandline.consumers import compaction
-from strandline.consumers.compaction import CompactPlan, CompactReport
+from strandline.consumers.compaction import CompactReport
+from strandline.consumers.need import CompactPlan, plan
 from strandline.definitions import TableDef
 from strandline.dialect import listed, quoted
 from strandline.duck import Duck
@@ -278,7 +279,7 @@ class Table:
 
     def plan_compaction(self, *, full: bool = False) -> CompactPlan:
         """Which vnodes `compact` would fold now, and why."""
-        return compaction.plan(self, full=full)
+        return plan(self, full=full)
 
     def compact(self, *, full: bool = False, progress: Progress = silent) -> CompactReport:
         """Fold the log into the baseline where that is due, or with `full` wherever there are changes."""

@@ -25,7 +25,8 @@ from strandline.pins import Pin, least
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
 from strandline.storage import FileInfo, Storage
-from strandline.storage.delta import DeltaLog, Draft, Snapshot
+from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import Draft, Snapshot
 
 if TYPE_CHECKING:
     from strandline.table import Table

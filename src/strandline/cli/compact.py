@@ -15,7 +15,8 @@ from strandline.cli.broken import broken_data, show_broken, show_degraded
 from strandline.cli.options import TableNames, named
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.consumers.compaction import CompactPlan, CompactReport
+from strandline.consumers.compaction import CompactReport
+from strandline.consumers.need import CompactPlan
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.status import BrokenTable

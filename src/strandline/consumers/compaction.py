@@ -13,31 +13,28 @@ holds.
 
 from __future__ import annotations
 
-import datetime as dt
-import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow.parquet as pq
 
 from strandline import encode
 from strandline import fold as folds
 from strandline.change import HASH, VNODE
+from strandline.consumers.damage import Degraded, damage
+from strandline.consumers.need import Need, has_dropped, plan_of
 from strandline.crash import crash_point
 from strandline.dialect import duck_type, listed, literal, quoted
-from strandline.errors import Conflict, Unavailable
+from strandline.errors import Conflict
 from strandline.expiry import expired_rows
 from strandline.frames import spark_frame
 from strandline.health import Health
 from strandline.lanes import RECEIPT, BaselineLane, files_of
-from strandline.merge import Files, Merge, duck_sql, vnodes_of
+from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import new_pin
 from strandline.progress import Progress, silent
 from strandline.spark import run_lane, session
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
 if TYPE_CHECKING:
@@ -49,47 +46,6 @@ SPARK_VNODES = 64
 # A file of this size stays where it is when nothing in it changes; smaller ones are packed.
 WHOLE_BYTES = encode.DEFAULT.file_bytes // 4
 _ATTEMPTS = 10
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a vnode's fold would do. `rows` is how many changes wait, evenly spread over each file's hashes; `why`
-    says why it is due, and is empty when it is not."""
-
-    vnode: int
-    rows: int
-    files: int
-    base_rows: int
-    base_bytes: int
-    expired: int
-    why: str
-
-    @property
-    def ratio(self) -> float:
-        """How much of it is new or expired, against what is folded."""
-        return (self.rows + self.expired) / max(1, self.base_rows)
-
-
-@dataclass(frozen=True)
-class CompactPlan:
-    """What a compaction would do now: the vnodes that are due, the neediest first."""
-
-    table: str
-    upto: int
-    due: tuple[Need, ...]
-    waiting_rows: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Degraded:
-    """A vnode that could not be folded, and the file at fault; reads of other vnodes go on."""
-
-    vnode: int
-    path: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -109,62 +65,6 @@ class CompactReport:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def plan(table: Table, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
-    """Which vnodes are due, from commit files and statistics alone; with `full`, every one that has changes."""
-    return _plan(table, table.merge(), full, now)[0]
-
-
-def _plan(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
-    """The plan, and the vnodes without changes: their marks move for free."""
-    definition, marks = merge.definition, np.array(merge.baseline.marks)
-    count = len(marks)
-    rows, files, oldest_ms = np.zeros(count), np.zeros(count, int), np.full(count, np.inf)
-    for seq, file in merge.log_files():
-        at = vnodes_of(file, count)
-        part = slice(at.start, at.stop)
-        open_ = marks[part] < seq
-        rows[part] += open_ * (file.rows / len(at))
-        files[part] += open_
-        oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.modified_ms), oldest_ms[part])
-    base_rows, base_bytes, expired = np.zeros(count, int), np.zeros(count, int), np.zeros(count, int)
-    stale = np.zeros(count, bool)
-    for file in merge.baseline.files():
-        vnode = int(file.partition[VNODE] or 0)
-        base_rows[vnode] += file.rows
-        base_bytes[vnode] += file.raw_bytes
-        expired[vnode] += expired_rows(file, definition, merge.horizon)
-        stale[vnode] |= _has_dropped(file, merge)
-    now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
-    care = definition.care
-    needs = []
-    for vnode in range(count):
-        waiting = round(rows[vnode]) or int(files[vnode] > 0)
-        why = ""
-        if waiting > care.fold_ratio * base_rows[vnode]:
-            changes = "1 change" if waiting == 1 else f"{waiting:,} changes"
-            why = f"{changes} against {base_rows[vnode]:,} folded rows"
-        elif files[vnode] > care.fold_files:
-            why = f"changes lie in {files[vnode]:,} files"
-        elif waiting and now_ms - oldest_ms[vnode] > care.fold_age * 1000:
-            why = "changes wait for too long"
-        elif expired[vnode] > care.fold_ratio * base_rows[vnode]:
-            why = f"{expired[vnode]:,} of {base_rows[vnode]:,} rows are expired"
-        elif full and (waiting or expired[vnode] or stale[vnode]):
-            why = "asked for"
-        sizes = (int(base_rows[vnode]), int(base_bytes[vnode]), int(expired[vnode]))
-        needs.append(Need(vnode, waiting, int(files[vnode]), *sizes, why))
-    due = sorted((need for need in needs if need.why), key=lambda need: -need.ratio)
-    idle = [need.vnode for need in needs if not need.rows and not need.why]
-    return CompactPlan(table.name, merge.seq, tuple(due), round(rows.sum())), idle
-
-
-def _has_dropped(file: DataFile, merge: Merge) -> bool:
-    """Whether a file still holds a column that the table has dropped."""
-    definition = merge.definition
-    inside = definition.schemas[int(file.path.split("-", 1)[0])]
-    return not set(inside.names) <= set(definition.schema.names)
 
 
 def compact(
@@ -213,7 +113,7 @@ class _Work:
         while True:
             merge = self.table.merge()
             first = merge.seq if first is None else first
-            planned, idle = _plan(self.table, merge, self.full, None)
+            planned, idle = plan_of(self.table, merge, self.full, None)
             # What arrives while we work is for the next run: a vnode is folded once.
             left = [need for need in planned.due if need.vnode not in self.vnodes | set(self.degraded)]
             claimed = self._claimed() if left else set()
@@ -254,7 +154,7 @@ class _Work:
             try:
                 added, removed = folded(self.table, part)
             except Exception as error:
-                found = _damage(self.table, part, error)
+                found = damage(self.table, part, error)
                 if not found:
                     raise
                 self.degraded |= found
@@ -320,7 +220,7 @@ def _settled(part: Merge) -> set[str]:
 
 def _has_to_go(file: DataFile, part: Merge) -> bool:
     """Whether a file holds something that the table no longer has: a dropped column, an expired row."""
-    return _has_dropped(file, part) or expired_rows(file, part.definition, part.horizon) > 0
+    return has_dropped(file, part) or expired_rows(file, part.definition, part.horizon) > 0
 
 
 def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
@@ -386,41 +286,3 @@ def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
 def _discard(table: Table, files: Sequence[DataFile]) -> None:
     """Delete files of ours that no commit claims and none will."""
     table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)
-
-
-def _damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
-    """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is.
-
-    `Conflict` when a file at fault is no longer the table's: someone folded and cleaned faster than we read."""
-    if isinstance(error, Conflict | Unavailable):
-        return {}
-    files: list[tuple[str, DataFile, Collection[int]]] = [
-        *((part.baseline.folder, f, {int(f.partition[VNODE] or 0)}) for f in part.base_files()),
-        *((part.log.folder, f, vnodes_of(f, part.baseline.vnodes)) for _, f in part.log_files()),
-    ]
-    named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
-    # An error that names no file may still come from one.
-    suspects = [found for found in files if found[1].path in named] or files
-    now = table.merge()
-    live = {*now.log.snapshot.files, *now.baseline.snapshot.files}
-    degraded = {}
-    for folder, file, vnodes in suspects:
-        fault = _fault(part, f"{folder}/{file.path}")
-        if fault and file.path not in live:
-            raise Conflict("the table was folded meanwhile; nothing was changed") from error
-        for vnode in set(vnodes) & set(part.only or ()) if fault else ():
-            degraded[vnode] = Degraded(vnode, part.log.storage.url(f"{folder}/{file.path}"), fault)
-    return degraded
-
-
-def _fault(part: Merge, path: str) -> str:
-    """Why a file cannot be read; empty when it can."""
-    try:
-        with pq.ParquetFile(part.log.storage.input(path)) as opened:
-            for _ in opened.iter_batches(8192):
-                pass
-    except FileNotFoundError:
-        return "the file is missing"
-    except (OSError, ValueError) as error:
-        return str(error).splitlines()[0]
-    return ""

@@ -16,7 +16,7 @@ from strandline.dialect import listed, literal
 from strandline.doctor.deltas import DeltaExam
 from strandline.duck import Duck
 from strandline.log import same_as_next
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, shift_for
 
 _BATCH_ROWS = 16_384

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from strandline.doctor.finding import Finding, Repair, Severity
 from strandline.errors import Corrupt, StrandlineError
 from strandline.storage import FileInfo, Storage
-from strandline.storage.delta import DeltaLog, Snapshot
+from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import Snapshot
 from strandline.vacuum import is_ours
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")

@@ -16,7 +16,7 @@ from strandline.errors import StrandlineError
 from strandline.log import TRIM
 from strandline.schema import storage_schema
 from strandline.storage import FileInfo, Storage
-from strandline.storage.delta import DataFile
+from strandline.storage.snapshot import DataFile
 
 Deep = Callable[[DeltaExam, TableDef, DataFile], None]
 

@@ -26,7 +26,7 @@ from strandline.ingest.sift import Fault
 from strandline.ingest.text import format_of, read_text
 from strandline.progress import Progress
 from strandline.rejects import Batch, Reject, Rejects
-from strandline.storage.delta import Draft, Snapshot
+from strandline.storage.snapshot import Draft, Snapshot
 from strandline.writer import write
 
 if TYPE_CHECKING:

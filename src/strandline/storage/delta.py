@@ -16,9 +16,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -27,94 +26,25 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound
 from strandline.storage.base import FileInfo, Storage
 from strandline.storage.commits import Action, CommitLog
+from strandline.storage.snapshot import (
+    FORGOTTEN_MS,
+    PURGE,
+    DataFile,
+    Draft,
+    Snapshot,
+    actions_of,
+    applied,
+    check,
+    commit_info,
+    committed_ms,
+    data_file,
+    given_up,
+)
 
 CHECKPOINT_EVERY = 50
 RESTED_S = 10.0  # a younger commit file is never cleaned away …
 _ASLEEP_S = 5.0  # … so a commit that took longer than this has to look whether its number was free
-PURGE = "purge"  # the version of the last commit that erased rows from the table's past
-_RAW_BYTES = "strandline.rawBytes"
-_FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time;
-    `raw_bytes` is what its rows take in memory, which the file's size does not tell."""
-
-    path: str
-    size: int
-    partition: Mapping[str, str | None]
-    modified_ms: int
-    stats_text: str
-    raw_bytes: int
-
-    @cached_property
-    def stats(self) -> Mapping[str, Any]:
-        return json.loads(self.stats_text) if self.stats_text else {}
-
-    @property
-    def rows(self) -> int:
-        return int(self.stats["numRecords"])
-
-    def add(self) -> Action:
-        return {
-            "add": {
-                "path": self.path,
-                "partitionValues": dict(self.partition),
-                "size": self.size,
-                "modificationTime": self.modified_ms,
-                "dataChange": True,
-                "stats": self.stats_text,
-                "tags": {_RAW_BYTES: str(self.raw_bytes)},
-            }
-        }
-
-    def remove(self, at_ms: int) -> Action:
-        return {
-            "remove": {
-                "path": self.path,
-                "deletionTimestamp": at_ms,
-                "dataChange": True,
-                "extendedFileMetadata": True,
-                "partitionValues": dict(self.partition),
-                "size": self.size,
-            }
-        }
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A Delta table at one version. `doomed` are unclaimed files that commits read by this process have given up:
-    they may be deleted at any moment, so none of them may be claimed any more."""
-
-    version: int
-    timestamp_ms: int
-    metadata: Mapping[str, Any]
-    files: Mapping[str, DataFile]
-    txns: Mapping[str, int]
-    doomed: frozenset[str] = frozenset()
-
-    @property
-    def configuration(self) -> Mapping[str, str]:
-        return self.metadata.get("configuration") or {}
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a commit wants to do, decided from the snapshot it is based on.
-
-    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all.
-    `doomed` are files that no commit has claimed and none may from here on."""
-
-    add: Sequence[DataFile] = ()
-    remove: Sequence[DataFile] = ()
-    txns: Mapping[str, int] = field(default_factory=dict)
-    expiring_txns: Mapping[str, int] = field(default_factory=dict)
-    forgotten_txns: Mapping[str, int] = field(default_factory=dict)
-    doomed: Sequence[str] = ()
-    metadata: Mapping[str, Any] | None = None
-    protocol: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,17 +120,17 @@ class DeltaLog:
                 draft = build(snapshot, now_ms)
                 if draft is None:
                     return None
-                _check(draft, snapshot)
+                check(draft, snapshot)
                 if self._has_gap:
                     self._check_there(draft.add)
-                actions = _actions(draft, operation, commit_id, now_ms, metrics or {})
+                actions = actions_of(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
                 if not self._commits.create(snapshot.version + 1, actions, commit_id):
                     continue
                 crash_point("delta.committed")
                 if _is_awake(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break
-            self._snapshot = landed = _apply(snapshot, snapshot.version + 1, actions)
+            self._snapshot = landed = applied(snapshot, snapshot.version + 1, actions)
         if landed.version % CHECKPOINT_EVERY == 0:
             self.checkpoint()
         return landed
@@ -223,14 +153,14 @@ class DeltaLog:
         """Commits that this process has not seen may have doomed its files."""
         for file in files:
             if not self.storage.exists(f"{self.folder}/{file.path}"):
-                raise _given_up(file.path)
+                raise given_up(file.path)
 
     @staticmethod
     def create(storage: Storage, folder: str, draft: Draft) -> DeltaLog:
         """Write version 0 of a new table; the folder must be a fresh one."""
         log = DeltaLog(storage, folder)
         commit_id = uuid.uuid4().hex
-        actions = _actions(draft, "CREATE TABLE", commit_id, int(time.time() * 1000), {})
+        actions = actions_of(draft, "CREATE TABLE", commit_id, int(time.time() * 1000), {})
         if not log._commits.create(0, actions, commit_id):
             raise Conflict(f"a table exists at {storage.url(folder)}")
         return log
@@ -312,7 +242,7 @@ class DeltaLog:
         for version in sorted(self.log_files()[0]):
             if version <= after:
                 continue
-            info = _commit_info(self._commits.read(version) or ())
+            info = commit_info(self._commits.read(version) or ())
             entries.append(
                 CommitInfo(
                     version,
@@ -330,7 +260,7 @@ class DeltaLog:
         low, high = -1, self.refresh().version
         while low < high:
             middle = (low + high + 1) // 2
-            info = _commit_info(self._commits.read(middle) or ())
+            info = commit_info(self._commits.read(middle) or ())
             if int(info.get("timestamp", 0)) <= moment_ms:
                 low = middle
             else:
@@ -345,7 +275,7 @@ class DeltaLog:
         actions = self._commits.read(0)
         if actions is None:
             raise NotFound(f"no commit 0 at {self.storage.url(self.folder)}", path=self.folder, version=0)
-        return self._extend(_apply(Snapshot(-1, 0, {}, {}, {}), 0, actions), None)
+        return self._extend(applied(Snapshot(-1, 0, {}, {}, {}), 0, actions), None)
 
     def checkpoint_at(self, version: int) -> Snapshot | None:
         """What the checkpoint of a version says; None when there is none, `Corrupt` when it is unreadable."""
@@ -375,7 +305,7 @@ class DeltaLog:
         """Where reading starts without a pointer to a checkpoint: commit 0, or the checkpoint that took its place."""
         actions = self._commits.read(0)
         if actions is not None:
-            return _apply(Snapshot(-1, 0, {}, {}, {}), 0, actions)
+            return applied(Snapshot(-1, 0, {}, {}, {}), 0, actions)
         snapshot = self._read_checkpoint(self._checkpoint_by_listing(version))
         if snapshot is None:
             what = "no Delta table at" if version is None else f"version {version} is gone from"
@@ -387,7 +317,7 @@ class DeltaLog:
             actions = self._commits.read(snapshot.version + 1)
             if actions is None:
                 break
-            snapshot = _apply(snapshot, snapshot.version + 1, actions)
+            snapshot = applied(snapshot, snapshot.version + 1, actions)
         return snapshot
 
     def _last_checkpoint(self) -> int:
@@ -423,17 +353,17 @@ class DeltaLog:
         metadata = next(m for m in rows.column("metaData").drop_null().to_pylist())
         metadata["configuration"] = dict(metadata["configuration"] or ())
         metadata["format"]["options"] = dict(metadata["format"]["options"] or ())
-        files = [_data_file(add) for add in rows.column("add").drop_null().to_pylist()]
+        files = [data_file(add) for add in rows.column("add").drop_null().to_pylist()]
         return Snapshot(
             version,
             # A version without files has its time in its commit file alone.
-            max(_committed_ms(self._commits.read(version) or ()), *(f.modified_ms for f in files), 0),
+            max(committed_ms(self._commits.read(version) or ()), *(f.modified_ms for f in files), 0),
             metadata,
             {f.path: f for f in files},
             {
                 txn["appId"]: txn["version"]
                 for txn in rows.column("txn").drop_null().to_pylist()
-                if txn.get("lastUpdated") != _FORGOTTEN_MS
+                if txn.get("lastUpdated") != FORGOTTEN_MS
             },
         )
 
@@ -446,130 +376,3 @@ def _clocks() -> tuple[float, float]:
 def _is_awake(since: tuple[float, float]) -> bool:
     """Whether so little time has passed that no commit made since can have been cleaned away."""
     return all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), since, strict=True))
-
-
-def _data_file(add: Mapping[str, Any]) -> DataFile:
-    return DataFile(
-        add["path"],
-        add["size"],
-        dict(add["partitionValues"]),
-        add["modificationTime"],
-        add.get("stats") or "",
-        int(dict(add.get("tags") or ()).get(_RAW_BYTES) or add["size"]),
-    )
-
-
-def _commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
-    return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-
-
-def _committed_ms(actions: Iterable[Action]) -> int:
-    return int(_commit_info(actions).get("timestamp", 0))
-
-
-def _apply(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:
-    files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
-    doomed = snapshot.doomed
-    for action in actions:
-        if "add" in action:
-            files = dict(snapshot.files) if files is None else files
-            files[action["add"]["path"]] = _data_file(action["add"])
-        elif "remove" in action:
-            files = dict(snapshot.files) if files is None else files
-            files.pop(action["remove"]["path"], None)
-        elif "txn" in action:
-            txns = dict(snapshot.txns) if txns is None else txns
-            if action["txn"].get("lastUpdated") == _FORGOTTEN_MS:
-                txns.pop(action["txn"]["appId"], None)
-            else:
-                txns[action["txn"]["appId"]] = action["txn"]["version"]
-        elif "metaData" in action:
-            metadata = action["metaData"]
-        elif "commitInfo" in action:
-            timestamp_ms = max(timestamp_ms, int(action["commitInfo"].get("timestamp", 0)))
-            doomed |= frozenset(action["commitInfo"].get("doomed", ()))
-    return replace(
-        snapshot,
-        version=version,
-        timestamp_ms=timestamp_ms,
-        metadata=metadata,
-        files=snapshot.files if files is None else files,
-        txns=snapshot.txns if txns is None else txns,
-        doomed=doomed,
-    )
-
-
-def _check(draft: Draft, snapshot: Snapshot) -> None:
-    """A commit removes only files that are live and moves a txn only forward."""
-    for file in draft.remove:
-        if file.path not in snapshot.files:
-            raise Conflict(f"file {file.path} was removed by another commit", path=file.path)
-    for file in draft.add:
-        if file.path in snapshot.doomed:
-            raise _given_up(file.path)
-    for app, value in {**draft.txns, **draft.expiring_txns}.items():
-        if app in snapshot.txns and snapshot.txns[app] > value:
-            raise Conflict(f"transaction {app!r} is at {snapshot.txns[app]}, past {value}", txn=app)
-
-
-def _given_up(path: str) -> Conflict:
-    return Conflict(
-        f"{path} was cleared away as a leftover before it was committed; nothing was written",
-        hint="Write again. A vacuum's --grace should be longer than your longest write.",
-        path=path,
-    )
-
-
-def _actions(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics: Mapping[str, Any]) -> list[Action]:
-    info: dict[str, Any] = {
-        "timestamp": now_ms,
-        "operation": operation,
-        "operationParameters": {},
-        "operationMetrics": {name: str(value) for name, value in metrics.items()},
-        "engineInfo": "strandline",
-        "commitId": commit_id,
-    }
-    if draft.doomed:
-        info["doomed"] = list(draft.doomed)
-    actions: list[Action] = [{"commitInfo": info}]
-    if draft.protocol is not None:
-        actions.append({"protocol": dict(draft.protocol)})
-    if draft.metadata is not None:
-        actions.append({"metaData": dict(draft.metadata)})
-    actions += [{"txn": {"appId": app, "version": version}} for app, version in draft.txns.items()]
-    actions += [
-        {"txn": {"appId": app, "version": version, "lastUpdated": now_ms}}
-        for app, version in draft.expiring_txns.items()
-    ]
-    actions += [
-        {"txn": {"appId": app, "version": version, "lastUpdated": _FORGOTTEN_MS}}
-        for app, version in draft.forgotten_txns.items()
-    ]
-    actions += [file.remove(now_ms) for file in draft.remove]
-    actions += [replace(file, modified_ms=now_ms).add() for file in draft.add]
-    return actions
-
-
-def new_metadata(
-    name: str, schema_json: str, partition_by: Sequence[str], configuration: Mapping[str, str]
-) -> Mapping[str, Any]:
-    return {
-        "id": str(uuid.uuid4()),
-        "name": name,
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema_json,
-        "partitionColumns": list(partition_by),
-        "configuration": dict(configuration),
-        "createdTime": int(time.time() * 1000),
-    }
-
-
-def protocol(*, with_ntz: bool) -> Mapping[str, Any]:
-    if not with_ntz:
-        return {"minReaderVersion": 1, "minWriterVersion": 2}
-    return {
-        "minReaderVersion": 3,
-        "minWriterVersion": 7,
-        "readerFeatures": ["timestampNtz"],
-        "writerFeatures": ["timestampNtz"],
-    }

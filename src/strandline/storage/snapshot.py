@@ -1,0 +1,228 @@
+"""What a Delta table is at a version, what a commit wants to change, and the actions that say so: plain values.
+
+`DeltaLog` reads and writes them; nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from strandline.errors import Conflict
+from strandline.storage.commits import Action
+
+PURGE = "purge"  # the version of the last commit that erased rows from the table's past
+FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
+_RAW_BYTES = "strandline.rawBytes"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time;
+    `raw_bytes` is what its rows take in memory, which the file's size does not tell."""
+
+    path: str
+    size: int
+    partition: Mapping[str, str | None]
+    modified_ms: int
+    stats_text: str
+    raw_bytes: int
+
+    @cached_property
+    def stats(self) -> Mapping[str, Any]:
+        return json.loads(self.stats_text) if self.stats_text else {}
+
+    @property
+    def rows(self) -> int:
+        return int(self.stats["numRecords"])
+
+    def add(self) -> Action:
+        return {
+            "add": {
+                "path": self.path,
+                "partitionValues": dict(self.partition),
+                "size": self.size,
+                "modificationTime": self.modified_ms,
+                "dataChange": True,
+                "stats": self.stats_text,
+                "tags": {_RAW_BYTES: str(self.raw_bytes)},
+            }
+        }
+
+    def remove(self, at_ms: int) -> Action:
+        return {
+            "remove": {
+                "path": self.path,
+                "deletionTimestamp": at_ms,
+                "dataChange": True,
+                "extendedFileMetadata": True,
+                "partitionValues": dict(self.partition),
+                "size": self.size,
+            }
+        }
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A Delta table at one version. `doomed` are unclaimed files that commits read by this process have given up:
+    they may be deleted at any moment, so none of them may be claimed any more."""
+
+    version: int
+    timestamp_ms: int
+    metadata: Mapping[str, Any]
+    files: Mapping[str, DataFile]
+    txns: Mapping[str, int]
+    doomed: frozenset[str] = frozenset()
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        return self.metadata.get("configuration") or {}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a commit wants to do, decided from the snapshot it is based on.
+
+    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all.
+    `doomed` are files that no commit has claimed and none may from here on."""
+
+    add: Sequence[DataFile] = ()
+    remove: Sequence[DataFile] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    expiring_txns: Mapping[str, int] = field(default_factory=dict)
+    forgotten_txns: Mapping[str, int] = field(default_factory=dict)
+    doomed: Sequence[str] = ()
+    metadata: Mapping[str, Any] | None = None
+    protocol: Mapping[str, Any] | None = None
+
+
+def data_file(add: Mapping[str, Any]) -> DataFile:
+    return DataFile(
+        add["path"],
+        add["size"],
+        dict(add["partitionValues"]),
+        add["modificationTime"],
+        add.get("stats") or "",
+        int(dict(add.get("tags") or ()).get(_RAW_BYTES) or add["size"]),
+    )
+
+
+def commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
+    return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+
+
+def committed_ms(actions: Iterable[Action]) -> int:
+    return int(commit_info(actions).get("timestamp", 0))
+
+
+def applied(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:
+    files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
+    doomed = snapshot.doomed
+    for action in actions:
+        if "add" in action:
+            files = dict(snapshot.files) if files is None else files
+            files[action["add"]["path"]] = data_file(action["add"])
+        elif "remove" in action:
+            files = dict(snapshot.files) if files is None else files
+            files.pop(action["remove"]["path"], None)
+        elif "txn" in action:
+            txns = dict(snapshot.txns) if txns is None else txns
+            if action["txn"].get("lastUpdated") == FORGOTTEN_MS:
+                txns.pop(action["txn"]["appId"], None)
+            else:
+                txns[action["txn"]["appId"]] = action["txn"]["version"]
+        elif "metaData" in action:
+            metadata = action["metaData"]
+        elif "commitInfo" in action:
+            timestamp_ms = max(timestamp_ms, int(action["commitInfo"].get("timestamp", 0)))
+            doomed |= frozenset(action["commitInfo"].get("doomed", ()))
+    return replace(
+        snapshot,
+        version=version,
+        timestamp_ms=timestamp_ms,
+        metadata=metadata,
+        files=snapshot.files if files is None else files,
+        txns=snapshot.txns if txns is None else txns,
+        doomed=doomed,
+    )
+
+
+def check(draft: Draft, snapshot: Snapshot) -> None:
+    """A commit removes only files that are live and moves a txn only forward."""
+    for file in draft.remove:
+        if file.path not in snapshot.files:
+            raise Conflict(f"file {file.path} was removed by another commit", path=file.path)
+    for file in draft.add:
+        if file.path in snapshot.doomed:
+            raise given_up(file.path)
+    for app, value in {**draft.txns, **draft.expiring_txns}.items():
+        if app in snapshot.txns and snapshot.txns[app] > value:
+            raise Conflict(f"transaction {app!r} is at {snapshot.txns[app]}, past {value}", txn=app)
+
+
+def given_up(path: str) -> Conflict:
+    return Conflict(
+        f"{path} was cleared away as a leftover before it was committed; nothing was written",
+        hint="Write again. A vacuum's --grace should be longer than your longest write.",
+        path=path,
+    )
+
+
+def actions_of(draft: Draft, operation: str, commit_id: str, now_ms: int, metrics: Mapping[str, Any]) -> list[Action]:
+    info: dict[str, Any] = {
+        "timestamp": now_ms,
+        "operation": operation,
+        "operationParameters": {},
+        "operationMetrics": {name: str(value) for name, value in metrics.items()},
+        "engineInfo": "strandline",
+        "commitId": commit_id,
+    }
+    if draft.doomed:
+        info["doomed"] = list(draft.doomed)
+    actions: list[Action] = [{"commitInfo": info}]
+    if draft.protocol is not None:
+        actions.append({"protocol": dict(draft.protocol)})
+    if draft.metadata is not None:
+        actions.append({"metaData": dict(draft.metadata)})
+    actions += [{"txn": {"appId": app, "version": version}} for app, version in draft.txns.items()]
+    actions += [
+        {"txn": {"appId": app, "version": version, "lastUpdated": now_ms}}
+        for app, version in draft.expiring_txns.items()
+    ]
+    actions += [
+        {"txn": {"appId": app, "version": version, "lastUpdated": FORGOTTEN_MS}}
+        for app, version in draft.forgotten_txns.items()
+    ]
+    actions += [file.remove(now_ms) for file in draft.remove]
+    actions += [replace(file, modified_ms=now_ms).add() for file in draft.add]
+    return actions
+
+
+def new_metadata(
+    name: str, schema_json: str, partition_by: Sequence[str], configuration: Mapping[str, str]
+) -> Mapping[str, Any]:
+    return {
+        "id": str(uuid.uuid4()),
+        "name": name,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema_json,
+        "partitionColumns": list(partition_by),
+        "configuration": dict(configuration),
+        "createdTime": int(time.time() * 1000),
+    }
+
+
+def protocol(*, with_ntz: bool) -> Mapping[str, Any]:
+    if not with_ntz:
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": ["timestampNtz"],
+        "writerFeatures": ["timestampNtz"],
+    }
