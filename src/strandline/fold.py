@@ -117,8 +117,17 @@ def _mark_of(marks: Sequence[int]) -> str:
     return f"CAST([{','.join(map(str, marks))}] AS BIGINT[])[({HASH} >> {shift_for(len(marks))}) + 1]"
 
 
-def changes_sql(log: LogState, files: LogFiles, columns: Sequence[str], marks: Sequence[int] | None) -> str:
-    """SQL for the changes in log files, leaving out those that the baseline holds already."""
+def changes_sql(
+    log: LogState,
+    files: LogFiles,
+    columns: Sequence[str],
+    marks: Sequence[int] | None,
+    loaded: str | None = None,
+) -> str:
+    """SQL for the changes in log files, leaving out those that the baseline holds already. `loaded` names a table that
+    holds just these changes, so that the files need not be read again."""
+    if loaded is not None:
+        return f"SELECT {listed(dict.fromkeys([*columns, SEQ]))} FROM {loaded}"
     schemas = [log.definition.log_schema(i) for i in range(len(log.definition.schemas))]
     scan = duck_scan(log.scans(files), schemas, columns, number_as=SEQ)
     if marks is None or not files:
@@ -126,18 +135,19 @@ def changes_sql(log: LogState, files: LogFiles, columns: Sequence[str], marks: S
     return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_of(marks)}"
 
 
-def winners(log: LogState, files: LogFiles, marks: tuple[int, ...]) -> str:
-    """SQL for the winning change of each key in log files, from nothing."""
+def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:
+    """SQL for the winning change of each key in log files, from nothing; for `loaded` see `changes_sql`."""
     definition = log.definition
     key = listed(definition.key)
     if definition.version is None:
-        changes = changes_sql(log, files, [*definition.key, HASH, OP], marks)
-        return (
-            f"SELECT {key}, any_value({HASH}) AS {HASH}, arg_max({OP}, {SEQ}) AS {OP}, max({SEQ}) AS {SEQ}"
-            f" FROM ({changes}) GROUP BY {key}"
-        )
+        changes = changes_sql(log, files, [*definition.key, HASH, OP], marks, loaded)
+        # Seq and operation as one number: its maximum is quicker to find than the operation at the highest seq.
+        last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _last"
+        found = f"SELECT {key}, any_value({HASH}) AS {HASH}, {last} FROM ({changes}) GROUP BY {key}"
+        op = f"CASE WHEN _last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
+        return f"SELECT {key}, {HASH}, {op}, _last // 2 AS {SEQ} FROM ({found})"
     version = quoted(definition.version)
-    changes = changes_sql(log, files, [*definition.key, HASH, OP, definition.version], marks)
+    changes = changes_sql(log, files, [*definition.key, HASH, OP, definition.version], marks, loaded)
     return f"""
         WITH c AS MATERIALIZED ({changes}),
         d AS (SELECT {key}, any_value({HASH}) AS {HASH}, max({SEQ}) AS _deleted FROM c

@@ -124,11 +124,13 @@ def duck_sql(
     predicate: Predicate | None = None,
     *,
     files: Files | None = None,
+    loaded: str | None = None,
     hidden: bool = False,
 ) -> str:
     """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
 
-    `files` are the candidates of the predicate unless the caller knows better. `hidden` adds what folding needs:
+    `files` are the candidates of the predicate unless the caller knows better; `loaded` names a table that holds
+    the changes of its log files. `hidden` adds what folding needs:
     `_vnode`, and `_seq` and `_row` of a table without a key."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
@@ -141,6 +143,7 @@ def duck_sql(
         files.log,
         [*needed, HASH, OP, *(set(stored) - {SEQ})],
         None if definition.is_keyed else merge.baseline.marks,
+        loaded,
     )
     vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
     log = f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline import encode
 from strandline import fold as folds
-from strandline.change import HASH, VNODE
+from strandline.change import HASH, OP, VNODE
 from strandline.consumers.damage import Degraded, damage
 from strandline.consumers.need import Need, has_dropped, plan_of
 from strandline.crash import crash_point
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 512 << 20
+LOADED_BYTES = 128 << 20
 SPARK_VNODES = 64
 # A file of this size stays where it is when nothing in it changes; smaller ones are packed.
 WHOLE_BYTES = encode.DEFAULT.file_bytes // 4
@@ -186,11 +187,12 @@ def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile
     """The files that take the place of others, and those others."""
     order = listed([VNODE, *part.definition.identity])
     with table.duck.transaction() as cursor:
-        fold = _own_fold(cursor, part)
+        loaded = _loaded(cursor, part)
+        fold = _own_fold(cursor, part, loaded)
         kept = _settled(part) | (_untouched(cursor, part, fold) if fold else set())
         removed = [file for file in part.base_files() if file.path not in kept]
         sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
-        rows = duck_sql(part, fold, part.definition.schema.names, hidden=True, files=sources)
+        rows = duck_sql(part, fold, part.definition.schema.names, files=sources, loaded=loaded, hidden=True)
         chosen = ", ".join(map(str, sorted(part.only or ())))
         ordered = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({chosen}) ORDER BY {order}")
         reader = ordered.to_arrow_reader(part.batch_rows())
@@ -198,13 +200,25 @@ def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile
     return _files(table, receipts), removed
 
 
-def _own_fold(cursor: Any, part: Merge) -> str | None:
-    """The fold of these vnodes alone, for this transaction: it opens no file that they do not need."""
-    if not part.definition.is_keyed or not part.log_files() or part.is_first_load:
+def _loaded(cursor: Any, part: Merge) -> str | None:
+    """The changes of these vnodes in memory, if they are few: many small files take long to open twice."""
+    files, definition = part.log_files(), part.definition
+    if not definition.is_keyed or sum(file.raw_bytes for _, file in files) > LOADED_BYTES:
         return None
+    columns = [*definition.schema.names, HASH, OP]
     cursor.execute(
-        f"CREATE TEMP TABLE _own_fold AS {folds.winners(part.log, part.log_files(), part.baseline.marks)}"
+        f"CREATE TEMP TABLE _own_log AS {folds.changes_sql(part.log, files, columns, part.baseline.marks)}"
     ).fetchall()
+    return "_own_log"
+
+
+def _own_fold(cursor: Any, part: Merge, loaded: str | None) -> str | None:
+    """The fold of these vnodes alone, for this transaction: it opens no file that they do not need."""
+    files = part.log_files()
+    if not part.definition.is_keyed or not files or part.is_first_load:
+        return None
+    winners = folds.winners(part.log, files, part.baseline.marks, loaded)
+    cursor.execute(f"CREATE TEMP TABLE _own_fold AS {winners}").fetchall()
     return "_own_fold"
 
 
