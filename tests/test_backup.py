@@ -18,8 +18,8 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import backup as backups
 from strandline.backup import BackupReport, backup, copy_lake, restore
+from strandline.backup import plan as backups
 from strandline.doctor import examine
 from strandline.pins import Pin, Pins
 from strandline.rejects import Rejects
