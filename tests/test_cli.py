@@ -460,7 +460,7 @@ def test_a_broken_table_is_told_and_the_others_are_done(folded: Run, words: tupl
 
 
 def test_vacuum_trims_deletes_and_says_who_holds_the_rest(folded: Run) -> None:
-    assert "Held at seq 0 by the setting keep (1d)" in folded("vacuum")
+    assert "Readable from seq 0 on; keep (1d) keeps it so." in folded("vacuum")
     before = snapshot()
     said = folded("vacuum", "--keep", "0s", "--dry-run")
     assert "items: would trim the log to seq 1 (1 file)." in said and "Nothing was written" in said
@@ -488,8 +488,8 @@ def test_vacuum_trims_deletes_and_says_who_holds_the_rest(folded: Run) -> None:
 def test_vacuum_without_names_also_clears_what_lies_outside_of_tables(folded: Run) -> None:
     folded("table", "create", "gone", "--schema", "id:int64")
     folded("table", "drop", "gone", "--yes")
-    before = snapshot()
     assert "gone" not in folded("vacuum")
+    before = snapshot()
     assert "gone" not in folded("vacuum", "items", "--grace", "0s", "--dry-run")
     assert "gone: would delete 3 files of a dropped table" in folded("vacuum", "--grace", "0s", "--dry-run")
     assert snapshot() == before
@@ -632,7 +632,7 @@ def test_pins_are_set_listed_and_ended(folded: Run) -> None:
     for words in (("status",), ("table", "show", "items")):
         assert "strandline table pins items" in folded(*words)
     folded("compact", "--all")
-    assert "Held at seq 1 by pin nightly (a copy, " in folded("vacuum", "--keep", "0s")
+    assert "Readable from seq 1 on; pin nightly (a copy, " in folded("vacuum", "--keep", "0s")
     assert folded.json("table", "unpin", "items", "nightly") == {"table": "items", "pin": "nightly", "seq": 1}
     assert f"Pin {document['pin']} of items is gone" in folded("table", "unpin", "items", document["pin"])
     error = folded.json("table", "unpin", "items", "nightly", code=1)["error"]
@@ -651,7 +651,7 @@ def test_a_column_is_dropped_for_good(folded: Run) -> None:
     assert folded.json("table", "drop-column", "items", "at", code=1)["error"]["kind"] == "Invalid"
     assert "Aborted" in folded("table", "drop-column", "items", "at", code=1, stdin="n\n")
     said = folded("table", "drop-column", "items", "at", stdin="y\n")
-    assert "Dropped the column at of items; id, name stay." in said
+    assert "Dropped the column at of items; it keeps id, name." in said
     assert "strandline compact items --all" in said
     assert folded.json("table", "drop-column", "items", "name", "--yes")["columns"] == ["id"]
     folded("compact", "--all")

@@ -250,7 +250,7 @@ def test_orphans_are_notes_and_only_old_ones_go(folder: Path, lake: sl.Lake, che
         aged(path, 10 if path == young else 7200)
     report = check()
     assert report.is_sound
-    assert notes(report) == [None, "vacuum items", "vacuum"]
+    assert notes(report) == [None, None, "vacuum items", "vacuum"]
     assert [f.what.split(",")[0] for f in report.findings if f.command and "vacuum" in f.command] == [
         "3 files that nothing needs",
         "1 file that were never finished",
@@ -296,7 +296,7 @@ def test_a_table_that_the_catalog_lost_is_never_deleted(
     lake.vacuum(grace=0)
     entries[0].rename(entries[0].with_suffix(".bak"))
     assert not check(repair=True).is_sound
-    assert files_below(folder.parents[2] / "tables") == before
+    assert files_below(folder.parents[2] / "tables") >= before
 
 
 def test_a_dropped_mark_without_a_dropped_log_keeps_the_files(

@@ -1,15 +1,18 @@
 """Vacuum and purge: what can be read stays whole, what cannot is gone, whatever runs beside and whatever is torn."""
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline import vacuum as vacuums
 from strandline.consumers import compaction
 from strandline.log import prepare
 from strandline.pins import new_pin
@@ -425,6 +428,8 @@ def test_a_read_ends_when_the_baseline_has_lost_commits(items):
     items.vacuum(**NOW)
     for version in (1, 2):
         commit_file(items, "baseline", version).unlink(missing_ok=True)
+    for path in commit_file(items, "baseline", 0).parent.glob("*checkpoint*"):
+        path.unlink()
     with pytest.raises(sl.StrandlineError):
         again(items).to_arrow()
 
@@ -567,8 +572,6 @@ SECRETS = pa.schema([("id", pa.string()), ("note", pa.string()), ("qty", pa.int6
 
 def mentions(root, *needles):
     """The files that hold one of the texts, as they are or inside Parquet."""
-    import pyarrow.parquet as pq
-
     found = set()
     for name in files_below(root):
         path = Path(root) / name
@@ -833,3 +836,91 @@ def test_a_report_can_be_written_as_json(items):
     fill(items)
     items.compact(full=True)
     assert json.loads(json.dumps(items.vacuum(**NOW).to_dict()))["held_by"] == {"seq": 4, "who": "the setting keep"}
+
+
+# --- guards ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fold_that_a_purge_overtakes_does_not_bring_back_a_row_that_was_only_in_the_log(items):
+    fill(items, 3)
+    other, commit = again(items), items.baseline.commit_fold
+
+    def overtaken(*args, **options):
+        del items.baseline.commit_fold
+        other.purge([1])
+        return commit(*args, **options)
+
+    items.baseline.commit_fold = overtaken
+    items.compact(full=True)
+    for table in (items, other, again(items)):
+        assert 1 not in by_id(table)
+
+
+@pytest.mark.parametrize("seq", [1, 4])
+def test_a_pin_that_a_deciding_vacuum_did_not_see_holds_or_is_refused(items, monkeypatch, seq):
+    fill(items, 4)
+    expected = states(items)
+    items.compact(full=True)
+    fill(items, 1, start=9)
+    decide, pinned = vacuums._decide, []
+
+    def late(*args):
+        decided = decide(*args)
+        if len(pinned) < 2:
+            # The first look is the report's, the second is the one that the commit rests on.
+            pinned.append(None)
+            if len(pinned) == 2:
+                with contextlib.suppress(sl.NotRetained):
+                    pinned.append(again(items).pin(seq))
+        return decided
+
+    monkeypatch.setattr(vacuums, "_decide", late)
+    items.vacuum(**NOW)
+    assert len(pinned) > 1
+    if len(pinned) == 3:
+        assert rows_of(again(items).to_arrow(at=seq)) == expected[seq]
+    else:
+        assert items.oldest > seq
+
+
+def test_a_pin_that_expired_and_whose_seq_is_gone_cannot_be_renewed(items):
+    fill(items, 4)
+    held = items.pin(1, length="0.05s")
+    time.sleep(0.1)
+    items.compact(full=True)
+    items.vacuum(**NOW)
+    with refused(sl.NotRetained, oldest=4):
+        held.renew()
+    assert items.pins.all() == []
+
+
+def test_a_pin_does_not_keep_what_was_purged(secrets, unrested):
+    with secrets.pin(3, length="7d"):
+        secrets.purge([SECRET])
+        secrets.compact(full=True)
+        secrets.vacuum(**NOW)
+        assert {name for name in mentions(secrets.log.storage.uri, "payload-")} == set()
+
+
+def test_a_refused_row_is_purged_however_its_key_is_written(lake, items, tmp_path):
+    lines = ["007,a,bad", " 7,b,bad", "+7,c,bad", "7.0,d,bad", "70,e,bad", "8,7,bad"]
+    ingest(lake, tmp_path, "a.csv", "id,name,qty\n" + "\n".join(lines) + "\n")
+    ingest(lake, tmp_path, "b.jsonl", '{"id": "007", "qty": "x"}\n{"id": 7.0, "qty": "x"}\n{"id": 77, "qty": "x"}\n')
+    items.purge([7])
+    left = {row["text"] for row in Rejects(lake.storage, items.entry).latest(100)}
+    assert left == {"70,e,bad", "8,7,bad", '{"id": 77, "qty": "x"}'}
+
+
+def test_a_purge_that_meets_a_damaged_file_names_it_and_can_be_repeated(items):
+    items.upsert([{"id": n, "name": f"n{n}"} for n in range(20)])
+    items.compact(full=True)
+    file = next(f for f in items.baseline.refresh().files() if f.rows)
+    path = Path(items.log.storage.uri) / items.baseline.folder / file.path
+    keys = pq.read_table(path)["id"].to_pylist()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with refused(sl.Corrupt, path=f"{items.baseline.folder}/{file.path}"):
+        items.purge(keys[:1])
+    path.write_bytes(whole)
+    assert items.purge(keys[:1]).baseline_rows == 1
+    assert keys[0] not in by_id(again(items))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from strandline import schema as schemas
 from strandline.change import VNODE
@@ -35,6 +36,7 @@ class BaselineState:
     storage: Storage
     folder: str
     vnodes: int
+    counted: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def version(self) -> int:
@@ -106,7 +108,7 @@ class Baseline:
         oldest = min((max(marks) for _, marks in kept), default=max(state.marks))
         found = max((version for version, marks in kept if max(marks) <= seq), default=None)
         if found is None:
-            raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=oldest)
+            raise NotRetained(f"seq {seq} can no longer be read; the oldest is {oldest}", seq=seq, oldest=oldest)
         try:
             return self.at(found)
         except NotFound as error:
@@ -119,6 +121,8 @@ class Baseline:
         """(version, marks) for every version up to that of `state` that can be loaded, extended by what is new."""
         with self._history_lock:
             self._extend_history(state.version)
+            # The last one stays in any case: reading on starts from it.
+            self._history = [h for h in self._history[:-1] if h[0] >= state.kept_from] + self._history[-1:]
             return list(self._history)
 
     def _extend_history(self, upto: int) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -117,6 +118,12 @@ class TableDef:
     @property
     def schema(self) -> pa.Schema:
         return self.schemas[-1]
+
+    @cached_property
+    def shed(self) -> frozenset[int]:
+        """The schemas with a column that was dropped since."""
+        now = set(self.schema.names)
+        return frozenset(i for i, columns in enumerate(self.schemas) if not now.issuperset(columns.names))
 
     @property
     def schema_id(self) -> int:

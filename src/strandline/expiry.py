@@ -103,3 +103,10 @@ def _literals(text: str, kind: pa.DataType) -> tuple[str, str]:
     if kind.tz:
         return f"TIMESTAMPTZ '{text}+00'", f"TIMESTAMP_LTZ '{text}+00:00'"
     return f"TIMESTAMP '{text}'", f"TIMESTAMP_NTZ '{text}'"
+
+
+def horizon_for(retention_s: float, now: dt.datetime) -> dt.datetime:
+    """The moment before which rows are past their retention, to within a hundredth of it: so that asking again soon
+    changes nothing."""
+    step_s = retention_s / 100
+    return _EPOCH + dt.timedelta(seconds=(micros(now) / 1e6 - retention_s) // step_s * step_s)

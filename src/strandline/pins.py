@@ -17,13 +17,13 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from strandline.errors import Invalid, StrandlineError
+from strandline.errors import Invalid, NotRetained, StrandlineError
 from strandline.storage import Storage
 
 FOLDER = "pins"
@@ -136,6 +136,7 @@ class HeldPin:
 
     pin: Pin
     pins: Pins
+    check: Callable[[], object]
 
     @property
     def seq(self) -> int:
@@ -144,7 +145,13 @@ class HeldPin:
         return self.pin.seq
 
     def renew(self) -> None:
+        """Let it count from now on; `NotRetained` when it had expired and its seq is gone."""
         self.pins.put(self.pin)
+        try:
+            self.check()
+        except NotRetained:
+            self.release()
+            raise
 
     def release(self) -> None:
         self.pins.release(self.pin.name)

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from strandline import encode
 from strandline.change import DELETE
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Invalid
+from strandline.errors import Conflict, Corrupt, Invalid
 from strandline.log import Log, new_file_name, prepare, schema_id_of
 from strandline.merge import vnodes_of
 from strandline.pins import new_pin
@@ -114,6 +114,7 @@ class _Matching:
 
     def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
         self.names = tuple(names)
+        self._is_text = [pa.types.is_string(keys.schema.field(name).type) for name in names]
         self._hashes = hash_keys([keys.column(name) for name in names])
         self._keys = {tuple(row[name] for name in names) for row in keys.to_pylist()}
 
@@ -131,15 +132,18 @@ class _Matching:
 
     def texts(self, batch: pa.RecordBatch) -> pa.Array:
         """For each refused row, whether it is of one of the keys."""
-        keys = {tuple(map(_text, key)) for key in self._keys}
+        keys = {self._texts_of(key) for key in self._keys}
         texts = batch.column("text").to_pylist()
         names = batch.column("names").to_pylist() if "names" in batch.schema.names else [None] * len(texts)
         parsed = [(_parsed(*row), row[0]) for row in zip(texts, names, strict=True)]
         return pa.array([self._is_of(row, text, keys) for row, text in parsed], pa.bool_())
 
+    def _texts_of(self, key: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(_text(v, is_text=is_text) for v, is_text in zip(key, self._is_text, strict=True))
+
     def _is_of(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
         if row is not None and all(name in row for name in self.names):
-            return tuple(_text(row[name]) for name in self.names) in keys
+            return self._texts_of([row[name] for name in self.names]) in keys
         # A row that cannot be taken apart goes when it mentions every part of a key as a word of its own.
         return any(all(value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in key) for key in keys)
 
@@ -159,22 +163,33 @@ def _parsed(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def _text(value: Any) -> str:
-    """A value as a text in which equal keys are equal, however they were written down."""
+def _text(value: Any, *, is_text: bool) -> str:
+    """A key's value as a text in which equal keys are equal, however they were written down: 7, 007, " 7", 7.0."""
     if value is None:
         return ""
+    if is_text and isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return value if len(value) < 10 else _text(dt.datetime.fromisoformat(value.strip()))
-        return value
     if isinstance(value, dt.datetime):
         plain = value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
         return plain.date().isoformat() if plain.time() == dt.time() else plain.isoformat()
-    return value.isoformat() if isinstance(value, dt.date) else value.hex() if isinstance(value, bytes) else str(value)
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    text = str(value).strip()
+    for read in (int, _whole, dt.datetime.fromisoformat):
+        with suppress(ValueError, OverflowError):
+            return _text(found, is_text=False) if isinstance(found := read(text), dt.datetime) else str(found)
+    return text.lower()
+
+
+def _whole(text: str) -> int:
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
 
 
 def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
@@ -184,7 +199,7 @@ def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
     files = [
         file for at, file in log.by_seq if at < seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
     ]
-    removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows)
+    removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows, matching.names)
     try:
         table.log.rewrite(removed, added)
     except Conflict:
@@ -199,7 +214,7 @@ def _purge_baseline(table: Table, matching: _Matching, seq: int) -> int:
     merge = table.merge()
     base = merge.baseline
     files = [file for v in matching.vnodes(base.vnodes) if base.marks[v] < seq for file in base.files(v)]
-    removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows)
+    removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows, matching.names)
     try:
         table.baseline.commit_purge(base, merge.definition, removed=removed, added=added)
     except Conflict:
@@ -218,7 +233,7 @@ def _forget_delete(table: Table, seq: int) -> int:
 def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
     log: Log = rejects.log
     files = [file for _, file in log.refresh().by_seq]
-    removed, added, rows = _without(log.storage, log.folder, files, matching.texts)
+    removed, added, rows = _without(log.storage, log.folder, files, matching.texts, ("text", "names"))
     if not rows:
         return 0
     try:
@@ -230,20 +245,30 @@ def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
 
 
 def _without(
-    storage: Storage, folder: str, files: Sequence[DataFile], going: Going
+    storage: Storage, folder: str, files: Sequence[DataFile], going: Going, columns: Sequence[str]
 ) -> tuple[list[DataFile], list[DataFile], int]:
     """The files that hold rows that go, the files that take their place, and how many rows those lack."""
     removed, added, gone = [], [], 0
     for file in files:
+        path = f"{folder}/{file.path}"
         batch_rows = encode.batch_rows([file])
-        with pq.ParquetFile(storage.input(f"{folder}/{file.path}")) as opened:
-            count = sum(going(batch).true_count for batch in opened.iter_batches(batch_rows))
-            if not count:
-                continue
-            removed.append(file)
-            gone += count
-            name = partial(new_file_name, schema_id_of(file))
-            kept = (batch.filter(pc.invert(going(batch))) for batch in opened.iter_batches(batch_rows))
-            for new in encode.write_files(storage, folder, name, kept, opened.schema_arrow):
-                added.append(replace(new, partition=file.partition))
+        try:
+            with pq.ParquetFile(storage.input(path)) as opened:
+                inside = [name for name in columns if name in opened.schema_arrow.names]
+                count = sum(going(batch).true_count for batch in opened.iter_batches(batch_rows, columns=inside))
+                if not count:
+                    continue
+                removed.append(file)
+                gone += count
+                name = partial(new_file_name, schema_id_of(file))
+                kept = (batch.filter(pc.invert(going(batch))) for batch in opened.iter_batches(batch_rows))
+                for new in encode.write_files(storage, folder, name, kept, opened.schema_arrow):
+                    added.append(replace(new, partition=file.partition))
+        except (OSError, ValueError) as error:
+            storage.delete(f"{folder}/{new.path}" for new in added)
+            raise Corrupt(
+                f"{storage.url(path)} cannot be read: {str(error).splitlines()[0]}",
+                hint="The rows are deleted but not yet erased. Put the file back from a backup and purge again.",
+                path=path,
+            ) from error
     return removed, added, gone

@@ -1,7 +1,8 @@
 """Make a table again what it was: the difference between then and now, as one commit of upserts and deletes.
 
-Only keys that changed since are touched, so it costs what changed, and readers see the table before or after. When
-another commit lands meanwhile the difference is taken again.
+Only keys that changed since are touched, so it costs what changed, and readers see the table before or after. What
+others write meanwhile comes after the moment that the difference was taken at, and stays; when it is of a key that the
+restore changes as well, the difference is taken again.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from strandline import fold as folds
-from strandline.change import DELETE, HASH, OP, UPSERT, Commit
+from strandline.change import DELETE, HASH, OP, SEQ, UPSERT, Commit
 from strandline.dialect import listed
 from strandline.errors import Conflict, Invalid
 from strandline.frames import changed_keys, spark_frame
@@ -72,7 +75,7 @@ def _on_driver(table: Table, then: Merge) -> Commit:
     parts = [prepare(upserts, definition, UPSERT), prepare(deletes, definition, DELETE)]
     both = pa.concat_tables(parts).sort_by([(name, "ascending") for name in (HASH, *definition.key)])
     files = table.log.write(both, definition)
-    return table.log.commit(files, operation="RESTORE", amend=_unmoved(then.log))
+    return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log, both.column(HASH)))
 
 
 def _on_spark(table: Table, then: Merge) -> Commit:
@@ -87,17 +90,27 @@ def _on_spark(table: Table, then: Merge) -> Commit:
         was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
         gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
         both = was.unionByName(gone, allowMissingColumns=True)
-        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_unmoved(then.log))
+        return write_frame(
+            table.log, both, definition, None, order_by=None, tokens=(), amend=_undisturbed(then.log, None)
+        )
     finally:
         changed.unpersist()
 
 
-def _unmoved(log: LogState) -> Amend:
-    """Refuse the commit when another one has landed since the difference was taken."""
+def _undisturbed(log: LogState, hashes: pa.ChunkedArray | None) -> Amend:
+    """Refuse the commit when one that has landed since the difference was taken changes a key of it; without the
+    hashes of its keys, when one changes any."""
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
-        if snapshot.version != log.head:
-            raise Conflict("the table changed while it was restored; nothing was written")
+        for file in snapshot.files.values():
+            if int(file.partition[SEQ] or 0) <= log.head:
+                continue
+            theirs = pq.read_table(log.storage.input(f"{log.folder}/{file.path}"), columns=[HASH]).column(HASH)
+            if hashes is None or pc.any(pc.is_in(theirs, value_set=hashes), min_count=0).as_py():
+                raise Conflict(
+                    "rows that the restore would change were written meanwhile; nothing was written",
+                    hint="Try again when fewer writes are under way.",
+                )
         return draft
 
     return amend

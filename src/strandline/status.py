@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.change import OP, UPSERT
 from strandline.errors import StrandlineError
+from strandline.expiry import expired_rows
 from strandline.health import Health
 from strandline.rejects import Rejects
 from strandline.storage.snapshot import DataFile
@@ -107,9 +108,11 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
     unfolded = [(seq, file) for seq, file in log.by_seq if seq > folded_to]
     lag_rows = sum(file.rows for _, file in unfolded)
     rows = sum(file.rows for file in baseline.files()) + lag_rows
-    is_exact = not unfolded or not definition.is_keyed or (rows == lag_rows and _is_one_batch_of_upserts(unfolded))
+    is_settled = not any(expired_rows(file, definition, merge.horizon) for file in baseline.files())
+    is_plain = not unfolded or not definition.is_keyed or (rows == lag_rows and _is_one_batch_of_upserts(unfolded))
+    is_exact = is_plain and (merge.horizon is None or (is_settled and not unfolded))
     if exact and not is_exact:
-        rows, is_exact = table.to_arrow(columns=list(definition.key)).num_rows, True
+        rows, is_exact = table.to_arrow(columns=list(definition.key) or definition.schema.names[:1]).num_rows, True
     return TableStatus(
         name=table.name,
         key=definition.key,

@@ -264,18 +264,22 @@ class Table:
             log_version=merge.log.head,
             baseline_version=merge.baseline.version,
         )
-        self.pins.put(pin)
-        self.baseline.note_pin()
-        try:
-            # Whoever gave this seq up without seeing the pin has said so by now.
+
+        def check() -> None:
+            """Whoever gives this seq up without having seen the pin has said so by now, or has to look again."""
+            self.baseline.note_pin()
             self.merge(merge.seq)
+
+        self.pins.put(pin)
+        try:
+            check()
         except NotRetained:
             if before is None:
                 self.pins.release(pin.name)
             else:
                 self.pins.put(before)
             raise
-        return HeldPin(pin, self.pins)
+        return HeldPin(pin, self.pins, check)
 
     def plan_compaction(self, *, full: bool = False) -> CompactPlan:
         """Which vnodes `compact` would fold now, and why."""
@@ -321,7 +325,7 @@ class Table:
                     hint="Say before when, or set it: configure(retention='90d').",
                     table=self.name,
                 )
-            moment = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=definition.care.retention)
+            moment = expiry.horizon_for(definition.care.retention, dt.datetime.now(dt.UTC))
         elif isinstance(before, dt.datetime):
             moment = before
         elif isinstance(before, dt.date):

@@ -1,9 +1,9 @@
 """Keep a table small: trim its log, let old baseline versions go, delete the files that nothing needs.
 
-How far back a table stays readable is a seq, the lowest of what its holders ask for: the setting `keep`, every live
-pin, every consumer. The newest baseline version that holds nothing after that seq stays, and the log from its marks
-on. First this is said, in commits of baseline (`kept_from`) and log (`trim`), so that a reader of something older
-gets `NotRetained`; the files go when it has been so for the grace time, whoever still read them by then.
+How far back a table stays readable is a seq, the lowest of what its holders ask for (`holds`): the setting `keep` and
+every live pin; marks of consumers join them there. The newest baseline version that holds nothing after that seq
+stays, and the log from its marks on. First this is said, in commits of baseline (`kept_from`) and log (`trim`), so
+that a reader of something older gets `NotRetained`; the files go when it has been so for the grace time.
 
 A file that no commit claims is given up by a commit first (`doomed`): a writer that was asleep and wakes to claim it
 finds that commit in its way. So no commit ever claims a deleted file, whatever the clocks say.
@@ -26,12 +26,12 @@ from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
-from strandline.storage.snapshot import Draft, Snapshot
+from strandline.storage.snapshot import PURGE, Draft, Snapshot
 
 if TYPE_CHECKING:
     from strandline.table import Table
 
-_CHECKPOINT_AFTER = 10
+_CHECKPOINT_AFTER = 1
 _AT_ONCE = 100
 
 
@@ -45,7 +45,8 @@ class Hold:
 
 @dataclass(frozen=True)
 class VacuumReport:
-    """What a vacuum did, or would do. `held_by` is who keeps the table from being trimmed further."""
+    """What a vacuum did, or would do. `held_by` is who keeps the table from being trimmed further, `oldest` the first
+    seq that can be read; `waiting_files` are needed by nobody, but not yet for the grace time."""
 
     table: str
     trimmed_to: int
@@ -54,6 +55,10 @@ class VacuumReport:
     held_by: Hold
     deleted_files: int
     deleted_bytes: int
+    commit_files: int
+    waiting_files: int
+    waiting_bytes: int
+    oldest: int
     is_dry_run: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,10 +70,12 @@ class VacuumReport:
 
 @dataclass
 class Sweep:
-    """The files of one Delta table that nothing needs. `doomed` are those that no commit has ever claimed."""
+    """The files of one Delta table that nothing needs, and those that wait for it to have been so for long enough.
+    `doomed` are those that no commit has ever claimed."""
 
     delta: DeltaLog
     unneeded: list[FileInfo] = field(default_factory=list)
+    waiting: list[FileInfo] = field(default_factory=list)
     doomed: list[str] = field(default_factory=list)
 
     @property
@@ -133,7 +140,10 @@ def vacuum(
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
     # A file may bear a time slightly before the moment at which its writer looked at the clock.
     before_s = min(now_s - grace_s, writing_s - 1) if grace_s > 0 or writing_s < now_s else float("inf")
-    sweeps = [sweep(part.delta, part.floor, before_s=before_s) for part in parts]
+    sweeps = [sweep(part, before_s=before_s) for part in parts]
+    # The log's commit files also tell its history and times, for as long as they can be asked for.
+    floors = [min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor for part in parts]
+    stale = [info for part, low in zip(parts, floors, strict=True) for info in part.delta.before(low, part.floor)]
     if dry_run and grace_s <= 0:
         # What would be trimmed would also be deleted at once.
         paths = {f"{log.folder}/{file.path}" for file in trimmed}
@@ -146,6 +156,10 @@ def vacuum(
         decided.hold,
         sum(len(found.unneeded) for found in sweeps),
         sum(found.bytes for found in sweeps),
+        len(stale),
+        sum(len(found.waiting) for found in sweeps),
+        sum(info.size for found in sweeps for info in found.waiting),
+        table.oldest,
         dry_run,
     )
     if not dry_run:
@@ -154,11 +168,8 @@ def vacuum(
             for count in _deleted(storage, found):
                 done += count
                 progress(done, report.deleted_files, table.name)
-        for part in parts:
-            # The log's commit files also tell its history and times, for as long as they can be asked for.
-            floor = min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor
-            storage.delete(info.path for info in part.delta.before(floor, part.floor))
-            crash_point("vacuum.cleaned")
+        storage.delete(info.path for info in stale)
+        crash_point("vacuum.cleaned")
     return report
 
 
@@ -189,10 +200,11 @@ def _checkpoint(delta: DeltaLog) -> None:
         delta.checkpoint()
 
 
-def sweep(delta: DeltaLog, floor: int, *, before_s: float) -> Sweep:
-    """What no version from `floor` on needs and what is older than `before_s`."""
+def sweep(part: Part, *, before_s: float) -> Sweep:
+    """What no version from the floor on needs and what is older than `before_s`; what else waits for that."""
+    delta, floor = part.delta, part.floor
     # The listing first: what is claimed after it is not in it, or is found among the commits.
-    listing = list(delta.storage.list(delta.folder))
+    listing = {info.path.removeprefix(f"{delta.folder}/"): info for info in delta.storage.list(delta.folder)}
     while True:
         try:
             delta.check_unbroken(floor)
@@ -203,19 +215,26 @@ def sweep(delta: DeltaLog, floor: int, *, before_s: float) -> Sweep:
             if delta.oldest() <= floor:
                 raise
             floor = delta.oldest()
-    head = delta.refresh().version
+    head = delta.refresh()
+    found = Sweep(delta)
+    spare = {n for n in listing if is_ours(n) and n not in needed and n not in head.files}
+    if not spare and part.kept <= floor:
+        return found
+    readable = set(delta.at(max(part.kept, floor)).files)
     known: set[str] = set()
-    versions = sorted(v for v in delta.log_files()[0] if v <= head)
+    versions = sorted(v for v in delta.log_files()[0] if v <= head.version)
     with ThreadPoolExecutor(8) as pool:
         for version, actions in zip(versions, pool.map(delta.actions, versions), strict=True):
             for action in actions or ():
-                if "add" in action and version > floor:
-                    needed.add(action["add"]["path"])
+                if "add" in action:
+                    needed.update([action["add"]["path"]] if version > floor else ())
+                    readable.update([action["add"]["path"]] if version > part.kept else ())
                 known.update(action[kind]["path"] for kind in ("add", "remove") if kind in action)
-    found = Sweep(delta)
-    for info in listing:
-        name = info.path.removeprefix(f"{delta.folder}/")
-        if name.startswith("_delta_log/") or not is_ours(name) or name in needed or info.modified_s >= before_s:
+    for name, info in listing.items():
+        if not is_ours(name) or (name in needed and name in readable):
+            continue
+        if name in needed or info.modified_s >= before_s:
+            found.waiting.append(info)
             continue
         found.unneeded.append(info)
         if name not in known:
@@ -255,10 +274,12 @@ def _deleted(storage: Storage, found: Sweep) -> Iterable[int]:
 
 @dataclass(frozen=True)
 class Part:
-    """One of a table's Delta tables, and its oldest version of which files may still be read."""
+    """One of a table's Delta tables: its oldest version of which files may still be read by someone who has opened it,
+    and the oldest that can be opened now."""
 
     delta: DeltaLog
     floor: int
+    kept: int
 
 
 def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
@@ -269,7 +290,7 @@ def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept
     announced = min(max(table.baseline.at(then).kept_from, kept_from), then)
     parts = [
         _part(log, _current_at(log, now_s, grace_s), [pin.log_version for pin in pins]),
-        _part(baseline, announced, [pin.baseline_version for pin in pins]),
+        _part(baseline, announced, [pin.baseline_version for pin in pins], table.baseline.refresh().kept_from),
     ]
     parts += [_part(delta, _current_at(delta, now_s, grace_s), ()) for delta in _deltas(table)[2:]]
     return parts
@@ -281,8 +302,11 @@ def _deltas(table: Table) -> list[DeltaLog]:
     return [table.log.delta, table.baseline.delta, *([rejects.log.delta] if rejects.state() is not None else [])]
 
 
-def _part(delta: DeltaLog, floor: int, pinned: Sequence[int | None]) -> Part:
-    return Part(delta, max(least(pinned, floor), delta.oldest()))
+def _part(delta: DeltaLog, floor: int, pinned: Sequence[int | None], kept: int | None = None) -> Part:
+    # What a purge has erased goes after the grace time, whoever reads it: no pin holds a version from before it.
+    head = delta.refresh()
+    lowest = max(least(pinned, floor), min(head.txns.get(PURGE, 0), floor), delta.oldest())
+    return Part(delta, lowest, head.version if kept is None else kept)
 
 
 def _current_at(delta: DeltaLog, now_s: float, grace_s: float) -> int:

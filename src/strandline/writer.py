@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DRIVER_BYTES = 512 << 20
+MAX_TASKS = 64
 
 
 def write(
@@ -81,10 +82,11 @@ def write_frame(
     session(frame.sparkSession)
     if definition.is_keyed:
         frame = frame.withColumn(HASH, spark_hash(definition.schema, definition.key))
-        lane_of = F.coalesce(F.shiftright(HASH, shift_for(definition.vnodes)), F.lit(0)).cast("int")
+        tasks = min(definition.vnodes, MAX_TASKS)
+        lane_of = F.coalesce(F.shiftright(HASH, shift_for(tasks)), F.lit(0)).cast("int")
         version = [definition.version] if definition.version and op == UPSERT else []
         order = [HASH, *definition.key, *version, *([order_by] if order_by and [order_by] != version else [])]
-        frame = frame.repartitionById(definition.vnodes, lane_of)
+        frame = frame.repartitionById(tasks, lane_of)
         frame = frame.sortWithinPartitions(*[f"`{name}`" for name in order])
     else:
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())

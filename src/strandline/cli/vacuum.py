@@ -81,9 +81,11 @@ def _show_table(
     done = []
     if report.trimmed_files:
         done.append(f"{trim} the log to seq {report.trimmed_to} ({counted(report.trimmed_files, 'file')})")
+    would = "would " if report.is_dry_run and not done else ""
     if report.deleted_files:
-        would = "would " if report.is_dry_run and not done else ""
         done.append(f"{would}{delete} {files}")
+    elif report.commit_files:
+        done.append(f"{would}{delete} {counted(report.commit_files, 'old commit file')}")
     out.print(f"{report.table}: {' and '.join(done) or 'nothing to trim, nothing to delete'}.")
     grace_s = table.definition.care.grace if grace_s is None else grace_s
     if report.trimmed_files and grace_s:
@@ -91,16 +93,19 @@ def _show_table(
     elif report.trimmed_files and report.is_dry_run:
         _note(out, "Without a grace time trimmed files are deleted at once.")
     held = report.held_by
+    if report.waiting_files:
+        waiting = f"{counted(report.waiting_files, 'file')}, {size(report.waiting_bytes)}"
+        _note(out, f"{waiting}: no longer needed, deleted {duration.shown(grace_s)} after that at the earliest.")
     if any(seq > held.seq for seq, _ in table.log.refresh().by_seq):
         length_s = table.definition.care.keep if keep_s is None else keep_s
-        _note(out, f"Held at seq {held.seq} by {_holder(held.who, length_s)}.")
+        _note(out, f"Readable from seq {report.oldest} on; {_holder(held.who, length_s)} keeps it so.")
     folded_to = min(table.baseline.refresh().marks)
     if folded_to < held.seq and table.plan_compaction().waiting_rows:
         _note(out, f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}")
 
 
 def _holder(who: str, keep_s: float) -> str:
-    return f"{who} ({duration.shown(keep_s)})" if who == "the setting keep" else who
+    return f"keep ({duration.shown(keep_s)})" if who == "the setting keep" else who
 
 
 def _note(out: Console, text: str) -> None:

@@ -149,7 +149,9 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
 
 
 def _hint(call: Call, error: StrandlineError) -> str | None:
-    """The error's hint; of what is not kept, what is; on S3 without keys, that they are missing."""
+    """The error's hint, for this lake; of what is not kept, what is; on S3 without keys, that they are missing."""
+    if error.hint and "strandline doctor" in error.hint:
+        error.hint = error.hint.replace("strandline doctor", call.command("doctor"))
     if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
         return f"The oldest seq that can be read is {error.fields['oldest']}."
     is_remote = call.path.startswith("s3://") and error.kind == "Unavailable"

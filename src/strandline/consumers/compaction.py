@@ -31,7 +31,7 @@ from strandline.frames import spark_frame
 from strandline.health import Health
 from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Files, Merge, duck_sql
-from strandline.pins import new_pin
+from strandline.pins import QUIET_S, new_pin
 from strandline.progress import Progress, silent
 from strandline.spark import run_lane, session
 from strandline.storage.snapshot import DataFile
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 512 << 20
 LOADED_BYTES = 128 << 20
-SPARK_VNODES = 64
+SPARK_VNODES = 1024
+SPARK_TASKS = 64
 # A file of this size stays where it is when nothing in it changes; smaller ones are packed.
 WHOLE_BYTES = encode.DEFAULT.file_bytes // 4
 _ATTEMPTS = 10
@@ -130,6 +131,10 @@ class _Work:
                 if lost == _ATTEMPTS:
                     raise
 
+    def _is_worth_moving(self, merge: Merge, vnode: int) -> bool:
+        """Marks of vnodes without changes move for free; with very many vnodes not in every commit."""
+        return merge.baseline.vnodes <= 64 or merge.seq - merge.baseline.marks[vnode] >= 100
+
     def _claimed(self) -> set[int]:
         """Vnodes that another compactor has been folding for a while."""
         pins = self.table.pins.all(is_strict=False)
@@ -151,7 +156,7 @@ class _Work:
         )  # fmt: skip
         part = merge.part(chosen)
         folded = _on_driver if is_small else _on_spark
-        with self.table.pins.held(claim):
+        with self.table.pins.held(claim, quiet_s=QUIET_S if is_small else 0):
             try:
                 added, removed = folded(self.table, part)
             except Exception as error:
@@ -167,7 +172,7 @@ class _Work:
                     merge.definition,
                     upto=merge.seq,
                     vnodes=chosen,
-                    idle=idle,
+                    idle=[v for v in idle if self._is_worth_moving(merge, v)],
                     removed=removed,
                     added=added,
                 )
@@ -234,7 +239,7 @@ def _settled(part: Merge) -> set[str]:
 
 def _has_to_go(file: DataFile, part: Merge) -> bool:
     """Whether a file holds something that the table no longer has: a dropped column, an expired row."""
-    return has_dropped(file, part) or expired_rows(file, part.definition, part.horizon) > 0
+    return has_dropped(file, part.definition) or expired_rows(file, part.definition, part.horizon) > 0
 
 
 def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
@@ -280,7 +285,10 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     removed = [file for file in part.base_files() if file.path not in kept]
     sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
     rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True)
-    lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(part.baseline.vnodes, F.col(VNODE).cast("int"))
+    # As many tasks as there are vnodes to fold, up to a number; each takes its vnodes one after the other.
+    tasks = min(len(chosen), SPARK_TASKS)
+    place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
+    lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
     return _files(table, run_lane(ordered, _lane(table, part), RECEIPT).collect()), removed
 

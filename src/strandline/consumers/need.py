@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strandline.change import VNODE
+from strandline.definitions import TableDef
 from strandline.expiry import expired_rows
+from strandline.log import schema_id_of
 from strandline.merge import Merge, vnodes_of
 from strandline.storage.snapshot import DataFile
 
@@ -66,40 +68,65 @@ def plan_of(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> 
         rows[part] += open_ * (file.rows / len(at))
         files[part] += open_
         oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.modified_ms), oldest_ms[part])
-    base_rows, base_bytes, expired = np.zeros(count, int), np.zeros(count, int), np.zeros(count, int)
-    stale = np.zeros(count, bool)
-    for file in merge.baseline.files():
-        vnode = int(file.partition[VNODE] or 0)
-        base_rows[vnode] += file.rows
-        base_bytes[vnode] += file.raw_bytes
-        expired[vnode] += expired_rows(file, definition, merge.horizon)
-        stale[vnode] |= has_dropped(file, merge)
+    base = _base_of(merge)
+    waiting = np.maximum(np.rint(rows).astype(int), files > 0)
     now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
     care = definition.care
-    needs = []
-    for vnode in range(count):
-        waiting = round(rows[vnode]) or int(files[vnode] > 0)
-        why = ""
-        if waiting > care.fold_ratio * base_rows[vnode]:
-            changes = "1 change" if waiting == 1 else f"{waiting:,} changes"
-            why = f"{changes} against {base_rows[vnode]:,} folded rows"
-        elif files[vnode] > care.fold_files:
+    is_much = waiting > care.fold_ratio * base.rows
+    is_scattered = files > care.fold_files
+    is_old = (waiting > 0) & (now_ms - oldest_ms > care.fold_age * 1000)
+    is_expired = base.expired > care.fold_ratio * base.rows
+    is_due = is_much | is_scattered | is_old | is_expired
+    if full:
+        is_due |= (waiting > 0) | (base.expired > 0) | base.is_stale
+    due = []
+    for vnode in map(int, np.flatnonzero(is_due)):
+        why = "asked for"
+        if is_much[vnode]:
+            changes = "1 change" if waiting[vnode] == 1 else f"{waiting[vnode]:,} changes"
+            why = f"{changes} against {base.rows[vnode]:,} folded rows"
+        elif is_scattered[vnode]:
             why = f"changes lie in {files[vnode]:,} files"
-        elif waiting and now_ms - oldest_ms[vnode] > care.fold_age * 1000:
+        elif is_old[vnode]:
             why = "changes wait for too long"
-        elif expired[vnode] > care.fold_ratio * base_rows[vnode]:
-            why = f"{expired[vnode]:,} of {base_rows[vnode]:,} rows are expired"
-        elif full and (waiting or expired[vnode] or stale[vnode]):
-            why = "asked for"
-        sizes = (int(base_rows[vnode]), int(base_bytes[vnode]), int(expired[vnode]))
-        needs.append(Need(vnode, waiting, int(files[vnode]), *sizes, why))
-    due = sorted((need for need in needs if need.why), key=lambda need: -need.ratio)
-    idle = [need.vnode for need in needs if not need.rows and not need.why]
+        elif is_expired[vnode]:
+            why = f"{base.expired[vnode]:,} of {base.rows[vnode]:,} rows are expired"
+        sizes = (int(base.rows[vnode]), int(base.bytes[vnode]), int(base.expired[vnode]))
+        due.append(Need(vnode, int(waiting[vnode]), int(files[vnode]), *sizes, why))
+    due.sort(key=lambda need: -need.ratio)
+    idle = [int(vnode) for vnode in np.flatnonzero((waiting == 0) & ~is_due)]
     return CompactPlan(table.name, merge.seq, tuple(due), round(rows.sum())), idle
 
 
-def has_dropped(file: DataFile, merge: Merge) -> bool:
+@dataclass(frozen=True)
+class _Base:
+    """What each vnode's baseline files hold."""
+
+    rows: np.ndarray
+    bytes: np.ndarray
+    expired: np.ndarray
+    is_stale: np.ndarray
+
+
+def _base_of(merge: Merge) -> _Base:
+    """Counted once for a baseline version, so that looking again costs what is new in the log."""
+    definition, state = merge.definition, merge.baseline
+    place = (definition.schema_id, merge.horizon)
+    if place not in state.counted:
+        count = state.vnodes
+        base = _Base(np.zeros(count, int), np.zeros(count, int), np.zeros(count, int), np.zeros(count, bool))
+        for file in state.files():
+            vnode = int(file.partition[VNODE] or 0)
+            base.rows[vnode] += file.rows
+            base.bytes[vnode] += file.raw_bytes
+            base.expired[vnode] += expired_rows(file, definition, merge.horizon)
+            base.is_stale[vnode] |= has_dropped(file, definition)
+        state.counted.clear()
+        state.counted[place] = base
+    found: _Base = state.counted[place]
+    return found
+
+
+def has_dropped(file: DataFile, definition: TableDef) -> bool:
     """Whether a file still holds a column that the table has dropped."""
-    definition = merge.definition
-    inside = definition.schemas[int(file.path.split("-", 1)[0])]
-    return not set(inside.names) <= set(definition.schema.names)
+    return schema_id_of(file) in definition.shed

@@ -3,6 +3,7 @@ commands that would do something about it."""
 
 from __future__ import annotations
 
+from strandline import duration
 from strandline.doctor.finding import Finding
 from strandline.doctor.tables import TableExam
 from strandline.duck import Duck
@@ -31,12 +32,16 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
         what = f"{due} are due to be folded; vnode {first.vnode}: {first.why}"
         found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
     vacuum = table.vacuum(dry_run=True)
+    if vacuum.waiting_files:
+        what = f"{counted(vacuum.waiting_files)} wait for the grace time, {vacuum.waiting_bytes:,} bytes"
+        found.append(Finding("note", entry.name, what, where))
     if vacuum.deleted_files:
         what = f"{counted(vacuum.deleted_files)} that nothing needs, {vacuum.deleted_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
     now_s = storage.now_s()
     for pin in table.pins.live(now_s):
-        what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {pin.expires_s - now_s:.0f} s more"
+        left = duration.shown(round(pin.expires_s - now_s))
+        what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {left} more"
         if pin.seq is not None:
             found.append(Finding("note", entry.name, what, where))
     return found

@@ -138,9 +138,9 @@ class DeltaLog:
     def _is_current(self, version: int, draft: Draft) -> bool:
         """Whether a commit that we created after a long sleep is one that readers see.
 
-        Its number may have been taken and cleaned away while we slept: then the commit before it is gone as well, a
-        checkpoint stands in their place, and what we wrote is taken back."""
-        if self._is_chained(version - 1):
+        Its number may have been taken and cleaned away while we slept: then a checkpoint stands in its place, and what
+        we wrote is taken back."""
+        if self._is_chained(version - 1) and self._checkpoint_by_listing(None) < version:
             return True
         self._snapshot, self._has_gap = None, True
         files = self.refresh().files
@@ -175,7 +175,8 @@ class DeltaLog:
                 self.storage.url(self.folder), storage_options=dict(self.storage.delta_options) or None
             ).create_checkpoint()
         except Exception as error:
-            _log.warning("no checkpoint of %s: %s", self.storage.url(self.folder), error)
+            said = str(error).splitlines()[0][:200]
+            _log.warning("no checkpoint of %s this time: %s", self.storage.url(self.folder), said)
 
     def log_files(self) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
         """The commit files and the checkpoints that exist, by version."""

@@ -33,7 +33,7 @@ def drop_column(
     left = table.drop_column(column).names
 
     def show(out: Console) -> None:
-        out.print(f"Dropped the column {column} of {name}; {', '.join(left)} stay.", soft_wrap=True)
+        out.print(f"Dropped the column {column} of {name}; it keeps {', '.join(left)}.", soft_wrap=True)
         care = table.definition.care.shown()
         out.print(
             f"Its values go as files are rewritten, at once with: {call.command(f'compact {name} --all')}\n"

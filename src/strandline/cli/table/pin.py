@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from typing import Annotated
 
 import typer
@@ -40,7 +41,7 @@ def pin(
 
     def show(out: Console) -> None:
         out.print(f"Pin {held.pin.name} keeps {name} readable from seq {held.seq} on, until {moment(until)} UTC.")
-        again = f"table pin {name} --at {held.seq} --name {held.pin.name} --for {length_}"
+        again = f"table pin {name} --at {held.seq} --name {held.pin.name} --for {length_} --why {shlex.quote(why)}"
         out.print(f"Renew it: {call.command(again)}", soft_wrap=True)
         out.print(f"End it:   {call.command(f'table unpin {name} {held.pin.name}')}", soft_wrap=True)
 

@@ -15,6 +15,7 @@ from strandline.cli.table.key_text import parse_keys
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
 from strandline.purge import PurgeReport
+from strandline.storage.delta import RESTED_S
 
 
 def register(app: typer.Typer) -> None:
@@ -45,7 +46,7 @@ def purge(
     with progress_bar(f"Erasing from {name}") as progress:
         report = table.purge(wanted, progress=progress)
     grace_s = table.definition.care.grace
-    free_at = dt.datetime.fromtimestamp(table.log.storage.now_s() + grace_s, dt.UTC)
+    free_at = dt.datetime.fromtimestamp(table.log.storage.now_s() + max(grace_s, RESTED_S), dt.UTC)
     data = {**report.to_dict(), "vacuum_after": free_at}
     return Answer(data, lambda out: _show(out, call, report, free_at))
 
