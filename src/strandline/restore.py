@@ -7,6 +7,7 @@ restore changes as well, the difference is taken again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from strandline.frames import changed_keys, spark_frame
 from strandline.log import Amend, LogState, prepare
 from strandline.merge import Merge, duck_sql
 from strandline.spark import session
-from strandline.storage.snapshot import Draft, Snapshot
+from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.writer import write_frame
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _on_driver(table: Table, then: Merge) -> Commit:
     parts = [prepare(upserts, definition, UPSERT), prepare(deletes, definition, DELETE)]
     both = pa.concat_tables(parts).sort_by([(name, "ascending") for name in (HASH, *definition.key)])
     files = table.log.write(both, definition)
-    return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log, both.column(HASH)))
+    return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log))
 
 
 def _on_spark(table: Table, then: Merge) -> Commit:
@@ -90,27 +91,27 @@ def _on_spark(table: Table, then: Merge) -> Commit:
         was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
         gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
         both = was.unionByName(gone, allowMissingColumns=True)
-        return write_frame(
-            table.log, both, definition, None, order_by=None, tokens=(), amend=_undisturbed(then.log, None)
-        )
+        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_undisturbed(then.log))
     finally:
         changed.unpersist()
 
 
-def _undisturbed(log: LogState, hashes: pa.ChunkedArray | None) -> Amend:
-    """Refuse the commit when one that has landed since the difference was taken changes a key of it; without the
-    hashes of its keys, when one changes any."""
+def _undisturbed(log: LogState) -> Amend:
+    """Refuse the commit when one that has landed since the difference was taken changes a key of it."""
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
-        for file in snapshot.files.values():
-            if int(file.partition[SEQ] or 0) <= log.head:
-                continue
-            theirs = pq.read_table(log.storage.input(f"{log.folder}/{file.path}"), columns=[HASH]).column(HASH)
-            if hashes is None or pc.any(pc.is_in(theirs, value_set=hashes), min_count=0).as_py():
-                raise Conflict(
-                    "rows that the restore would change were written meanwhile; nothing was written",
-                    hint="Try again when fewer writes are under way.",
-                )
+        since = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) > log.head]
+        if since and pc.any(pc.is_in(_hashes(log, since), value_set=_hashes(log, draft.add)), min_count=0).as_py():
+            raise Conflict(
+                "rows that the restore would change were written meanwhile; nothing was written",
+                hint="Try again when fewer writes are under way.",
+            )
         return draft
 
     return amend
+
+
+def _hashes(log: LogState, files: Iterable[DataFile]) -> pa.ChunkedArray:
+    """The hashes of the keys in log files."""
+    paths = [f"{log.folder}/{file.path}" for file in files]
+    return pa.concat_tables(pq.read_table(log.storage.input(path), columns=[HASH]) for path in paths).column(HASH)
