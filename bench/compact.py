@@ -37,7 +37,7 @@ LOAD_S = 20
 WRITER_IDS = 10**9
 ROUNDS = 50
 CHANGED_SHARE = 0.01
-SCANS, FRESH_SCANS = 3, 5
+SCANS, FRESH_SCANS = 5, 9
 
 
 # --- the contenders, each in processes of its own -----------------------------------------------------------
