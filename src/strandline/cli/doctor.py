@@ -49,6 +49,8 @@ def _show(out: Console, call: Call, report: Report) -> None:
         out.print(Text(f"{counted(wrong, 'thing is', 'things are')} wrong.", "bold red"))
     if any(finding.repair for finding in open_):
         out.print(f"Repair what can be: {call.command('doctor --repair')}")
+    if any(finding.severity == "wrong" and not finding.repair for finding in open_):
+        out.print(f"Put files that are missing or damaged back from a backup; then: {call.command('compact')}")
 
 
 def _show_finding(out: Console, call: Call, finding: Finding) -> None:
