@@ -125,6 +125,20 @@ class Pins:
         return f"{self._folder}/{name}.json"
 
 
+def is_abandoned(pin: Pin) -> bool:
+    """Whether the process that held a pin ran on this machine and is gone."""
+    host, _, number = pin.holder.rpartition(":")
+    if host != socket.gethostname() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **claims: Any) -> Pin:
     holder = f"{socket.gethostname()}:{os.getpid()}"
     return Pin(name or uuid.uuid4().hex, why, length_s, holder=holder, **claims)

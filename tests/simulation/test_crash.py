@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.consumers import compaction
 from strandline.rejects import Rejects
 from support import ITEMS, SRC, TESTS, claimed_files, data_files, environment, python, rows_of
 
@@ -51,6 +52,7 @@ def spark_steps(lake):
     return [
         ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
         ("spark upsert", lambda: items.upsert(frame, token="2")),
+        ("spark fold", lambda: compaction.compact(items, full=True, driver_rows=0)),
     ]
 
 
@@ -170,17 +172,20 @@ def test_a_process_killed_at_a_point_loses_and_doubles_nothing(tmp_path, expecte
     assert len(deaths) < 20
 
 
-@pytest.mark.parametrize("point", SPARK_POINTS)
-def test_a_process_killed_in_a_write_on_spark_loses_and_doubles_nothing(spark, tmp_path, point):
+@pytest.mark.parametrize("point", [*SPARK_POINTS, "fold.files_written"])
+def test_a_process_killed_in_a_write_or_a_fold_on_spark_loses_and_doubles_nothing(spark, tmp_path, point):
     alive = make_lake(tmp_path / "alive")
     expected = [contents(alive)]
     for rows in ([(n, "a") for n in range(20)], [(n, "spark") for n in range(30)]):
         alive.table("items").upsert([{"id": id_, "name": name} for id_, name in rows])
         expected.append(contents(alive))
+    expected.append(expected[-1])
     make_lake(tmp_path / "dead")
     acknowledged = die(tmp_path / "dead", "spark_steps", point)
-    assert acknowledged == 1
+    assert acknowledged == (1 if point in SPARK_POINTS else 2)
     audit(tmp_path / "dead", acknowledged, expected, spark_steps)
+    table = sl.Lake(tmp_path / "dead").table("items")
+    assert set(table.baseline.refresh().marks) == {2}, "a dead process claims nothing"
 
 
 # --- looking after a table -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from strandline.frames import spark_frame
 from strandline.health import Health
 from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Files, Merge, duck_sql
-from strandline.pins import QUIET_S, new_pin
+from strandline.pins import QUIET_S, is_abandoned, new_pin
 from strandline.progress import Progress, silent
 from strandline.spark import run_lane, session
 from strandline.storage.snapshot import DataFile
@@ -52,7 +52,8 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class CompactReport:
-    """What a compaction did. `degraded` are the vnodes that it had to leave alone."""
+    """What a compaction did. `claimed` is how many due vnodes another process is folding; `degraded` are those that
+    could not be folded."""
 
     table: str
     upto: int
@@ -63,6 +64,7 @@ class CompactReport:
     bytes: int
     seconds: float
     engine: str
+    claimed: int
     degraded: tuple[Degraded, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ def compact(
         work.bytes,
         round(time.monotonic() - started_s, 3),
         work.engine,
+        work.claimed,
         tuple(found for _, found in sorted(work.degraded.items())),
     )
 
@@ -107,6 +110,7 @@ class _Work:
         self.degraded: dict[int, Degraded] = {}
         self.rows = self.files = self.removed = self.bytes = 0
         self.engine = "none"
+        self.claimed = 0
 
     def run(self) -> int:
         """Groups of due vnodes, each from a fresh look at the table, until none is left; the seq folded up to."""
@@ -119,6 +123,7 @@ class _Work:
             # What arrives while we work is for the next run: a vnode is folded once.
             left = [need for need in planned.due if need.vnode not in self.vnodes | set(self.degraded)]
             claimed = self._claimed() if left else set()
+            self.claimed = len([need for need in left if need.vnode in claimed])
             left = [need for need in left if need.vnode not in claimed]
             self.progress(len(self.vnodes), len(self.vnodes) + len(left), self.table.name)
             if not left:
@@ -141,7 +146,7 @@ class _Work:
         if not pins:
             return set()
         now_s = self.table.log.storage.now_s()
-        return {vnode for pin in pins if pin.expires_s > now_s for vnode in pin.vnodes}
+        return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
     def _group(self, merge: Merge, left: Sequence[Need], idle: Sequence[int]) -> None:
         is_small = (
