@@ -883,3 +883,30 @@ def test_functions_that_show_need_no_terminal(loaded: Run, tmp_path: Path) -> No
     wide: Callable[[str], str] = lambda text: f"select '{text}' as a, '{text}' as b, '{text}' as c"  # noqa: E731
     line = loaded("query", wide("x" * 60)).splitlines()[1]
     assert line.split() == ["x" * 60] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "data"),
+    [
+        (
+            ("purge", "items", "5", "777"),
+            "erase 2 keys from items; it has 1 row of them now",
+            {"keys": 2, "present": 1},
+        ),
+        (("restore", "items", "--at", "1"), "make items what it was at seq 1", {"at": 1}),
+        (("drop-column", "items", "name"), "drop the column name of items", {"table": "items"}),
+        (("expire", "items", "--before", "2024-01-31"), "hide rows whose at lies before", {"table": "items"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_a_dry_run_of_a_table_verb_says_what_would_happen_and_does_nothing(
+    folded: Run, words: tuple[str, ...], said: str, data: dict[str, Any]
+) -> None:
+    if words[0] == "expire":
+        folded("table", "set", "items", "time=at")
+    before = snapshot()
+    text = folded("table", *words, "--dry-run")
+    assert f"Would {said}" in text and "Nothing was written." in text
+    found = folded.json("table", *words, "--dry-run")
+    assert found["is_dry_run"] is True and data.items() <= found.items()
+    assert snapshot() == before

@@ -34,21 +34,9 @@ _ATTEMPTS = 10
 
 def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
     """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
-    definition = table.definition
     for attempt in range(_ATTEMPTS):
         then = table.merge(at)
-        if not definition.is_keyed:
-            raise Invalid(
-                f"table {table.name!r} has no key: rows that were appended cannot be taken back",
-                hint=f"Read it as it was: to_arrow(at={then.seq}).",
-                table=table.name,
-            )
-        if definition.version is not None:
-            raise Invalid(
-                f"table {table.name!r} has a version column: the newest version of a row stands, whatever is restored",
-                hint=f"Read it as it was: to_arrow(at={then.seq}).",
-                table=table.name,
-            )
+        check_restorable(table, then.seq)
         changed = [file for _, file in then.log.files(then.seq, then.log.head)]
         if not changed:
             return Commit(then.log.head, 0)
@@ -59,6 +47,24 @@ def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
             if attempt + 1 == _ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
+
+
+def check_restorable(table: Table, seq: int) -> None:
+    """`Invalid` for a table that cannot become again what it was."""
+    definition = table.definition
+    hint = f"Read it as it was: to_arrow(at={seq})."
+    if not definition.is_keyed:
+        raise Invalid(
+            f"table {table.name!r} has no key: rows that were appended cannot be taken back",
+            hint=hint,
+            table=table.name,
+        )
+    if definition.version is not None:
+        raise Invalid(
+            f"table {table.name!r} has a version column: the newest version of a row stands, whatever is restored",
+            hint=hint,
+            table=table.name,
+        )
 
 
 def _on_driver(table: Table, then: Merge) -> Commit:

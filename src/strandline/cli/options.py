@@ -10,6 +10,7 @@ import typer
 
 from strandline import duration
 from strandline.care import Care
+from strandline.cli.answer import Answer
 from strandline.errors import Invalid
 from strandline.lake import Lake
 
@@ -18,6 +19,7 @@ VNODES = 16
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.")]
 TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")]
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]
 ClusterBy = Annotated[str | None, typer.Option(metavar="A,B", help="Of a new table: columns that repeat together.")]
@@ -68,3 +70,9 @@ def length(text: str | None, option: str) -> float | None:
 def seq_or_time(text: str) -> int | str:
     """A seq, or else a time for the table to make sense of."""
     return int(text) if text.isascii() and text.isdigit() else text
+
+
+def would(what: str, **data: object) -> Answer:
+    """The answer of a dry run: what would happen, and that it did not."""
+    said = f"Would {what}.\nNothing was written."
+    return Answer({**data, "is_dry_run": True}, lambda out: out.print(said, soft_wrap=True))

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer
-from strandline.cli.options import TableName, Yes
+from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 
 
@@ -21,12 +21,15 @@ def drop_column(
     name: TableName,
     column: Annotated[str, typer.Argument(metavar="COLUMN", help="The column.")],
     yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Take a column out of a table, for good.
 
     Its values can no longer be read at any seq, and its name is not used again."""
     table = call.lake().table(name)
-    table.definition.without(column)
+    rest = table.definition.without(column).schema.names
+    if dry_run:
+        return would(f"drop the column {column} of {name}; it keeps {', '.join(rest)}", table=name, columns=rest)
     if not yes:
         question = f"Drop the column {column} of {name} for good?"
         call.confirm(question, f"column {column!r} of {name!r} is dropped", table=name)

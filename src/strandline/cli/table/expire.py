@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from strandline.cli.answer import Answer, moment
-from strandline.cli.options import TableName, Yes
+from strandline.cli.answer import Answer, counted, moment
+from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
-from strandline.expiry import horizon_at
+from strandline.expiry import expired_rows, horizon_at, horizon_for, micros
 from strandline.expiry import moment as moment_of
 from strandline.table import Table
 
@@ -29,6 +29,7 @@ def expire(
         typer.Option(metavar="WHEN", help="Before when, such as 2024-01-31 or 2024-01-31T12:00Z; else by retention."),
     ] = None,
     yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Hide the rows that are past their time, from a new seq on.
 
@@ -37,6 +38,13 @@ def expire(
     table = call.lake().table(name)
     _check(call, table, is_given=before is not None)
     given = None if before is None else _parsed(before)
+    if dry_run:
+        until = given or horizon_for(table.definition.care.retention or 0.0, dt.datetime.now(dt.UTC))
+        merge = table.merge()
+        files = [*merge.baseline.files(), *(file for _, file in merge.log_files())]
+        rows = sum(expired_rows(file, merge.definition, micros(until)) for file in files)
+        what = f"hide rows whose {table.definition.time} lies before {moment(until)} UTC, about {counted(rows, 'row')}"
+        return would(what, table=name, before=until, rows=rows)
     if given is not None and not yes:
         question = f"Hide every row of {name} whose {table.definition.time} lies before {moment(given)} UTC, for good?"
         call.confirm(question, f"rows of {name!r} expire before a given time", table=name)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer, counted, moment
-from strandline.cli.options import TableName, Yes
+from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.progress import progress_bar
 from strandline.cli.table.key_text import parse_keys
 from strandline.cli.verb import Call, verb
@@ -33,12 +33,18 @@ def purge(
         ),
     ],
     yes: Yes = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Erase rows for good, also from the past. Their bytes leave the disk with a later vacuum."""
     table = call.lake().table(name)
     if not table.definition.is_keyed:
         raise Invalid(f"table {name!r} has no key: single rows of it cannot be named", table=name)
     wanted = parse_keys(keys, table.definition)
+    if dry_run:
+        rows = table.to_arrow(columns=list(table.definition.key)).to_pylist()
+        present = len({tuple(row.values()) for row in rows} & {tuple(row.values()) for row in wanted.to_pylist()})
+        what = f"erase {counted(wanted.num_rows, 'key')} from {name}; it has {counted(present, 'row')} of them now"
+        return would(what, table=name, keys=wanted.num_rows, present=present)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
         question = f"Erase {what} for good? States before this may no longer be readable."

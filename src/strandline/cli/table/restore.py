@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 from strandline.cli.answer import Answer, counted
-from strandline.cli.options import TableName, seq_or_time
+from strandline.cli.options import DryRun, TableName, seq_or_time, would
 from strandline.cli.verb import Call, verb
 from strandline.expiry import horizon_at
+from strandline.restore import check_restorable
 
 
 def register(app: typer.Typer) -> None:
@@ -21,10 +22,17 @@ def restore(
     call: Call,
     name: TableName,
     at: Annotated[str, typer.Option(metavar="SEQ|TIME", help="When: a seq, or a time such as 2024-01-31T12:00Z.")],
+    dry_run: DryRun = False,
 ) -> Answer:
     """Make a table again what it was, as one new commit; nothing of what came since is lost."""
     table = call.lake().table(name)
     then = table.merge(seq_or_time(at)).seq
+    if dry_run:
+        check_restorable(table, then)
+        changed = table.changes(after=then).select(list(table.definition.key)).to_pylist()
+        count = len({tuple(row.values()) for row in changed})
+        what = f"make {name} what it was at seq {then}; {counted(count, 'key')} changed since"
+        return would(what, table=name, at=then, changed=count)
     commit = table.restore(then)
     data = {"table": name, "at": then, "seq": commit.seq, "changes": commit.rows}
     txns = table.log.refresh().snapshot.txns
