@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -278,3 +279,33 @@ def test_a_writer_that_slept_while_its_number_was_used_and_cleaned_commits_once(
     assert fresh.head == commit.seq == items.head
     assert fresh.changes(after=commit.seq - 1).num_rows == 1
     items.log.delta.check_unbroken(fresh.log.delta.oldest())
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_a_writer_that_slept_after_its_commit_landed_does_not_commit_again(lake, monkeypatch, is_cleaned):
+    """Meanwhile its rows were folded and taken out of the log: their file is no longer there to prove it."""
+    monkeypatch.setattr(deltas, "_ASLEEP_S", -1.0)
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0 if is_cleaned else 10.0)
+    table = lake.create_table("events", ITEMS)
+    table.append([{"id": 1}])
+    other = sl.Lake(lake.storage.uri).table("events")
+    create = type(table.log.delta._commits).create
+    slept = []
+
+    def sleep_after(commits, version, actions, commit_id):
+        landed = create(commits, version, actions, commit_id)
+        if commits is table.log.delta._commits and not slept:
+            slept.append(version)
+            time.sleep(0.02)
+            other.compact(full=True)
+            for _ in range(2):
+                other.vacuum(keep=0, grace=0)
+        return landed
+
+    monkeypatch.setattr(type(table.log.delta._commits), "create", sleep_after)
+    if is_cleaned:
+        with refused(sl.Unavailable):
+            table.append([{"id": 2}])
+    else:
+        assert table.append([{"id": 2}]).seq == 2
+    assert sorted(sl.Lake(lake.storage.uri).table("events").to_arrow()["id"].to_pylist()) == [1, 2]

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Corrupt, NotFound
+from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.storage.base import FileInfo, Storage
 from strandline.storage.commits import Action, CommitLog
 from strandline.storage.snapshot import (
@@ -136,16 +136,23 @@ class DeltaLog:
         return landed
 
     def _is_current(self, version: int, draft: Draft) -> bool:
-        """Whether a commit that we created after a long sleep is one that readers see.
+        """Whether a commit that took long to create is one that readers see.
 
-        Its number may have been taken and cleaned away while we slept: then a checkpoint stands in its place, and what
-        we wrote is taken back."""
-        if self._is_chained(version - 1) and self._checkpoint_by_listing(None) < version:
+        Its number may have been taken and cleaned away meanwhile. Then a checkpoint of that version or a later one is
+        older than our commit file, and what we wrote is taken back. `Unavailable` when the file is gone as well."""
+        commits, checkpoints = self.log_files()
+        ours = commits.get(version)
+        if ours is not None and all(i.modified_s > ours.modified_s for v, i in checkpoints.items() if v >= version):
             return True
         self._snapshot, self._has_gap = None, True
         files = self.refresh().files
         if draft.add and all(file.path in files for file in draft.add):
             return True
+        if ours is None:
+            raise Unavailable(
+                f"commit {version} of {self.storage.url(self.folder)} took so long that it may or may not have landed",
+                hint="Retry with the same token=…: it is applied once.",
+            )
         self.storage.delete([self._commits.path(version)])
         return False
 
