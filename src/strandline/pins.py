@@ -98,7 +98,7 @@ class Pins:
         done = threading.Event()
 
         def renew() -> None:
-            if done.wait(quiet_s) if quiet_s > 0 else done.wait(pin.length_s / 3):
+            if done.wait(quiet_s if quiet_s > 0 else pin.length_s / 3):
                 return
             while True:
                 try:

@@ -35,14 +35,13 @@ from strandline.merge import vnodes_of
 from strandline.pins import new_pin
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
+from strandline.retry import until_landed
 from strandline.storage import Storage
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, vnode_of
 
 if TYPE_CHECKING:
     from strandline.table import Table
-
-_ATTEMPTS = 10
 
 Going = Callable[[pa.RecordBatch], pa.Array]
 
@@ -81,32 +80,21 @@ def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
     storage = table.log.storage
     is_held = any(pin.seq is not None for pin in table.pins.live(storage.now_s()))
     progress(1, 4, table.name)
-    log_rows = _until_landed(lambda: _purge_log(table, matching, seq))
+    log_rows = until_landed(lambda: _purge_log(table, matching, seq))
     crash_point("purge.log_rewritten")
     progress(2, 4, table.name)
-    baseline_rows = _until_landed(lambda: _purge_baseline(table, matching, seq))
+    baseline_rows = until_landed(lambda: _purge_baseline(table, matching, seq))
     crash_point("purge.baseline_rewritten")
     if not is_held:
         # Last, since until here a fold may still need it.
-        _until_landed(lambda: _forget_delete(table, seq))
+        until_landed(lambda: _forget_delete(table, seq))
     progress(3, 4, table.name)
     rejects = Rejects(storage, table.entry)
-    refused = _until_landed(lambda: _purge_rejects(rejects, matching)) if rejects.state() is not None else 0
+    refused = until_landed(lambda: _purge_rejects(rejects, matching)) if rejects.state() is not None else 0
     for delta in (table.log.delta, table.baseline.delta, *([rejects.log.delta] if refused else [])):
         delta.checkpoint()
     progress(4, 4, table.name)
     return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
-
-
-def _until_landed(act: Callable[[], int]) -> int:
-    for attempt in range(_ATTEMPTS):
-        try:
-            return act()
-        except Conflict:
-            # A fold or trim replaced a file meanwhile; look at the new ones.
-            if attempt + 1 == _ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
 
 
 class _Matching:

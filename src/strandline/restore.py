@@ -21,6 +21,7 @@ from strandline.errors import Conflict, Invalid
 from strandline.frames import changed_keys, spark_frame
 from strandline.log import Amend, LogState, prepare
 from strandline.merge import Merge, duck_sql
+from strandline.retry import until_landed
 from strandline.spark import session
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.writer import write_frame
@@ -29,24 +30,21 @@ if TYPE_CHECKING:
     from strandline.table import At, Table
 
 DRIVER_ROWS = 1_000_000
-_ATTEMPTS = 10
 
 
 def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
     """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> Commit:
         then = table.merge(at)
         check_restorable(table, then.seq)
         changed = [file for _, file in then.log.files(then.seq, then.log.head)]
         if not changed:
             return Commit(then.log.head, 0)
         is_small = sum(file.rows for file in changed) <= driver_rows
-        try:
-            return (_on_driver if is_small else _on_spark)(table, then)
-        except Conflict:
-            if attempt + 1 == _ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
+        return (_on_driver if is_small else _on_spark)(table, then)
+
+    return until_landed(attempt)
 
 
 def check_restorable(table: Table, seq: int) -> None:

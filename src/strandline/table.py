@@ -332,11 +332,13 @@ class Table:
             moment = dt.datetime.combine(before, dt.time())
         else:
             raise Invalid(f"before is {before!r}; expected a datetime or a date", table=self.name)
-        if expiry.micros(moment) > expiry.micros(dt.datetime.now(dt.UTC)):
-            raise Invalid(
-                f"before is {moment.isoformat()}, which is yet to come: rows would be hidden for ever", table=self.name
-            )
         horizon = expiry.micros(moment)
+        if horizon > expiry.micros(dt.datetime.now(dt.UTC)):
+            raise Invalid(
+                f"before is {moment.isoformat()}, in the future: rows that arrive until then would never show",
+                hint="Give a time that has passed.",
+                table=self.name,
+            )
         # A horizon that cannot be said in the column's type would make every read fail.
         expiry.expiry(definition, horizon)
         return self.log.expire(horizon)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from strandline.baseline import BaselineState
@@ -31,7 +31,6 @@ from strandline.storage.snapshot import PURGE, Draft, Snapshot
 if TYPE_CHECKING:
     from strandline.table import Table
 
-_CHECKPOINT_AFTER = 1
 _AT_ONCE = 100
 
 
@@ -62,10 +61,7 @@ class VacuumReport:
     is_dry_run: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **{name: value for name, value in self.__dict__.items() if name != "held_by"},
-            "held_by": {"seq": self.held_by.seq, "who": self.held_by.who},
-        }
+        return asdict(self)
 
 
 @dataclass
@@ -195,8 +191,8 @@ def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
 
 
 def _checkpoint(delta: DeltaLog) -> None:
-    """A checkpoint, if some commits lie behind the last one: commit files before it can then be cleaned away."""
-    if delta.refresh().version - max(delta.log_files()[1], default=0) >= _CHECKPOINT_AFTER:
+    """A checkpoint, unless the last commit has one: commit files before it can then be cleaned away."""
+    if delta.refresh().version > max(delta.log_files()[1], default=0):
         delta.checkpoint()
 
 
@@ -217,8 +213,8 @@ def sweep(part: Part, *, before_s: float) -> Sweep:
             floor = delta.oldest()
     head = delta.refresh()
     found = Sweep(delta)
-    spare = {n for n in listing if is_ours(n) and n not in needed and n not in head.files}
-    if not spare and part.kept <= floor:
+    spare = {name: info for name, info in listing.items() if is_ours(name) and name not in head.files}
+    if not spare:
         return found
     readable = set(delta.at(max(part.kept, floor)).files)
     known: set[str] = set()
@@ -230,8 +226,8 @@ def sweep(part: Part, *, before_s: float) -> Sweep:
                     needed.update([action["add"]["path"]] if version > floor else ())
                     readable.update([action["add"]["path"]] if version > part.kept else ())
                 known.update(action[kind]["path"] for kind in ("add", "remove") if kind in action)
-    for name, info in listing.items():
-        if not is_ours(name) or (name in needed and name in readable):
+    for name, info in spare.items():
+        if name in needed and name in readable:
             continue
         if name in needed or info.modified_s >= before_s:
             found.waiting.append(info)

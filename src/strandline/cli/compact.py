@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -45,7 +44,7 @@ def compact(
     with progress_bar("Compacting") as progress:
         done = lake.compact(chosen, full=full, progress=progress) if chosen else []
     reports = [each for each in done if isinstance(each, CompactReport)]
-    left = {each.table: _plan(lake.table(each.table), full=True) for each in reports}
+    left = {each.table: lake.table(each.table).plan_compaction(full=True) for each in reports}
     tables = [
         broken_data(each)
         if isinstance(each, BrokenTable)
@@ -56,7 +55,7 @@ def compact(
 
     def show(out: Console) -> None:
         for each in reports:
-            _show(out, call, each, left[each.table], _plan(lake.table(each.table), full=full))
+            _show(out, call, each, left[each.table], lake.table(each.table).plan_compaction(full=full))
         show_broken(out, call, (each for each in done if isinstance(each, BrokenTable)))
         if not done:
             out.print("There are no tables yet.")
@@ -102,18 +101,11 @@ def _show_idle(out: Console, call: Call, left: CompactPlan) -> None:
     )
 
 
-def _plan(table: Table, *, full: bool) -> CompactPlan:
-    """The table's plan. It spreads each file's changes over vnodes; their sum is never more than the log holds."""
-    found = table.plan_compaction(full=full)
-    held = sum(file.rows for _, file in table.merge().log_files())
-    return replace(found, waiting_rows=min(found.waiting_rows, held))
-
-
 def _planned(call: Call, lake: Lake, names: Sequence[str], full: bool) -> Answer:
     plans: list[CompactPlan | BrokenTable] = []
     for name in names:
         try:
-            plans.append(_plan(lake.table(name), full=full))
+            plans.append(lake.table(name).plan_compaction(full=full))
         except StrandlineError as error:
             plans.append(BrokenTable(name, error.kind, error.message))
     broken = [plan for plan in plans if isinstance(plan, BrokenTable)]
@@ -131,7 +123,7 @@ def _planned(call: Call, lake: Lake, names: Sequence[str], full: bool) -> Answer
 
 def _show_plan(out: Console, call: Call, plan: CompactPlan, table: Table) -> None:
     if not plan.due:
-        _show_idle(out, call, _plan(table, full=True))
+        _show_idle(out, call, table.plan_compaction(full=True))
         return
     waiting = counted(plan.waiting_rows, "change waits", "changes wait")
     due = f"{len(plan.due):,} of {counted(table.definition.vnodes, 'vnode')}"

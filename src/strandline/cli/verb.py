@@ -135,8 +135,6 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        # Files that were being written complain about their end, to nobody's use.
-        sys.unraisablehook = lambda _: None
         print_error("Stopped", "on your request", "Commits are whole or not there: run it again.", {}, is_json=False)
         return 130
     except OSError as error:

@@ -281,7 +281,7 @@ def _is_expired(file: DataFile, part: Merge) -> bool:
 
 
 def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
-    """The same by Spark: a task a vnode."""
+    """The same by Spark, in as many tasks as there are vnodes, up to a number; each takes its own one by one."""
     from pyspark.sql import functions as F
 
     spark = session(table.spark)
@@ -290,7 +290,6 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     removed = [file for file in part.base_files() if file.path not in kept]
     sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
     rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True)
-    # As many tasks as there are vnodes to fold, up to a number; each takes its vnodes one after the other.
     tasks = min(len(chosen), SPARK_TASKS)
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from strandline import encode
 from strandline.change import VNODE
 from strandline.errors import Conflict, Unavailable
 from strandline.merge import Merge, vnodes_of
@@ -44,7 +45,7 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
     live = {*now.log.snapshot.files, *now.baseline.snapshot.files}
     degraded = {}
     for folder, file, vnodes in suspects:
-        fault = _fault(part, f"{folder}/{file.path}")
+        fault = _fault(part, folder, file)
         if fault and file.path not in live:
             raise Conflict("the table was folded meanwhile; nothing was changed") from error
         for vnode in set(vnodes) & set(part.only or ()) if fault else ():
@@ -52,11 +53,11 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
     return degraded
 
 
-def _fault(part: Merge, path: str) -> str:
+def _fault(part: Merge, folder: str, file: DataFile) -> str:
     """Why a file cannot be read; empty when it can."""
     try:
-        with pq.ParquetFile(part.log.storage.input(path)) as opened:
-            for _ in opened.iter_batches(8192):
+        with pq.ParquetFile(part.log.storage.input(f"{folder}/{file.path}")) as opened:
+            for _ in opened.iter_batches(encode.batch_rows([file])):
                 pass
     except FileNotFoundError:
         return "the file is missing"

@@ -4,14 +4,13 @@ commands that would do something about it."""
 from __future__ import annotations
 
 from strandline import duration
+from strandline.care import Care
 from strandline.doctor.finding import Finding
 from strandline.doctor.tables import TableExam
 from strandline.duck import Duck
 from strandline.leftovers import leftovers
 from strandline.storage import Storage
 from strandline.table import Table
-
-_GRACE_S = 3600.0
 
 
 def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
@@ -59,7 +58,7 @@ def lake_health(storage: Storage) -> list[Finding]:
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
-        for found in leftovers(storage, now_s=storage.now_s(), grace_s=_GRACE_S)
+        for found in leftovers(storage, now_s=storage.now_s(), grace_s=Care().grace)
     ]
 
 
