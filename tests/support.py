@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -10,8 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +259,120 @@ def _create_bucket(endpoint: str, timeout_s: float = 60) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def is_commit(command: str, path: str) -> bool:
+    return command == "PUT" and "/_delta_log/" in path and path.split("?")[0].endswith(".json")
+
+
+def is_part(command: str, path: str) -> bool:
+    return command == "PUT" and "partNumber=" in path
+
+
+def is_completion(command: str, path: str) -> bool:
+    return command == "POST" and "uploadId=" in path
+
+
+class Proxy:
+    """A real HTTP proxy in front of the S3 server. `faults` are taken one by one by the requests that `is_aimed` picks:
+    lost: forwarded, and the connection is closed instead of an answer; unsent: closed at once; busy: a 503; cut: half
+    of the body is forwarded, then both connections are closed; down: from here on every request is closed at once,
+    until `is_down` is taken back; a pair of status and code: answered so, as S3 words its errors."""
+
+    def __init__(self, upstream: str) -> None:
+        self.is_aimed: Callable[[str, str], bool] = is_commit
+        self.faults: list[str | tuple[int, str]] = []
+        self.seen: list[str | tuple[int, str]] = []
+        self.requests: list[str] = []
+        self.is_down = False
+        self._lock = threading.Lock()
+        host, port = upstream.removeprefix("http://").split(":")
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def handle_any(self) -> None:
+                fault = proxy.take(self.command, self.path)
+                length = int(self.headers.get("Content-Length") or 0)
+                if fault == "cut":
+                    self.forward_half(length)
+                    return
+                body = self.rfile.read(length)
+                if fault == "unsent":
+                    self.close_connection = True
+                    return
+                if isinstance(fault, tuple):
+                    self.answer(fault[0], [], f"<Error><Code>{fault[1]}</Code></Error>".encode())
+                    return
+                if fault == "busy":
+                    self.answer(503, [], b"")
+                    return
+                upstream = http.client.HTTPConnection(host, int(port), timeout=30)
+                try:
+                    upstream.request(self.command, self.path, body=body, headers=dict(self.headers))
+                    response = upstream.getresponse()
+                    data = response.read()
+                finally:
+                    upstream.close()
+                if fault == "lost":
+                    self.close_connection = True
+                    return
+                self.answer(response.status, response.getheaders(), data)
+
+            def forward_half(self, length: int) -> None:
+                self.close_connection = True
+                upstream = http.client.HTTPConnection(host, int(port), timeout=30)
+                upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    upstream.putheader(name, value)
+                upstream.endheaders(self.rfile.read(length // 2))
+                upstream.close()
+
+            def answer(self, status: int, headers: Iterable[tuple[str, str]], data: bytes) -> None:
+                self.send_response_only(status)
+                known = set()
+                for name, value in headers:
+                    known.add(name.lower())
+                    if name.lower() not in ("transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                if "content-length" not in known:
+                    self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(data)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def take(self, command: str, path: str) -> str | tuple[int, str]:
+        with self._lock:
+            self.requests.append(f"{command} {path}")
+            if not self.is_down and self.is_aimed(command, path):
+                fault = self.faults.pop(0) if self.faults else "ok"
+                self.seen.append(fault)
+                self.is_down = fault == "down"
+                if not self.is_down:
+                    return fault
+        return "unsent" if self.is_down else "ok"
+
+
+@contextlib.contextmanager
+def proxied(upstream: str) -> Iterator[Proxy]:
+    """A proxy that serves as long as the block lasts."""
+    proxy = Proxy(upstream)
+    threading.Thread(target=proxy.server.serve_forever, daemon=True).start()
+    try:
+        yield proxy
+    finally:
+        proxy.server.shutdown()
+        proxy.server.server_close()

@@ -18,7 +18,7 @@ def test_all_is_what_is_exported():
 def test_what_runs_in_spark_tasks_needs_pyarrow_and_numpy_alone():
     code = """
 import sys
-for name in ("deltalake", "duckdb", "sqlglot", "obstore", "typer", "rich", "pandas", "pyspark"):
+for name in ("deltalake", "duckdb", "sqlglot", "obstore", "botocore", "typer", "rich", "pandas", "pyspark"):
     sys.modules[name] = None
 import strandline.lanes
 print("there")

@@ -1,5 +1,7 @@
 """What every storage promises, on every storage."""
 
+import base64
+import json
 import pickle
 import threading
 import uuid
@@ -9,7 +11,8 @@ import pytest
 
 import strandline as sl
 from strandline.storage import LocalStorage, S3Storage, open_storage
-from support import BIN, BUCKET, SECRET, free_ports, options_for, refused, serving
+from strandline.storage.base import Staged
+from support import BIN, BUCKET, SECRET, free_ports, options_for, python, refused, serving
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -127,6 +130,143 @@ def test_a_temporary_file_that_a_crash_left_is_listed_apart(tmp_path):
     (tmp_path / "a" / ".tmp-0123-y.parquet").write_bytes(b"half")
     assert [info.path for info in storage.list("a")] == ["a/x.parquet"]
     assert [info.path for info in storage.temporaries("a")] == ["a/.tmp-0123-y.parquet"]
+
+
+# --- in two steps ----------------------------------------------------------------------------------------------
+
+SIZES = [0, 10, 20_000_000]
+
+
+def stage(storage, path, data=b"staged"):
+    with storage.stage(path) as stage:
+        stage.stream.write(data)
+    return stage.staged
+
+
+def temporaries(storage, prefix=""):
+    return {info.path for info in storage.temporaries(prefix)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_staged_file_is_invisible_until_it_is_published(storage, size):
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    with storage.stage("x/y.bin") as stage:
+        stage.stream.write(data[:7])
+        stage.stream.write(data[7:])
+        assert stage.stream.tell() == size
+        assert list(storage.list("")) == []
+    staged = stage.staged
+    assert (staged.path, staged.size) == ("x/y.bin", size)
+    assert not storage.exists("x/y.bin")
+    assert list(storage.list("")) == []
+    storage.publish([staged])
+    assert storage.read("x/y.bin") == data
+    assert [(info.path, info.size) for info in storage.list("")] == [("x/y.bin", size)]
+    assert temporaries(storage) == set()
+
+
+def test_many_staged_files_are_published_at_once(storage):
+    staged = [stage(storage, f"x/{n % 3}/{n}", b"%d" % n) for n in range(20)]
+    assert list(storage.list("")) == []
+    storage.publish(iter(staged))
+    assert {info.path for info in storage.list("")} == {f"x/{n % 3}/{n}" for n in range(20)}
+    assert all(storage.read(f"x/{n % 3}/{n}") == b"%d" % n for n in range(20))
+    assert temporaries(storage) == set()
+    storage.publish([])
+
+
+def test_a_staged_file_that_is_given_up_leaves_nothing(storage):
+    kept, given_up = stage(storage, "x/kept"), stage(storage, "x/gone")
+    for _ in range(2):
+        storage.delete([given_up.temporary])
+    with refused(sl.Conflict, path="x/gone"):
+        storage.publish([given_up])
+    storage.publish([kept])
+    assert [info.path for info in storage.list("")] == ["x/kept"]
+    assert temporaries(storage) == set()
+
+
+PUBLISH = """
+import base64, pickle, sys
+storage, staged = pickle.loads(base64.b64decode(sys.argv[1]))
+storage.publish(staged)
+"""
+
+
+def test_staged_files_travel_and_are_published_by_another_process(storage):
+    staged = [stage(storage, "x/1", b"one"), stage(storage, "x/2", b"2" * 9_000_000)]
+    assert [Staged.from_dict(json.loads(json.dumps(each.to_dict()))) for each in staged] == staged
+    done = python(PUBLISH, base64.b64encode(pickle.dumps((storage, staged))).decode())
+    assert done.returncode == 0, done.stderr
+    assert storage.read("x/1") == b"one"
+    assert storage.read("x/2") == b"2" * 9_000_000
+
+
+def test_to_publish_twice_is_no_error(storage):
+    staged = stage(storage, "x/y", b"once")
+    for _ in range(3):
+        storage.publish([staged])
+    assert storage.read("x/y") == b"once"
+    assert temporaries(storage) == set()
+
+
+def test_a_file_that_is_not_ours_is_not_taken_for_published(storage):
+    staged = stage(storage, "x/y", b"ours, given up")
+    storage.delete([staged.temporary])
+    write(storage, "x/y", b"theirs")
+    with refused(sl.Conflict, path="x/y"):
+        storage.publish([staged])
+    assert storage.read("x/y") == b"theirs"
+
+
+def test_publishing_replaces_a_file_of_its_name(storage):
+    write(storage, "same", b"one")
+    staged = stage(storage, "same", b"two")
+    assert storage.read("same") == b"one"
+    storage.publish([staged])
+    assert storage.read("same") == b"two"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stage_whose_block_fails_leaves_nothing(storage, size):
+    with pytest.raises(ZeroDivisionError), storage.stage("x/half.bin") as stage:
+        stage.stream.write(b"x" * size)
+        raise ZeroDivisionError
+    assert not hasattr(stage, "staged")
+    assert list(storage.list("")) == []
+    assert temporaries(storage) == set()
+
+
+def test_an_error_of_the_block_itself_stays_what_it_is(storage):
+    for write_to in (storage.output, storage.stage):
+        with pytest.raises(FileNotFoundError, match="something else"), write_to("x/y"):
+            raise FileNotFoundError("something else")
+
+
+def test_unfinished_files_are_listed_below_a_folder_only(storage):
+    before_s = storage.now_s()
+    staged = {path: stage(storage, path, path.encode()) for path in ("a/1", "a/b/2", "ab/3", "c")}
+    assert temporaries(storage) == {each.temporary for each in staged.values()}
+    for prefix in ("a", "a/"):
+        assert temporaries(storage, prefix) == {staged["a/1"].temporary, staged["a/b/2"].temporary}
+    assert temporaries(storage, "nothing") == set()
+    for info in storage.temporaries(""):
+        path = next(path for path, each in staged.items() if each.temporary == info.path)
+        assert info.size == len(path)
+        assert before_s - 2 <= info.modified_s <= storage.now_s() + 2
+    storage.delete(each.temporary for each in staged.values())
+    assert temporaries(storage) == set()
+
+
+@pytest.mark.parametrize("name", ["a b", "p=1/x", "ü", "a+b", "a%20b", "x~y", "it's"])
+def test_a_name_is_the_same_file_however_it_is_written(storage, name):
+    for data in (b"output", b"staged"):
+        if data == b"staged":
+            storage.publish([stage(storage, name, data)])
+        else:
+            write(storage, name, data)
+        assert storage.read(name) == data
+        assert [info.path for info in storage.list("")] == [name]
 
 
 @pytest.mark.parametrize("address", ["gs://bucket/x", "s3:///x", "s3://", "http://host/x"])

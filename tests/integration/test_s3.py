@@ -2,13 +2,11 @@
 
 import contextlib
 import datetime as dt
-import http.client
 import io
 import json
 import os
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +20,18 @@ from strandline.consumers import compaction
 from strandline.doctor import examine
 from strandline.rows import checked
 from strandline.storage import delta
-from support import BUCKET, ITEMS, answer_of, by_id, claimed_files, options_for, refused, rows_of, start_python
+from support import (
+    BUCKET,
+    ITEMS,
+    answer_of,
+    by_id,
+    claimed_files,
+    options_for,
+    proxied,
+    refused,
+    rows_of,
+    start_python,
+)
 
 
 def test_the_core_works_on_the_driver(s3_lake):
@@ -310,82 +319,10 @@ def test_another_process_compacts_and_cleans_while_this_one_writes_and_reads(s3_
 # --- a network that loses answers ------------------------------------------------------------------------------
 
 
-class Proxy:
-    """A real HTTP proxy in front of the S3 server. `faults` are taken one by one by the PUTs of commit files:
-    lost: forwarded, and the connection is closed instead of an answer; unsent: closed at once; busy: a 503."""
-
-    def __init__(self, upstream):
-        self.faults = []
-        self.seen = []
-        self._lock = threading.Lock()
-        host, port = upstream.removeprefix("http://").split(":")
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *args):
-                pass
-
-            def handle_any(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                fault = proxy.take(self.command, self.path)
-                if fault == "unsent":
-                    self.close_connection = True
-                    return
-                if fault == "busy":
-                    self.answer(503, [], b"")
-                    return
-                upstream = http.client.HTTPConnection(host, int(port), timeout=30)
-                try:
-                    upstream.request(self.command, self.path, body=body, headers=dict(self.headers))
-                    response = upstream.getresponse()
-                    data = response.read()
-                finally:
-                    upstream.close()
-                if fault == "lost":
-                    self.close_connection = True
-                    return
-                self.answer(response.status, response.getheaders(), data)
-
-            def answer(self, status, headers, data):
-                self.send_response_only(status)
-                known = {name.lower() for name, _ in headers}
-                for name, value in headers:
-                    if name.lower() not in ("transfer-encoding", "connection"):
-                        self.send_header(name, value)
-                if "content-length" not in known:
-                    self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(data)
-
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-
-    @property
-    def endpoint(self):
-        return f"http://127.0.0.1:{self.server.server_port}"
-
-    def take(self, command, path):
-        with self._lock:
-            if command == "PUT" and "/_delta_log/" in path and path.split("?")[0].endswith(".json"):
-                fault = self.faults.pop(0) if self.faults else "ok"
-                self.seen.append(fault)
-                return fault
-        return "ok"
-
-
 @pytest.fixture(scope="module")
 def proxy(seaweed):
-    proxy = Proxy(seaweed)
-    thread = threading.Thread(target=proxy.server.serve_forever, daemon=True)
-    thread.start()
-    yield proxy
-    proxy.server.shutdown()
-    proxy.server.server_close()
+    with proxied(seaweed) as proxy:
+        yield proxy
 
 
 @pytest.mark.parametrize("faults", [["lost"], ["unsent"], ["lost", "lost"], ["busy", "lost"]], ids="-".join)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from strandline.errors import Invalid
-from strandline.storage.base import FileInfo, Storage
+from strandline.storage.base import FileInfo, Staged, Storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.s3 import S3Storage
 
-__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Storage", "open_storage"]
+__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Staged", "Storage", "open_storage"]
 
 _PATTERN = set("*?[]{}\\")
 
@@ -22,22 +22,22 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
     usual `AWS_…` environment variables count."""
     if not uri or set(uri) & _PATTERN or not uri.isprintable():
         raise Invalid(
-            f"lake address {uri!r} is not allowed",
+            f"address {uri!r} is not allowed",
             hint=f"It must not hold any of {' '.join(sorted(_PATTERN))}: readers take those as a pattern.",
         )
     parts = urlsplit(uri)
     if parts.scheme == "s3":
         if not parts.netloc:
-            raise Invalid(f"lake address {uri!r} names no bucket", hint="Expected s3://bucket/prefix")
+            raise Invalid(f"address {uri!r} names no bucket", hint="Expected s3://bucket/prefix")
         return S3Storage(parts.netloc, parts.path.strip("/"), dict(options or {}))
     if parts.scheme in ("", "file"):
         if options:
             raise Invalid(f"storage options were given for the local folder {uri!r}")
         storage = LocalStorage(parts.path if parts.scheme else uri)
         if storage.is_file():
-            raise Invalid(f"lake address {uri!r} is a file; expected a folder", path=storage.uri)
+            raise Invalid(f"address {uri!r} is a file; expected a folder", path=storage.uri)
         return storage
     raise Invalid(
-        f"lake address {uri!r} has the scheme {parts.scheme!r}",
+        f"address {uri!r} has the scheme {parts.scheme!r}",
         hint="Expected a folder or s3://bucket/prefix",
     )

@@ -2,17 +2,22 @@
 
 Paths are relative to the storage's root, with forward slashes. Two calls carry the whole consistency of a lake:
 `put_new` creates a file or says that it exists, never both and never half; `output` makes a file visible whole or
-not at all. After either returns, the bytes survive a crash of the machine.
+not at all. After either returns, the bytes survive a crash of the machine. `stage` and `publish` are `output` in two
+steps, for a file that one process writes and another one decides about.
+
+After a crash: a file that was staged and not published is listed by `temporaries` until someone deletes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from strandline.errors import Conflict
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,43 @@ class FileInfo:
     path: str
     size: int
     modified_s: float
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A file that is written whole and survives a crash, but is not visible yet.
+
+    Picklable, and plain enough for JSON. `delete([temporary])` gives it up. `parts` are what an object store said
+    about each part when it took it."""
+
+    path: str
+    temporary: str
+    size: int
+    parts: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "parts": list(self.parts)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Staged:
+        return cls(data["path"], data["temporary"], data["size"], tuple(data["parts"]))
+
+
+@dataclass
+class Stage:
+    """A file that is being written; `staged` is there once the block has ended well."""
+
+    stream: pa.NativeFile
+    staged: Staged = field(init=False)
+
+
+def cleared_away(path: str) -> Conflict:
+    """What a writer finds when someone took its unfinished file for a leftover."""
+    return Conflict(
+        f"{path} was cleared away as unfinished before it was published",
+        hint="Write again. A vacuum's --grace should be longer than your longest write.",
+        path=path,
+    )
 
 
 class Storage(Protocol):
@@ -54,6 +96,17 @@ class Storage(Protocol):
         """A stream whose file appears when the block ends well, and never when it raises."""
         ...
 
+    def stage(self, path: str) -> AbstractContextManager[Stage]:
+        """A file that is written but stays invisible until it is published; when the block raises, nothing is left."""
+        ...
+
+    def publish(self, staged: Iterable[Staged]) -> None:
+        """Make staged files visible, each one whole; also from another process or machine than the one that wrote.
+
+        To publish a file once more is no error. `Conflict` when it was given up meanwhile; then, as after any other
+        error, some of the other files may be visible already."""
+        ...
+
     def input(self, path: str) -> pa.NativeFile:
         """The file for random access; `FileNotFoundError` when there is none."""
         ...
@@ -63,7 +116,7 @@ class Storage(Protocol):
         ...
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
-        """Unfinished files below `prefix` that a crash left behind."""
+        """Files below `prefix` that are being written, are staged, or were left behind by a crash."""
         ...
 
     def now_s(self) -> float:
@@ -71,7 +124,7 @@ class Storage(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove files; one that is gone already is no error."""
+        """Remove files, also those that `temporaries` lists; one that is gone already is no error."""
         ...
 
     def url(self, path: str) -> str:

@@ -1,7 +1,7 @@
 """A folder on this machine's file system.
 
 After a crash: a file is there whole or not at all, because it is written under a temporary name, synced, and then
-linked (`put_new`) or renamed (`output`) into place, and the folder is synced after that.
+linked (`put_new`) or renamed (`publish`) into place, and the folder is synced after that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from strandline.storage.base import FileInfo
+from strandline.storage.base import FileInfo, Stage, Staged, cleared_away
 
 _TEMPORARY = ".tmp-"
 
@@ -69,22 +69,46 @@ class LocalStorage:
 
     @contextmanager
     def output(self, path: str) -> Iterator[pa.NativeFile]:
-        target = self.url(path)
-        temporary = _temporary_beside(target)
+        with self.stage(path) as stage:
+            yield stage.stream
+        try:
+            self.publish([stage.staged])
+        except BaseException:
+            self.delete([stage.staged.temporary])
+            raise
+
+    @contextmanager
+    def stage(self, path: str) -> Iterator[Stage]:
+        temporary = _temporary_beside(self.url(path))
         try:
             with pa.OSFile(temporary, "wb") as stream:
-                yield stream
+                stage = Stage(stream)
+                yield stage
             descriptor = os.open(temporary, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
+                size = os.fstat(descriptor).st_size
             finally:
                 os.close(descriptor)
-            os.rename(temporary, target)
         except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        _sync_folder(os.path.dirname(target))
+        stage.staged = Staged(path, os.path.relpath(temporary, self.uri), size)
+
+    def publish(self, staged: Iterable[Staged]) -> None:
+        folders = set()
+        for each in staged:
+            target = self.url(each.path)
+            try:
+                os.rename(self.url(each.temporary), target)
+            except FileNotFoundError:
+                # Names of staged files are used once, so a file of that name and size is the one renamed before.
+                if not os.path.isfile(target) or os.path.getsize(target) != each.size:
+                    raise cleared_away(each.path) from None
+            folders.add(os.path.dirname(target))
+        for folder in folders:
+            _sync_folder(folder)
 
     def input(self, path: str) -> pa.NativeFile:
         return pa.OSFile(self.url(path), "rb")

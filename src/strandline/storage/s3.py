@@ -1,8 +1,11 @@
 """An S3 bucket, reached through `obstore` on the driver and in Spark tasks alike.
 
 A commit is a PUT with `If-None-Match: *`. Some stores ignore that header and let two creators win; `check_put_new`
-races two of them before a lake is used. Output streams are multipart uploads: nothing is visible until the last
-call.
+races two of them before a lake is used. Larger files and staged ones are multipart uploads (`Uploads`): nothing is
+visible until the last call.
+
+After a crash: an upload that was not completed is no file. `temporaries` lists it as `<path>?uploadId=<id>`, and
+`delete` aborts it.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.errors import Invalid, Unavailable
-from strandline.storage.base import FileInfo
+from strandline.storage.base import FileInfo, Stage, Staged
+from strandline.storage.s3_uploads import Uploads, is_upload
 
 _RACERS = 8
 _DELETED_AT_ONCE = 1000
+_PUBLISHED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class S3Storage:
         from obstore.store import S3Store
 
         return S3Store(self.bucket, prefix=self.prefix or None, **self._settings())
+
+    @cached_property
+    def _uploads(self) -> Uploads:
+        return Uploads(self.bucket, self.prefix, self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"bucket": self.bucket, "prefix": self.prefix, "options": dict(self.options)}
@@ -97,13 +106,28 @@ class S3Storage:
 
     @contextmanager
     def output(self, path: str) -> Iterator[pa.NativeFile]:
-        """A writer that is dropped without `close` leaves an unfinished upload, never a file."""
         import obstore
 
-        with self._translated(path):
-            upload = obstore.open_writer(self._store, path)
-            yield pa.PythonFile(_Upload(upload), mode="w")
-            upload.close()
+        with self._uploads.open(path) as upload:
+            yield pa.PythonFile(upload, mode="w")
+            if upload.is_begun:
+                self.publish([upload.finish()])
+                return
+            # What fits into one part costs one request instead of three.
+            with self._translated(path):
+                obstore.put(self._store, path, upload.held(), use_multipart=False)
+
+    @contextmanager
+    def stage(self, path: str) -> Iterator[Stage]:
+        with self._uploads.open(path) as upload:
+            stage = Stage(pa.PythonFile(upload, mode="w"))
+            yield stage
+            stage.staged = upload.finish()
+
+    def publish(self, staged: Iterable[Staged]) -> None:
+        with ThreadPoolExecutor(_PUBLISHED_AT_ONCE) as pool:
+            for done in [pool.submit(self._uploads.complete, each) for each in staged]:
+                done.result()
 
     def input(self, path: str) -> pa.NativeFile:
         import obstore
@@ -120,8 +144,7 @@ class S3Storage:
                     yield FileInfo(item["path"], item["size"], item["last_modified"].timestamp())
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
-        """Unfinished uploads are not files here; the bucket's own lifecycle rule ends them."""
-        return iter(())
+        return self._uploads.unfinished(prefix)
 
     def now_s(self) -> float:
         import obstore
@@ -136,7 +159,12 @@ class S3Storage:
     def delete(self, paths: Iterable[str]) -> None:
         import obstore
 
-        rest = list(paths)
+        rest = []
+        for path in paths:
+            if is_upload(path):
+                self._uploads.abort(path)
+            else:
+                rest.append(path)
         while rest:
             some, rest = rest[:_DELETED_AT_ONCE], rest[_DELETED_AT_ONCE:]
             with suppress(FileNotFoundError), self._translated(some[0]):
@@ -179,26 +207,6 @@ class S3Storage:
             raise FileNotFoundError(self.url(path)) from error
         except BaseError as error:
             raise Unavailable(f"{self.url(path)}: {str(error).splitlines()[0]}", path=path) from error
-
-
-class _Upload(io.RawIOBase):
-    """An obstore writer as the file object that Arrow expects."""
-
-    def __init__(self, upload: Any) -> None:
-        self._upload = upload
-        self._position = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: Any) -> int:
-        chunk = bytes(data)
-        self._upload.write(chunk)
-        self._position += len(chunk)
-        return len(chunk)
 
 
 class _Download(io.RawIOBase):
