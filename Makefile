@@ -36,7 +36,7 @@ soak: java $(VENV)/.ready  ## Run the long tests
 
 bench: java $(VENV)/.ready  ## Run a benchmark: make bench NAME=upsert (all without NAME)
 	@if [ -n "$(NAME)" ]; then $(BIN)/python bench/$(NAME).py $(ARGS); \
-	else for f in upsert merge_read compact; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
+	else for f in upsert merge_read compact export; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
 
 report: $(VENV)/.ready  ## Write docs/benchmarks.md from the last benchmark runs
 	@$(BIN)/python bench/report.py

@@ -133,6 +133,47 @@ def compact() -> str:
     )
 
 
+def export() -> str:
+    """Nothing until there was a whole run."""
+    if not (RESULTS / "export.json").exists():
+        return ""
+    result = load("export")
+    detail = result["detail"]
+    took = {name: median(seconds) for name, seconds in detail["export_s"].items()}
+    size = {name: count / 1e6 for name, count in detail["bytes"].items()}
+    memory, raw = detail["memory"], detail["raw_bytes"]
+    for name, title, values, unit in (
+        ("export-seconds.svg", "Export, seconds (shorter is better)", took, "s"),
+        ("export-bytes.svg", "Exported files, MB (shorter is better)", size, "MB"),
+    ):
+        (DOCS / "charts" / name).write_text(chart(title, values, unit))
+    rows = [
+        [
+            name,
+            f"{took[name]:,.2f}",
+            f"{took[name] / took['strandline']:.2f}x",
+            f"{size[name]:,.1f}",
+            f"{detail['column_bytes'][name]['tools'] / 1e6:,.1f}",
+            f"{size[name] / size['strandline']:.1f}x",
+        ]
+        for name in took
+    ]
+    return "\n".join(
+        [
+            f"## export\n\n{detail['rows']:,} messages to Parquet, {raw['tools'] / 1e9:.2f} GB of"
+            f" {sum(raw.values()) / 1e9:.2f} GB raw in one column that repeats by conversation; medians of"
+            f" {detail['repeats']} rounds. Only Strandline and `spark_zstd_clustered` lay the rows by conversation.\n",
+            "![Export, seconds](charts/export-seconds.svg)\n",
+            "![Export, bytes](charts/export-bytes.svg)\n",
+            table(["contender", "seconds", "against ours", "MB", "tools MB", "against ours"], rows) + "\n",
+            f"One lane over {memory['tenth']['rows']:,} rows took {memory['tenth']['peak_mb']:,.0f} MB at its peak,"
+            f" over {memory['all']['rows']:,} rows {memory['all']['peak_mb']:,.0f} MB; the idle worker has"
+            f" {memory['all']['idle_mb']:,.0f} MB.\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -162,7 +203,7 @@ def main() -> None:
         "# Benchmarks\n\nWritten by `make report` from the last full runs of `make bench`; `bench/README.md` says"
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
-    (DOCS / "benchmarks.md").write_text("\n".join([head, upsert(), merge_read(), compact()]))
+    (DOCS / "benchmarks.md").write_text("\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export()))]))
     readme()
 
 

@@ -28,8 +28,8 @@ from strandline.cli.table.set_ import MEANINGS
 from support import environment, files_below
 
 VERBS = [
-    ("init",), ("ingest",), ("rejects",), ("query",), ("status",), ("doctor",), ("demo",), ("compact",), ("vacuum",),
-    ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"), ("table", "import"),
+    ("init",), ("ingest",), ("rejects",), ("query",), ("export",), ("status",), ("doctor",), ("demo",), ("compact",),
+    ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"), ("table", "import"),
     ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"), ("table", "expire"),
     ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "drop-column"), ("table", "purge"),
     ("table", "drop"),
@@ -143,6 +143,7 @@ def test_the_lake_is_named_before_or_after_the_verb_or_by_the_environment(
         ("compact",),
         ("vacuum",),
         ("backup", "there"),
+        ("export", "t", "there"),
         ("table", "set", "t"),
         ("table", "purge", "t", "1", "--yes"),
     ],
@@ -528,6 +529,42 @@ def test_a_lake_is_backed_up_and_restored(folded: Run, tmp_path: Path) -> None:
     assert files_below(tmp_path) == before
 
 
+def test_a_table_is_exported_whole_or_by_its_changes(folded: Run, tmp_path: Path) -> None:
+    assert "Wrote 99 rows of items, at seq 3" in folded("export", "items", "out")
+    assert sum(pq.read_metadata(path).num_rows for path in tmp_path.glob("out/*.parquet")) == 99
+    error = folded.json("export", "items", "out", code=1)["error"]
+    assert error["kind"] == "Invalid" and "--overwrite" in error["hint"]
+    said = folded("export", "items", "out", "--overwrite", "--changes", "1..", "--dry-run")
+    assert "Would write 2 rows at most" in said and "Nothing was written." in said
+    done = folded.json("export", "items", "out", "--overwrite", "--changes", "1..", "--columns", "name")
+    assert (done["after"], done["seq"], done["rows"], done["engine"]) == (1, 3, 2, "driver")
+    (path,) = tmp_path.glob("out/*.parquet")
+    found = pq.read_table(path).sort_by("_seq").to_pylist()
+    assert found == [
+        {"_op": "upsert", "_seq": 2, "id": 1, "name": "b"},
+        {"_op": "delete", "_seq": 3, "id": 2, "name": None},
+    ]
+    done = folded.json("export", "items", "then", "--at", "1", "--where", "id < 5")
+    assert (done["seq"], done["rows"]) == (1, 5)
+    assert "no rows" in folded("export", "items", "none", "--where", "id < 0")
+
+
+def test_an_export_that_makes_no_sense_is_refused_and_writes_nothing(folded: Run, tmp_path: Path) -> None:
+    for words, code in (
+        (("export", "items", "out", "--changes", "1-2"), 2),
+        (("export", "items", "out", "--changes", "9.."), 1),
+        (("export", "items", "out", "--changes", "1..", "--at", "2"), 1),
+        (("export", "items", "out", "--columns", "nope"), 1),
+        (("export", "items", "out", "--where", "nope > 1"), 1),
+        (("export", "nothing", "out"), 1),
+        (("export", "items", "lake/out"), 1),
+        (("export", "items", "lake"), 1),
+    ):
+        folded(*words, code=code)
+        folded(*words, "--dry-run", code=code)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "lake" / "out").exists()
+
+
 def test_settings_are_shown_and_changed(folded: Run) -> None:
     shown = folded("table", "set", "items")
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
@@ -827,11 +864,15 @@ def test_long_work_draws_a_bar_on_a_terminal_only(tmp_path: Path) -> None:
     assert b"Loading t" in drawn
     assert json.loads(out)["rows"] == 1
     assert process("ingest", "t", "a.jsonl", "--again").stderr == ""
-    for words, said in ((["compact", "--json"], b"Compacting"), (["backup", "copy", "--json"], b"Copying")):
+    for words, said, told in (
+        (["compact", "--json"], b"Compacting", "tables"),
+        (["backup", "copy", "--json"], b"Copying", "tables"),
+        (["export", "t", "out", "--json"], b"Exporting t", "files"),
+    ):
         started, terminal = _terminal(words)
         assert said in b"".join(_all_of(terminal))
         out, _ = started.communicate(timeout=60)
-        assert started.returncode == 0 and json.loads(out)["tables"]
+        assert started.returncode == 0 and json.loads(out)[told]
     assert process("compact").stderr == ""
 
 

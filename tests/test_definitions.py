@@ -115,3 +115,31 @@ def test_a_newer_table_format_is_refused_with_its_number():
 def test_a_delta_table_that_is_not_ours_is_corrupt(configuration):
     with refused(sl.Corrupt, path="here"):
         TableDef.from_configuration(configuration, "here")
+
+
+PLACES = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("doc", pa.json_()), ("tags", pa.list_(pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("cluster_by", "columns", "expected"),
+    [
+        ([], ["id", "day"], ()),
+        (["day"], ["id", "day"], ("day",)),
+        (["day", "id"], ["id", "day"], ("day", "id")),
+        (["day", "id"], ["day", "doc"], ()),
+        (["day"], [], ()),
+        (["doc", "day"], ["id", "day", "doc", "tags"], ("doc", "day")),
+        (["day", "tags"], ["id", "day", "doc", "tags"], ()),
+    ],
+    ids=str,
+)
+def test_rows_are_laid_by_all_cluster_columns_or_by_none(cluster_by, columns, expected):
+    declared = TableDef.declare(PLACES, key=["id"], cluster_by=cluster_by)
+    assert declared.clustering(columns) == expected
+    assert TableDef.from_configuration(declared.to_configuration(), "here").clustering(columns) == expected
+
+
+def test_a_later_column_does_not_change_how_rows_are_laid():
+    declared = TableDef.declare(PLACES, key=["id"], cluster_by=["day"]).evolve(pa.schema([("more", pa.string())]))
+    assert declared.clustering(declared.schema.names) == ("day",)
+    assert declared.without("more").clustering(PLACES.names) == ("day",)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from strandline import schema as schemas
 from strandline.care import Care
@@ -138,6 +139,12 @@ class TableDef:
         """The columns that name a row: the key, or the hidden (`_seq`, `_row`) of a table without one."""
         return self.key or (SEQ, ROW)
 
+    def clustering(self, columns: Collection[str]) -> tuple[str, ...]:
+        """The columns by which rows with these columns are laid together: those of `cluster_by`, or none, when one of
+        them is missing or cannot be ordered."""
+        is_known = all(name in columns and not pt.is_nested(self.schema.field(name).type) for name in self.cluster_by)
+        return self.cluster_by if is_known else ()
+
     def evolve(self, wanted: pa.Schema) -> TableDef:
         changed = schemas.evolved(self.schema, wanted)
         once = {name for earlier in self.schemas for name in earlier.names}
@@ -174,6 +181,10 @@ class TableDef:
             hidden.append(pa.field(ROW, pa.int64(), False))
         columns = self.schemas[schema_id]
         return pa.schema(hidden + [f if f.name in self.key else f.with_nullable(True) for f in columns])
+
+    @property
+    def log_schemas(self) -> list[pa.Schema]:
+        return [self.log_schema(i) for i in range(len(self.schemas))]
 
     def baseline_schema(self, schema_id: int) -> pa.Schema:
         """The columns inside a baseline file."""

@@ -1,46 +1,32 @@
 """The one Parquet writer: log, baseline and exports go through it, on the driver and inside Spark tasks.
 
-It streams: rows are gathered into a row group until the next one would pass a budget, then the group is written
-and let go, so that memory holds one group whatever the size of the file. A new file starts after `file_bytes`.
-Files are published whole by `Storage.output`; what is returned describes them for the commit that claims them.
+It streams: rows are gathered into a row group (`Group`) until the next one would pass a budget, then the group is
+written and let go, so that memory holds one group whatever the size of the file. Rows of a clustered table come
+ordered by its cluster columns, so that what repeats lies together. A new file starts after `file_bytes`. Files are
+published whole by `Storage.output`, or staged for whoever publishes them; what is returned describes them.
+
+Which columns get a dictionary is decided by the first group of a file, from its values. A later group that shows a
+column to repeat after all, and widely, starts a new file: a Parquet writer cannot change its mind.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
-from strandline.schema import is_json
-from strandline.storage import Storage
+from strandline.group import DEFAULT, MIB, Budget, Group
+from strandline.stats import file_stats
+from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
-MIB = 1 << 20
-_DICTIONARY_FROM_BYTES = 128 << 10
-_STATS_COLUMNS = 32
-_STATS_CHARS = 64
+__all__ = ["DEFAULT", "Budget", "batch_rows", "stage_empty", "stage_files", "write_files"]
 
-
-@dataclass(frozen=True)
-class Budget:
-    """When a row group and a file close."""
-
-    group_rows: int = 50_000
-    group_bytes: int = 64 * MIB
-    file_bytes: int = 128 * MIB
-    dictionary_bytes: int = 16 * MIB
-
-
-DEFAULT = Budget()
+_PAGE_BYTES = MIB
+_LEVEL = 3
 
 
 def batch_rows(files: Iterable[DataFile], *, most: int = 50_000, batch_bytes: int = 32 * MIB) -> int:
@@ -59,144 +45,131 @@ def write_files(
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
     *,
+    cluster_by: Sequence[str] = (),
     budget: Budget = DEFAULT,
 ) -> Iterator[DataFile]:
     """Write `batches` below `folder` as one file, or several when they are large; no rows, no file.
 
     The caller takes each file as it is finished and fills in its partition."""
-    groups = _groups(batches, budget)
-    group = next(groups, None)
-    while group is not None:
+    source = _Source(batches, schema, cluster_by, budget)
+    while source.has_more():
         name = new_name()
-        path = f"{folder}/{name}"
-        raw_bytes = 0
-        with storage.output(path) as stream:
-            writer = pq.ParquetWriter(
-                stream,
-                schema,
-                compression="zstd",
-                # A dictionary costs more than it saves in a few rows.
-                use_dictionary=group.nbytes >= _DICTIONARY_FROM_BYTES,
-                dictionary_pagesize_limit=budget.dictionary_bytes,
-                write_page_index=True,
-            )
-            try:
-                while group is not None:
-                    raw_bytes += group.nbytes
-                    writer.write_table(group, row_group_size=group.num_rows)
-                    group = next(groups, None)
-                    if stream.tell() >= budget.file_bytes:
-                        break
-            except BaseException:
-                # The stream is given up; the writer must not try to end its file when it is let go.
-                writer.is_open = False
-                raise
-            writer.close()
-            size = stream.tell()
-        yield DataFile(name, size, {}, 0, json.dumps(_stats(writer.writer.metadata, schema)), raw_bytes)
+        with storage.output(f"{folder}/{name}") as stream:
+            written = source.write(stream)
+        yield written.described(name)
 
 
-def _groups(batches: Iterable[pa.RecordBatch], budget: Budget) -> Iterator[pa.Table]:
-    """Rows in tables that each fit a group: one closes before the row that would pass a budget."""
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
+def stage_files(
+    storage: Storage,
+    new_name: Callable[[], str],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    cluster_by: Sequence[str] = (),
+    budget: Budget = DEFAULT,
+) -> Iterator[tuple[DataFile, Staged]]:
+    """The same, but the files stay invisible until someone publishes them."""
+    source = _Source(batches, schema, cluster_by, budget)
+    while source.has_more():
+        name = new_name()
+        with storage.stage(name) as stage:
+            written = source.write(stage.stream)
+        yield written.described(name), stage.staged
+
+
+def stage_empty(storage: Storage, name: str, schema: pa.Schema) -> tuple[DataFile, Staged]:
+    """A staged file that has columns and no rows."""
+    with storage.stage(name) as stage:
+        pq.write_table(schema.empty_table(), stage.stream, compression="zstd", store_schema=False)
+        size = stage.stream.tell()
+    return DataFile(name, size, {}, 0, json.dumps({"numRecords": 0}), 0), stage.staged
+
+
+@dataclass(frozen=True)
+class _Written:
+    size: int
+    raw_bytes: int
+    stats_text: str
+
+    def described(self, name: str) -> DataFile:
+        return DataFile(name, self.size, {}, 0, self.stats_text, self.raw_bytes)
+
+
+class _Source:
+    """Rows on their way into files, a group at a time."""
+
+    def __init__(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
+    ) -> None:
+        self._schema = schema
+        self._budget = budget
+        self._groups = _groups(batches, schema, cluster_by, budget)
+        self._next: Group | None = None
+        self._dictionary: set[str] = set()
+
+    def has_more(self) -> bool:
+        self._next = self._next or next(self._groups, None)
+        return self._next is not None
+
+    def write(self, stream: pa.NativeFile) -> _Written:
+        """Fill one file."""
+        group = self._next
+        assert group is not None
+        # What repeated once may do so again; with the union a file is cut short at most once a column.
+        self._dictionary |= group.repeating()
+        raw_bytes = groups = 0
+        writer = pq.ParquetWriter(
+            stream,
+            group.schema,
+            compression="zstd",
+            compression_level=_LEVEL,
+            use_dictionary=sorted(self._dictionary) or False,
+            # A dictionary holds less than its group; a limit below that would end in plain pages.
+            dictionary_pagesize_limit=2 * self._budget.group_bytes,
+            # A page is cut after that many values, so wide ones go in few at a time.
+            write_batch_size=max(1, min(1024, _PAGE_BYTES // max(1, group.widest_bytes(self._dictionary)))),
+            write_page_index=True,
+            write_page_checksum=True,
+            # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
+            store_schema=False,
+        )
+        try:
+            while group is not None and (not groups or self._suits(group)):
+                groups += 1
+                raw_bytes += group.raw_bytes
+                writer.write_table(group.table(), row_group_size=group.rows)
+                # Let go of it before the next one is gathered.
+                self._next = group = None
+                if stream.tell() >= self._budget.file_bytes:
+                    break
+                self._next = group = next(self._groups, None)
+        except BaseException:
+            # The stream is given up; the writer must not try to end its file when it is let go.
+            writer.is_open = False
+            raise
+        writer.close()
+        stats = file_stats(writer.writer.metadata, self._schema)
+        return _Written(stream.tell(), raw_bytes, json.dumps(stats))
+
+    def _suits(self, group: Group) -> bool:
+        """Whether a file that is under way has a dictionary wherever this group needs one."""
+        least = max(MIB, group.encoded_bytes // 8)
+        return not any(n > least for path, n in group.saved_bytes().items() if path not in self._dictionary)
+
+
+def _groups(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
+) -> Iterator[Group]:
+    """Rows in groups: one closes before the row that would pass a budget."""
+    group = Group(schema, cluster_by)
     for batch in batches:
-        if rows + batch.num_rows <= budget.group_rows and size + batch.nbytes <= budget.group_bytes:
-            held.append(batch)
-            rows += batch.num_rows
-            size += batch.nbytes
-            continue
-        ends = np.cumsum(_row_bytes(batch))
         start = 0
         while start < batch.num_rows:
-            done = int(ends[start - 1]) if start else 0
-            fitting = int(np.searchsorted(ends, done + budget.group_bytes - size, side="right")) - start
-            count = min(fitting, budget.group_rows - rows, batch.num_rows - start)
-            if count < 1 and held:
-                yield pa.Table.from_batches(held)
-                held, rows, size = [], 0, 0
-                continue
-            # A row that fits no group is a group of its own.
-            count = max(1, count)
-            held.append(batch.slice(start, count))
-            rows += count
-            size += int(ends[start + count - 1]) - done
+            count = group.take(batch.slice(start), budget)
             start += count
-    if rows:
-        yield pa.Table.from_batches(held)
-
-
-def _row_bytes(batch: pa.RecordBatch) -> np.ndarray:
-    """About how many bytes each row takes; exact for text and binary, where rows differ most."""
-    count = batch.num_rows
-    sizes = np.ones(count, np.int64)
-    for column in batch.columns:
-        plain = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
-        if pt.is_string(plain.type) or pt.is_binary(plain.type):
-            sizes += pc.fill_null(pc.binary_length(plain), 0).to_numpy(zero_copy_only=False)
-        elif count:
-            sizes += plain.nbytes // count
-    return sizes
-
-
-def _stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
-    """Row count, minima, maxima and null counts, as Delta keeps them in an add action."""
-    lows: dict[str, Any] = {}
-    highs: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    unknown: set[str] = set()
-    wanted = {f.name for f in list(schema)[:_STATS_COLUMNS] if not pt.is_nested(f.type) and not is_json(f.type)}
-    leaves = [
-        (index, name) for index in range(metadata.num_columns) if (name := metadata.schema.column(index).path) in wanted
-    ]
-    for group in range(metadata.num_row_groups):
-        chunks = metadata.row_group(group)
-        for index, name in leaves:
-            stats = chunks.column(index).statistics
-            if stats is None:
-                unknown.add(name)
-                continue
-            if stats.has_null_count:
-                nulls[name] = nulls.get(name, 0) + stats.null_count
-            if stats.has_min_max:
-                try:
-                    low, high = stats.min, stats.max
-                except (ValueError, OverflowError):
-                    # A time outside the years that Python knows.
-                    unknown.add(name)
-                    continue
-                lows[name] = min(lows.get(name, low), low)
-                highs[name] = max(highs.get(name, high), high)
-            elif stats.null_count != chunks.num_rows:
-                unknown.add(name)
-    low_texts = {n: v for n in lows if n not in unknown and (v := _low(lows[n], schema.field(n).type)) is not None}
-    high_texts = {n: v for n in highs if n not in unknown and (v := _high(highs[n], schema.field(n).type)) is not None}
-    return {
-        "numRecords": metadata.num_rows,
-        "minValues": low_texts,
-        "maxValues": high_texts,
-        "nullCount": {n: c for n, c in nulls.items() if n not in unknown},
-    }
-
-
-def _low(value: Any, kind: pa.DataType) -> Any:
-    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound(value, kind)
-
-
-def _high(value: Any, kind: pa.DataType) -> Any:
-    """A bound from above: a long string has none that is short, so it is left out."""
-    if pt.is_string(kind):
-        return value if len(value) <= _STATS_CHARS else None
-    return _bound(value, kind)
-
-
-def _bound(value: Any, kind: pa.DataType) -> Any:
-    if pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
-        return None
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if pt.is_timestamp(kind):
-        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
-    if isinstance(value, dt.date):
-        return value.isoformat()
-    return value
+            if not count:
+                full, group = group, Group(schema, cluster_by)
+                yield full
+                del full
+    if group.rows:
+        yield group

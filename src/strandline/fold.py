@@ -128,8 +128,7 @@ def changes_sql(
     holds just these changes, so that the files need not be read again."""
     if loaded is not None:
         return f"SELECT {listed(dict.fromkeys([*columns, SEQ]))} FROM {loaded}"
-    schemas = [log.definition.log_schema(i) for i in range(len(log.definition.schemas))]
-    scan = duck_scan(log.scans(files), schemas, columns, number_as=SEQ)
+    scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
     if marks is None or not files:
         return scan
     return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_of(marks)}"

@@ -19,6 +19,7 @@ from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.errors import Corrupt
 from strandline.lanes import ReadLane
+from strandline.log import LogState
 from strandline.merge import Files, Merge, needed_columns
 from strandline.schema import canonical_field
 from strandline.spark import run_lane
@@ -58,7 +59,7 @@ def spark_frame(
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
     if merge.log_files():
         inside = [*needed, HASH, OP, *([ROW] if stored else [])]
-        log = _log_scan(spark, merge, files.log, inside)
+        log = log_scan(spark, merge.log, files.log, inside)
         log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
         if definition.is_keyed:
             frame = _merged(spark, merge, fold, frame, log, [*needed, *extra])
@@ -129,7 +130,7 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
     definition = merge.definition
     key = list(definition.key)
     inside = [*key, HASH, OP, *([definition.version] if definition.version else [])]
-    changes = _after_marks(_log_scan(spark, merge, merge.log_files(), inside), merge.baseline.marks)
+    changes = _after_marks(log_scan(spark, merge.log, merge.log_files(), inside), merge.baseline.marks)
     keys = [F.col(name) for name in _quoted(key)]
     if definition.version is None:
         winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
@@ -154,7 +155,9 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
 
 def changed_keys(spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
     """The keys that have a change in log files."""
-    return _log_scan(spark, merge, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
+    return (
+        log_scan(spark, merge.log, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
+    )
 
 
 def _quoted(names: Sequence[str]) -> list[str]:
@@ -168,11 +171,11 @@ def _base_scan(
     return spark_scan(spark, merge.log.storage, scans, merge.baseline_schemas, columns, number_as=number_as)
 
 
-def _log_scan(
-    spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]], columns: Sequence[str]
+def log_scan(
+    spark: SparkSession, log: LogState, files: Sequence[tuple[int, DataFile]], columns: Sequence[str]
 ) -> DataFrame:
-    scans = merge.log.scans(files)
-    return spark_scan(spark, merge.log.storage, scans, merge.log_schemas, columns, number_as=SEQ)
+    """The changes in log files, with their `_seq`."""
+    return spark_scan(spark, log.storage, log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
 
 
 def _equal(left: str, right: str, key: Sequence[str]) -> Column:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline import encode
+from strandline import decode, encode
 from strandline.change import HASH, OP, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError
 from strandline.log import new_file_name, same_as_next
 from strandline.rows import check_json
 from strandline.schema import conform, storage_schema
-from strandline.storage import Storage
+from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
-RECEIPT = "path string, size long, raw_bytes long, stats string, partition string, error binary"
+RECEIPT = "path string, size long, raw_bytes long, stats string, partition string, staged binary, error binary"
 _RECEIPT = pa.schema(
     [
         ("path", pa.string()),
@@ -36,13 +36,16 @@ _RECEIPT = pa.schema(
         ("raw_bytes", pa.int64()),
         ("stats", pa.string()),
         ("partition", pa.string()),
+        ("staged", pa.binary()),
         ("error", pa.binary()),
     ]
 )
 
 
-def receipt(file: DataFile | None = None, error: StrandlineError | None = None) -> pa.RecordBatch:
-    row: dict[str, Any] = {"error": pickle.dumps(error) if error else None}
+def receipt(
+    file: DataFile | None = None, *, staged: Staged | None = None, error: StrandlineError | None = None
+) -> pa.RecordBatch:
+    row: dict[str, Any] = {name: pickle.dumps(it) for name, it in (("staged", staged), ("error", error)) if it}
     if file is not None:
         row |= {
             "path": file.path,
@@ -64,6 +67,13 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
             partition = {} if row["partition"] is None else {VNODE: row["partition"]}
             files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"]))
     return files, failure
+
+
+def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged], StrandlineError | None]:
+    """The same of lanes that staged their files, with what publishes them."""
+    rows = list(receipts)
+    files, failure = files_of(rows)
+    return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
 def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -183,6 +193,31 @@ class BaselineLane:
                 yield receipt(replace(file, partition={VNODE: str(vnode)}))
 
 
+@dataclass(frozen=True)
+class ExportLane:
+    """Stage rows that arrive clustered as files of an export; whoever publishes them decides when they are seen."""
+
+    storage: Storage
+    id: str
+    schema: pa.Schema
+    cluster_by: Sequence[str]
+
+    def new_name(self) -> str:
+        return f"{self.id}-{uuid4().hex}.parquet"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _guarded(self._write(batches))
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        exact = (
+            piece for batch in batches for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
+        )
+        for file, staged in encode.stage_files(
+            self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by
+        ):
+            yield receipt(file, staged=staged)
+
+
 class _VnodeRuns:
     """A stream of batches sorted by `_vnode`, cut where it changes, without holding more than one batch."""
 
@@ -237,7 +272,7 @@ class ReadLane:
             for row in batch.to_pylist():
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
                 with _opened(self.storage, row["path"]) as file:
-                    for part in pq.ParquetFile(file).iter_batches(batch_size=8192, columns=inside):
+                    for part in decode.batches(file, inside):
                         yield self._shaped(part, wanted, row["number"])
 
     def _shaped(self, part: pa.RecordBatch, wanted: pa.Schema, number: int) -> pa.RecordBatch:
@@ -248,9 +283,9 @@ class ReadLane:
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _opened(storage: Storage, path: str) -> pa.NativeFile:
+def _opened(storage: Storage, path: str) -> pq.ParquetFile:
     try:
-        return storage.input(path)
+        return decode.open_file(storage, path)
     except FileNotFoundError as error:
         raise Corrupt(f"file {storage.url(path)} is missing", path=path) from error
 

@@ -78,15 +78,20 @@ class Merge:
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
-        return encode.batch_rows([*self.base_files(), *(file for _, file in self.log_files())], most=most)
+        return encode.batch_rows(self._files(), most=most)
+
+    @property
+    def row_bytes(self) -> int:
+        """What a row takes in memory, on average."""
+        files = self._files()
+        return sum(file.raw_bytes for file in files) // max(1, sum(file.rows for file in files))
+
+    def _files(self) -> list[DataFile]:
+        return [*self.base_files(), *(file for _, file in self.log_files())]
 
     @property
     def baseline_schemas(self) -> list[pa.Schema]:
         return [self.definition.baseline_schema(i) for i in range(len(self.definition.schemas))]
-
-    @property
-    def log_schemas(self) -> list[pa.Schema]:
-        return [self.definition.log_schema(i) for i in range(len(self.definition.schemas))]
 
     def candidates(self, predicate: Predicate | None) -> Files:
         """The files that may hold rows fulfilling the predicate."""

@@ -125,9 +125,18 @@ class Pins:
         return f"{self._folder}/{name}.json"
 
 
+def this_process() -> str:
+    """How a process names itself as a holder."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 def is_abandoned(pin: Pin) -> bool:
-    """Whether the process that held a pin ran on this machine and is gone."""
-    host, _, number = pin.holder.rpartition(":")
+    return is_gone(pin.holder)
+
+
+def is_gone(holder: str) -> bool:
+    """Whether a holder is a process that ran on this machine and is gone."""
+    host, _, number = holder.rpartition(":")
     if host != socket.gethostname() or not number.isdigit():
         return False
     try:
@@ -140,8 +149,7 @@ def is_abandoned(pin: Pin) -> bool:
 
 
 def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **claims: Any) -> Pin:
-    holder = f"{socket.gethostname()}:{os.getpid()}"
-    return Pin(name or uuid.uuid4().hex, why, length_s, holder=holder, **claims)
+    return Pin(name or uuid.uuid4().hex, why, length_s, holder=this_process(), **claims)
 
 
 @dataclass

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from strandline import encode
+from strandline import decode, encode
 from strandline.change import DELETE
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
@@ -239,17 +238,16 @@ def _without(
     removed, added, gone = [], [], 0
     for file in files:
         path = f"{folder}/{file.path}"
-        batch_rows = encode.batch_rows([file])
         try:
-            with pq.ParquetFile(storage.input(path)) as opened:
+            with decode.open_file(storage, path) as opened:
                 inside = [name for name in columns if name in opened.schema_arrow.names]
-                count = sum(going(batch).true_count for batch in opened.iter_batches(batch_rows, columns=inside))
+                count = sum(going(batch).true_count for batch in decode.batches(opened, inside))
                 if not count:
                     continue
                 removed.append(file)
                 gone += count
                 name = partial(new_file_name, schema_id_of(file))
-                kept = (batch.filter(pc.invert(going(batch))) for batch in opened.iter_batches(batch_rows))
+                kept = (batch.filter(pc.invert(going(batch))) for batch in decode.batches(opened))
                 for new in encode.write_files(storage, folder, name, kept, opened.schema_arrow):
                     added.append(replace(new, partition=file.partition))
         except (OSError, ValueError) as error:

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -28,18 +30,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 JAVA = 17
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Arrow batches bounded by bytes: unbounded ones of wide rows took over a gigabyte a worker.
-    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+    _BATCH_BYTES: "16m",
     # Above this many paths a read starts a listing job; the paths are known from the commit already.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.io.compression.codec": "zstd",
     "spark.sql.shuffle.partitions": "8",
 }
+Watch = Callable[[int, int], None]
+# What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
+_READ_BYTES = 16 << 20
+_REMOTE_TASKS = 8
 _starting = threading.Lock()
 
 
@@ -107,6 +114,70 @@ def run_lane(frame: DataFrame, lane: Callable[[Iterator[Any]], Iterator[Any]], s
         return lane(batches)
 
     return frame.mapInArrow(run, schema)
+
+
+@contextmanager
+def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[None]:
+    """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
+    the session, and `watch` hears how many of the job's tasks are done."""
+    wanted = {
+        _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
+        "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
+    }
+    before = {name: spark.conf.get(name) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+        with _watched(spark, watch) if watch else nullcontext():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                spark.conf.set(name, value)
+
+
+@contextmanager
+def _watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
+    if _is_connect(spark):
+
+        def hear(stages: Any, *_: Any) -> None:
+            known = list(stages or ())
+            watch(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
+
+        spark.registerProgressHandler(hear)
+        try:
+            yield
+        finally:
+            spark.removeProgressHandler(hear)
+        return
+    context, group, done = spark.sparkContext, f"strandline-{uuid.uuid4().hex}", threading.Event()
+    tracker = context.statusTracker()
+
+    def poll() -> None:
+        while not done.wait(0.5):
+            jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number))]
+            stages = [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
+            watch(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+
+    thread = threading.Thread(target=poll, name="spark-progress", daemon=True)
+    before = context.getLocalProperty("spark.jobGroup.id")
+    context.setJobGroup(group, "strandline")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        context.setLocalProperty("spark.jobGroup.id", before)
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once; a remote session does not say."""
+    return _REMOTE_TASKS if _is_connect(spark) else int(spark.sparkContext.defaultParallelism)
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _ship(spark: SparkSession) -> None:

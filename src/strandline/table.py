@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -27,8 +27,9 @@ from strandline.dialect import listed, quoted
 from strandline.duck import Duck
 from strandline.errors import Corrupt, Invalid, NotRetained
 from strandline.expiry import horizon_at
+from strandline.export import ExportReport, export
 from strandline.frames import fold_frame, spark_frame, winners_sql
-from strandline.log import Log
+from strandline.log import Log, LogState
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import HeldPin, Pins, new_pin
 from strandline.predicate import parse
@@ -172,7 +173,7 @@ class Table:
 
         `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
         merge, names, predicate = self._plan(at, columns, where)
-        with self._reading(merge, names, predicate) as relation:
+        with self.reading(merge, names, predicate) as relation:
             table = relation.to_arrow_table(merge.batch_rows(most=131_072))
         return schemas.conform(table, _selected(merge, names))
 
@@ -188,7 +189,7 @@ class Table:
         merge, names, predicate = self._plan(at, columns, where)
         wanted = _selected(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
-        with self.pins.held(claim), self._reading(merge, names, predicate) as relation:
+        with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
             for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
                 yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
 
@@ -213,21 +214,57 @@ class Table:
 
     def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
         """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
-        log = self.log.refresh()
+        log, after, upto = self.change_range(after, upto)
         definition = log.definition
-        files = log.files(after, log.head if upto is None else upto)
-        if after > (log.head if upto is None else upto) or after > log.head:
-            raise Invalid(
-                f"table {self.name!r} has seqs 0 to {log.head}: there is no range ({after}, {upto}]",
-                table=self.name,
-                seq=after,
-            )
+        files = log.files(after, upto)
         names = [OP, SEQ, *definition.schema.names]
         sql = folds.changes_sql(log, files, [OP, *definition.schema.names], None)
         table = self.duck.table(f"SELECT {listed(names)} FROM ({sql}) ORDER BY {listed([SEQ, *definition.key])}")
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         columns = [f if f.name in definition.key else f.with_nullable(True) for f in definition.schema]
         return schemas.conform(table, pa.schema([*hidden, *columns]))
+
+    def change_range(self, after: int, upto: int | None) -> tuple[LogState, int, int]:
+        """The log, and a range of its changes, checked: up to the head where no end is given."""
+        log = self.log.refresh()
+        end = log.head if upto is None else upto
+        log.files(after, end)
+        if not after <= min(end, log.head):
+            raise Invalid(
+                f"table {self.name!r} has seqs 0 to {log.head}: there is no range ({after}, {end}]",
+                table=self.name,
+                seq=after,
+            )
+        return log, after, min(end, log.head)
+
+    def export(
+        self,
+        dest: str,
+        *,
+        at: At = None,
+        changes: tuple[int, int | None] | None = None,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        overwrite: bool = False,
+        options: Mapping[str, str] | None = None,
+        progress: Progress = silent,
+    ) -> ExportReport:
+        """Write the rows at a seq or a time, or with `changes` those in `(after, upto]` with their `_op` and `_seq`, as
+        Parquet files below `dest`: an empty folder or `s3://bucket/prefix`.
+
+        `overwrite` replaces an earlier export. Changes that `where` refuses leave as deletes. `options` are S3
+        settings, as a lake takes them."""
+        return export(
+            self,
+            dest,
+            at=at,
+            changes=changes,
+            columns=columns,
+            where=where,
+            overwrite=overwrite,
+            options=options,
+            progress=progress,
+        )
 
     def history(self) -> list[HistoryEntry]:
         """The commits of the log, oldest first."""
@@ -426,7 +463,7 @@ class Table:
         return merge, names, None if where is None else parse(where, merge.definition.schema)
 
     @contextmanager
-    def _reading(self, merge: Merge, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
+    def reading(self, merge: Merge, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
         """A DuckDB relation of the merged rows, in a transaction that later refreshes of the fold do not disturb."""
         with self.duck.transaction() as cursor:
             files = merge.candidates(predicate)

@@ -15,6 +15,7 @@ from strandline.cli import (
     compact,
     demo,
     doctor,
+    export,
     ingest,
     init,
     query,
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, init, ingest, rejects, query, status, compact, vacuum, doctor, backup, restore):
+for verb in (demo, init, ingest, rejects, query, export, status, compact, vacuum, doctor, backup, restore):
     verb.register(app)
 app.add_typer(table.app)
 

@@ -33,7 +33,7 @@ from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import QUIET_S, is_abandoned, new_pin
 from strandline.progress import Progress, silent
-from strandline.spark import run_lane, session
+from strandline.spark import run_lane, running, session
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
@@ -294,7 +294,9 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
-    return _files(table, run_lane(ordered, _lane(table, part), RECEIPT).collect()), removed
+    with running(spark, part.row_bytes):
+        receipts = run_lane(ordered, _lane(table, part), RECEIPT).collect()
+    return _files(table, receipts), removed
 
 
 def _lane(table: Table, part: Merge) -> BaselineLane:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
-from strandline import encode
+from strandline import decode
 from strandline.change import VNODE
 from strandline.errors import Conflict, Unavailable
 from strandline.merge import Merge, vnodes_of
+from strandline.storage import Storage
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
@@ -38,26 +37,32 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
         *((part.baseline.folder, f, {int(f.partition[VNODE] or 0)}) for f in part.base_files()),
         *((part.log.folder, f, vnodes_of(f, part.baseline.vnodes)) for _, f in part.log_files()),
     ]
-    named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
-    # An error that names no file may still come from one.
-    suspects = [found for found in files if found[1].path in named] or files
+    by_path = {f"{folder}/{file.path}": (file, vnodes) for folder, file, vnodes in files}
     now = table.merge()
     live = {*now.log.snapshot.files, *now.baseline.snapshot.files}
     degraded = {}
-    for folder, file, vnodes in suspects:
-        fault = _fault(part, folder, file)
-        if fault and file.path not in live:
+    for path, fault in damaged_files(part.log.storage, list(by_path), error):
+        file, vnodes = by_path[path]
+        if file.path not in live:
             raise Conflict("the table was folded meanwhile; nothing was changed") from error
-        for vnode in set(vnodes) & set(part.only or ()) if fault else ():
-            degraded[vnode] = Degraded(vnode, part.log.storage.url(f"{folder}/{file.path}"), fault)
+        for vnode in set(vnodes) & set(part.only or ()):
+            degraded[vnode] = Degraded(vnode, part.log.storage.url(path), fault)
     return degraded
 
 
-def _fault(part: Merge, folder: str, file: DataFile) -> str:
+def damaged_files(storage: Storage, paths: Sequence[str], error: Exception) -> Iterator[tuple[str, str]]:
+    """Of the files that a failed job read, those that cannot be read, and why."""
+    named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
+    # An error that names no file may still come from one.
+    suspects = [path for path in paths if path.rsplit("/", 1)[1] in named] or paths
+    return ((path, fault) for path in suspects if (fault := _fault(storage, path)))
+
+
+def _fault(storage: Storage, path: str) -> str:
     """Why a file cannot be read; empty when it can."""
     try:
-        with pq.ParquetFile(part.log.storage.input(f"{folder}/{file.path}")) as opened:
-            for _ in opened.iter_batches(encode.batch_rows([file])):
+        with decode.open_file(storage, path) as opened:
+            for _ in decode.batches(opened):
                 pass
     except FileNotFoundError:
         return "the file is missing"

@@ -8,8 +8,8 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from strandline import decode
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import listed, literal
@@ -18,8 +18,6 @@ from strandline.duck import Duck
 from strandline.log import same_as_next
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, shift_for
-
-_BATCH_ROWS = 16_384
 
 
 def examine_rows(
@@ -54,8 +52,8 @@ def _fault(
     last: pa.Table | None = None
     row = 0
     try:
-        with pq.ParquetFile(part.storage.input(f"{part.folder}/{file.path}")) as opened:
-            for batch in opened.iter_batches(_BATCH_ROWS):
+        with decode.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
+            for batch in decode.batches(opened):
                 rows = pa.Table.from_batches([batch])
                 fault = check(rows)
                 if fault:

@@ -8,17 +8,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline import decode
 from strandline.errors import Invalid, NotFound
 from strandline.ingest.sift import Fault, sift
 from strandline.ingest.source import Source
 from strandline.rows import checked
 
-_BATCH_ROWS = 16_384
-
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(source.storage.input(source.path))
+        return decode.open_file(source.storage, source.path)
     except FileNotFoundError as error:
         raise NotFound(f"{source.uri} is gone", file=source.uri) from error
     except (pa.ArrowException, OSError) as error:
@@ -47,7 +46,7 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
             ) from error
         row, count = 0, max(1, file.metadata.num_rows)
         try:
-            for batch in file.iter_batches(_BATCH_ROWS):
+            for batch in decode.batches(file):
                 rows = pa.Table.from_batches([batch])
                 for found in _sifted(rows, schema):
                     if isinstance(found, pa.Table):

@@ -1,0 +1,81 @@
+"""Write a table as Parquet files."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli.answer import Answer, counted, size
+from strandline.cli.options import DryRun, names, seq_or_time, would
+from strandline.cli.progress import progress_bar
+from strandline.cli.verb import Call, verb
+from strandline.export import ExportReport, plan_export
+
+_RANGE = re.compile(r"(\d*)\.\.(\d*)\Z", re.ASCII)
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "export")(export)
+
+
+def export(
+    call: Call,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A new or empty folder, or s3://bucket/prefix.")],
+    changes: Annotated[
+        str | None,
+        typer.Option(metavar="AFTER..UPTO", help="Its changes after one seq up to another: 5..9, or 5.. for all."),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="SEQ|TIME", help="The table as of a seq or a time; else the latest seq.")
+    ] = None,
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Write a table, or a range of its changes, as Parquet files that any engine reads."""
+    wanted: dict[str, Any] = {
+        "at": None if at is None else seq_or_time(at),
+        "changes": None if changes is None else _range(changes),
+        "columns": None if columns is None else names(columns),
+        "where": where,
+    }
+    source = call.lake().table(table)
+    if dry_run:
+        plan = plan_export(source, dest, overwrite=overwrite, **wanted)
+        what = f"{counted(plan.rows, 'row')} at most, {size(plan.raw_bytes)} in memory, to {plan.uri}"
+        return would(f"write {what}, {_engine(plan)}", **plan.to_dict())
+    with progress_bar(f"Exporting {table}") as progress:
+        report = source.export(dest, overwrite=overwrite, progress=progress, **wanted)
+    return Answer(report.to_dict(), lambda out: _show(out, report))
+
+
+def _show(out: Console, report: ExportReport) -> None:
+    what = "rows" if report.after is None else "changes"
+    which = f"at seq {report.seq}" if report.after is None else f"after seq {report.after} up to {report.seq}"
+    times = f", {report.raw_bytes / report.bytes:,.0f} times smaller than in memory" if report.raw_bytes else ""
+    out.print(
+        f"Wrote {counted(report.rows, what[:-1])} of {report.table}, {which}, to {report.uri}:"
+        f" {counted(report.files, 'file')}, {size(report.bytes)}{times}, {report.seconds:.1f} s {_engine(report)}.",
+        soft_wrap=True,
+    )
+    if not report.rows:
+        out.print(Text("The file has the columns and no rows.", "dim"))
+
+
+def _engine(report: ExportReport) -> str:
+    return "on Spark" if report.engine == "spark" else "on the driver"
+
+
+def _range(text: str) -> tuple[int, int | None]:
+    """The seqs in a text such as `5..9`, `5..` or `..9`."""
+    found = _RANGE.match(text.strip())
+    if not found:
+        raise typer.BadParameter(f"--changes is {text!r}; expected AFTER..UPTO, such as 5..9 or 5..")
+    after, upto = found.groups()
+    return int(after or 0), int(upto) if upto else None

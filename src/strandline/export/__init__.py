@@ -1,0 +1,180 @@
+"""Write a table, or a range of its changes, as Parquet files that any engine reads.
+
+Rows leave clustered by the table's cluster columns, so that what repeats lies together, through the one Parquet
+writer: by a lane on the driver when they are few, by lanes in Spark tasks when they are many. Files are staged first
+and published by the driver when all of them are whole.
+
+After a crash: nothing is visible under the destination, unless the crash fell into the moment in which files are
+published; what is left there goes with the next export to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline import encode
+from strandline.consumers.damage import damaged_files
+from strandline.errors import Conflict, Corrupt, Invalid, Unavailable
+from strandline.export.destination import Destination
+from strandline.export.source import Source, new_source
+from strandline.lanes import RECEIPT, ExportLane, staged_of
+from strandline.progress import Progress, silent
+from strandline.spark import parallelism, run_lane, running, session
+from strandline.storage import Staged
+from strandline.storage.snapshot import DataFile
+
+if TYPE_CHECKING:
+    from strandline.table import At, Table
+
+__all__ = ["ExportReport", "export", "plan_export"]
+
+DRIVER_ROWS = 2_000_000
+DRIVER_BYTES = 256 << 20
+LANE_BYTES = 1 << 30
+MAX_LANES = 1024
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`."""
+
+    table: str
+    uri: str
+    after: int | None
+    seq: int
+    rows: int
+    files: int
+    bytes: int
+    raw_bytes: int
+    seconds: float
+    engine: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_export(
+    table: Table,
+    dest: str,
+    *,
+    at: At = None,
+    changes: tuple[int, int | None] | None = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    overwrite: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> ExportReport:
+    """What `export` would do: rows and raw bytes at most, before the filter; it refuses what `export` refuses."""
+    source = new_source(table, at=at, changes=changes, columns=columns, where=where)
+    destination = _destination(table, dest, options, overwrite)
+    destination.check()
+    engine = "driver" if _is_small(source) else "spark"
+    uri = destination.storage.uri
+    return ExportReport(table.name, uri, source.after, source.seq, source.rows, 0, 0, source.raw_bytes, 0.0, engine)
+
+
+def export(
+    table: Table,
+    dest: str,
+    *,
+    at: At = None,
+    changes: tuple[int, int | None] | None = None,
+    columns: Sequence[str] | None = None,
+    where: str | None = None,
+    overwrite: bool = False,
+    options: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> ExportReport:
+    """See `Table.export`."""
+    started_s = time.monotonic()
+    source = new_source(table, at=at, changes=changes, columns=columns, where=where)
+    destination = _destination(table, dest, options, overwrite)
+    is_small = _is_small(source)
+    with source.kept(), destination.claimed() as claim:
+        lane = ExportLane(destination.storage, claim.id, source.schema, source.cluster_by)
+        progress(0, source.rows if is_small else 0, table.name)
+        try:
+            files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
+        except Exception as error:
+            _blame(source, error)
+            raise
+        if not files:
+            empty, stage = encode.stage_empty(destination.storage, lane.new_name(), source.schema)
+            files, staged = [empty], [stage]
+        claim.publish(files, staged, source.described())
+    return ExportReport(
+        table.name,
+        destination.storage.uri,
+        source.after,
+        source.seq,
+        sum(file.rows for file in files),
+        len(files),
+        sum(file.size for file in files),
+        sum(file.raw_bytes for file in files),
+        round(time.monotonic() - started_s, 3),
+        "driver" if is_small else "spark",
+    )
+
+
+def _destination(table: Table, dest: str, options: Mapping[str, str] | None, overwrite: bool) -> Destination:
+    destination = Destination(dest, options, is_replaced=overwrite)
+    place, lake = (os.path.realpath(s.uri) if s.is_local else s.uri for s in (destination.storage, table.log.storage))
+    if f"{place}/".startswith(f"{lake}/"):
+        raise Invalid(f"{dest} lies inside the lake {lake}", hint="Choose a destination outside it.", path=dest)
+    return destination
+
+
+def _is_small(source: Source) -> bool:
+    return source.rows <= DRIVER_ROWS and source.raw_bytes <= DRIVER_BYTES
+
+
+def _on_driver(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+    with source.batches() as batches:
+        watched = _watched(batches, source.rows, source.table.name, progress)
+        return _done(row for batch in lane(watched) for row in batch.to_pylist())
+
+
+def _blame(source: Source, error: Exception) -> None:
+    """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
+    if isinstance(error, Conflict | Corrupt | Unavailable):
+        return
+    storage = source.table.log.storage
+    for path, fault in damaged_files(storage, source.paths, error):
+        raise Corrupt(
+            f"{storage.url(path)} cannot be read: {fault}", hint="See what is affected: strandline doctor", path=path
+        ) from error
+
+
+def _done(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged]]:
+    files, staged, failure = staged_of(receipts)
+    if failure is not None:
+        raise failure
+    return files, staged
+
+
+def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress: Progress) -> Iterator[pa.RecordBatch]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.num_rows
+        progress(done, max(done, whole), name)
+
+
+def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+    """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group."""
+    table = source.table
+    spark = session(table.spark)
+    row_bytes = source.raw_bytes // max(1, source.rows)
+    with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+        frame = source.frame(spark)
+        if source.order:
+            lanes = min(MAX_LANES, max(parallelism(spark), source.raw_bytes // LANE_BYTES))
+            keys = [f"`{name}`" for name in source.lane_by]
+            frame = frame.repartition(lanes, *keys).sortWithinPartitions(*[f"`{name}`" for name in source.order])
+        return _done(run_lane(frame, lane, RECEIPT).collect())

@@ -1,0 +1,141 @@
+"""Where an export goes: a folder or an S3 prefix of its own.
+
+`_export.json` says what was written there, so that it can be told from files that no export wrote, which are never
+touched. Data files bear the id of their export.
+
+After a crash: the lock stays and names a process that is gone. The next export removes what bears that id, visible or
+not, or, if the dead one had written its `_export.json`, ends what it had left to do; then it goes on.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.crash import crash_point
+from strandline.errors import Corrupt, Invalid
+from strandline.export import lock
+from strandline.storage import Staged, Storage, open_storage
+from strandline.storage.snapshot import DataFile
+
+MANIFEST = "_export.json"
+_FORMAT = 1
+
+
+class Destination:
+    """A place to export to, looked at when it is `claimed`."""
+
+    def __init__(self, uri: str, options: Mapping[str, str] | None, *, is_replaced: bool) -> None:
+        self.storage = open_storage(os.fspath(uri), options)
+        self._is_replaced = is_replaced
+
+    @contextmanager
+    def claimed(self) -> Iterator[Claim]:
+        """Hold the destination alone while the block runs; when it fails, nothing of it is left there."""
+        held = lock.acquire(self.storage, uuid.uuid4().hex)
+        try:
+            for id_ in held.dead:
+                self._end(id_)
+            claim = Claim(self.storage, held.id, self.check())
+            try:
+                yield claim
+            except BaseException:
+                claim.sweep()
+                raise
+        finally:
+            held.release()
+
+    def _end(self, dead: str) -> None:
+        """Put an end to an export whose process is gone: it is whole if it said what it wrote, else it never was."""
+        manifest = self._manifest()
+        if manifest is not None and manifest["id"] == dead:
+            self.storage.delete(self._found(manifest["replaces"]))
+        else:
+            Claim(self.storage, dead, ()).sweep()
+        # Only who holds the lock writes a manifest, so one that is unfinished is the dead one's.
+        self.storage.delete(
+            [i.path for i in self.storage.temporaries("") if i.path.partition("?")[0].endswith(MANIFEST)]
+        )
+
+    def check(self) -> Sequence[str]:
+        """The files of an earlier export that this one replaces; `Invalid` when that was not asked for, or when other
+        files are there."""
+        manifest = self._manifest()
+        known = [] if manifest is None else self._found([file["path"] for file in manifest["files"]])
+        foreign = sorted(set(self._visible()) - {MANIFEST, *known})
+        if foreign:
+            raise Invalid(
+                f"{self.storage.uri} holds files that no export wrote, such as {foreign[0]}",
+                hint="Choose another destination.",
+                path=foreign[0],
+            )
+        if manifest is not None and not self._is_replaced:
+            raise Invalid(
+                f"{self.storage.uri} holds an earlier export",
+                hint="Choose another destination, or replace it: overwrite=True, on the command line --overwrite.",
+                path=MANIFEST,
+            )
+        return known
+
+    def _visible(self) -> list[str]:
+        return [info.path for info in self.storage.list("") if not lock.is_lock(info.path)]
+
+    def _found(self, paths: Sequence[str]) -> list[str]:
+        """Those of the files that a manifest names which are there: it cannot name what lies elsewhere."""
+        visible = set(self._visible())
+        return [path for path in paths if path in visible]
+
+    def _manifest(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads(self.storage.read(MANIFEST))
+            return {"id": found["id"], "files": list(found["files"]), "replaces": list(found["replaces"])}
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{self.storage.url(MANIFEST)} is not readable: {error}", path=MANIFEST) from error
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to write to a destination, in place of `earlier` files."""
+
+    storage: Storage
+    id: str
+    earlier: Sequence[str]
+
+    def publish(self, files: Sequence[DataFile], staged: Sequence[Staged], facts: Mapping[str, Any]) -> None:
+        """Make the staged files visible, say what they are, and remove those that they replace."""
+        crash_point("export.staged")
+        self._sweep_unfinished({each.temporary for each in staged})
+        self.storage.publish(staged)
+        crash_point("export.published")
+        manifest = {
+            "format": _FORMAT,
+            "id": self.id,
+            **facts,
+            "exported_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "rows": sum(file.rows for file in files),
+            "files": [{"path": file.path, "size": file.size, "rows": file.rows} for file in files],
+            "replaces": list(self.earlier),
+        }
+        with self.storage.output(MANIFEST) as stream:
+            stream.write(json.dumps(manifest, indent=1).encode())
+        crash_point("export.described")
+        self.storage.delete(self.earlier)
+        crash_point("export.cleared")
+
+    def sweep(self) -> None:
+        """Remove whatever this export wrote."""
+        self._sweep_unfinished(set())
+        self.storage.delete([info.path for info in self.storage.list("") if info.path.startswith(f"{self.id}-")])
+
+    def _sweep_unfinished(self, kept: set[str]) -> None:
+        """Remove files that were staged and that nobody will publish, such as those of tasks that ran twice."""
+        unfinished = [info.path for info in self.storage.temporaries("") if f"{self.id}-" in info.path]
+        self.storage.delete([path for path in unfinished if path not in kept])

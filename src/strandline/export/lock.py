@@ -1,0 +1,74 @@
+"""One export at a time to a destination: a file that names who is at work there.
+
+A lock is never taken from anyone alive. When its holder is gone, whoever first creates the file that is named after the
+dead lock's id is the next holder; so of several that find it one wins, and none can remove the lock of another.
+
+After a crash: the lock stays and names a process that is gone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+
+from strandline.errors import Conflict, Corrupt
+from strandline.pins import is_gone, this_process
+from strandline.storage import Storage
+
+LOCK = "_export.lock"
+# The ids of exports that this process is at work on: a lock of ours with another id is left over.
+_active: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that is held, and the ids of the dead ones before it."""
+
+    storage: Storage
+    id: str
+    dead: tuple[str, ...]
+
+    def release(self) -> None:
+        """From the first on: while the first is there, nobody else can begin."""
+        _active.discard(self.id)
+        self.storage.delete([LOCK, *(_after(id_) for id_ in self.dead)])
+
+
+def acquire(storage: Storage, id_: str) -> Lock:
+    """`Conflict` when someone else is at work, or died on another machine."""
+    facts = {"id": id_, "holder": this_process(), "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
+    dead: list[str] = []
+    _active.add(id_)
+    try:
+        path = LOCK
+        while not storage.put_new(path, json.dumps(facts).encode()):
+            try:
+                held = json.loads(storage.read(path))
+                holder, since, other = held["holder"], held["since"], held["id"]
+            except FileNotFoundError:
+                # Released just now: from the start.
+                path, dead = LOCK, []
+                continue
+            except (ValueError, KeyError, TypeError) as error:
+                raise Corrupt(f"{storage.url(path)} is not readable: {error}", path=path) from error
+            if not is_gone(holder) and not (holder == this_process() and other not in _active):
+                raise Conflict(
+                    f"{storage.uri} is being exported to by {holder} since {since}",
+                    hint=f"If that process is gone, delete {storage.url(path)} and try again.",
+                    path=path,
+                )
+            dead.append(other)
+            path = _after(other)
+    except BaseException:
+        _active.discard(id_)
+        raise
+    return Lock(storage, id_, tuple(dead))
+
+
+def is_lock(path: str) -> bool:
+    return path.startswith(LOCK)
+
+
+def _after(id_: str) -> str:
+    return f"{LOCK}-{id_}"

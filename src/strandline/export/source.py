@@ -1,0 +1,211 @@
+"""What is exported: a table at a seq, or the changes between two, each in DuckDB's words and in Spark's.
+
+Changes that a filter does not let through still count: a row that no longer matches has to go from a copy that the
+exported changes keep. So an upsert that the filter refuses leaves as a delete, and deletes always leave.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from strandline import encode
+from strandline import schema as schemas
+from strandline.change import DELETE, OP, SEQ
+from strandline.condition import Predicate
+from strandline.dialect import listed
+from strandline.duck import translated
+from strandline.errors import Invalid
+from strandline.fold import changes_sql
+from strandline.frames import log_scan, spark_frame
+from strandline.log import LogState
+from strandline.merge import Merge, needed_columns
+from strandline.pins import new_pin
+from strandline.predicate import parse
+from strandline.storage.snapshot import DataFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from strandline.table import At, Table
+
+
+class Source(ABC):
+    """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
+    first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts."""
+
+    schema: pa.Schema
+    order: Sequence[str]
+    after: int | None = None
+    seq: int
+
+    def __init__(
+        self,
+        table: Table,
+        log: LogState,
+        columns: Sequence[str] | None,
+        where: str | None,
+    ) -> None:
+        definition = log.definition
+        self.table = table
+        self.definition = definition
+        self.names = schemas.names_of(definition.schema, columns)
+        self.where = where
+        self.predicate: Predicate | None = None if where is None else parse(where, definition.schema)
+        self.lane_by = definition.clustering(definition.schema.names)
+        self.cluster_by = definition.clustering(self.names)
+
+    def _weigh(self, files: Sequence[DataFile], paths: Sequence[str]) -> None:
+        self.paths = paths
+        self.rows = sum(file.rows for file in files)
+        self.raw_bytes = sum(file.raw_bytes for file in files)
+        self._batch_rows = encode.batch_rows(files)
+
+    @abstractmethod
+    def kept(self) -> AbstractContextManager[None]:
+        """Keeps what is read from being cleaned away, however long the block takes."""
+
+    @abstractmethod
+    def batches(self) -> AbstractContextManager[Iterator[pa.RecordBatch]]: ...
+
+    @abstractmethod
+    def frame(self, spark: SparkSession) -> DataFrame: ...
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "table": self.table.name,
+            "generation": self.table.entry.generation,
+            "after": self.after,
+            "seq": self.seq,
+            "columns": self.names,
+            "where": self.where,
+        }
+
+    def _batches(self, relation: Any, order: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        ordered = relation.order(listed(order)) if order else relation
+        try:
+            for batch in ordered.to_arrow_reader(self._batch_rows):
+                yield from schemas.conform(pa.Table.from_batches([batch]), schema).to_batches()
+        except duckdb.Error as error:
+            raise translated(error) from error
+
+
+class WholeTable(Source):
+    """The rows of a table at a seq."""
+
+    def __init__(self, table: Table, merge: Merge, columns: Sequence[str] | None, where: str | None) -> None:
+        super().__init__(table, merge.log, columns, where)
+        files = merge.candidates(self.predicate)
+        base, log = files.baseline, [file for _, file in files.log]
+        folders = (merge.baseline.folder, base), (merge.log.folder, log)
+        self._weigh([*base, *log], [f"{folder}/{file.path}" for folder, some in folders for file in some])
+        self._merge = merge
+        self.seq = merge.seq
+        self.schema = pa.schema([self.definition.schema.field(name) for name in self.names])
+        self.order = list(dict.fromkeys([*self.lane_by, *self.definition.key])) if self.lane_by else []
+        self._needed = list(dict.fromkeys([*self.names, *self.order]))
+
+    def kept(self) -> AbstractContextManager[None]:
+        merge = self._merge
+        pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
+        return self.table.pins.held(pin)
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        with self.table.reading(self._merge, self._needed, self.predicate) as relation:
+            yield self._batches(relation, self.order, self.schema)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        fold = self.table.fold_frame(spark, self._merge)
+        return spark_frame(spark, self._merge, fold, self._needed, self.predicate)
+
+
+class ChangeRange(Source):
+    """The changes of a table in `(after, seq]`."""
+
+    def __init__(
+        self, table: Table, changes: tuple[int, int | None], columns: Sequence[str] | None, where: str | None
+    ) -> None:
+        if not isinstance(changes, tuple | list) or len(changes) != 2:
+            raise Invalid(f"changes is {changes!r}; expected a pair of seqs, (after, upto)", table=table.name)
+        log, after, upto = table.change_range(*changes)
+        self._log = log
+        self._files = log.files(after, upto)
+        super().__init__(table, log, columns, where)
+        files = [file for _, file in self._files]
+        self._weigh(files, [f"{log.folder}/{file.path}" for file in files])
+        self.after = after
+        self.seq = upto
+        key, version = self.definition.key, self.definition.version
+        if version is not None and where is not None:
+            raise Invalid(
+                f"changes of table {table.name!r} cannot be filtered: by its version column {version!r} an older row"
+                " may stand, and the delete that a refused row leaves as would remove it",
+                hint="Export all changes, or the rows of the whole table with a filter.",
+                table=table.name,
+                column=version,
+            )
+        self.names = list(dict.fromkeys([*key, *self.names, *([version] if version else [])]))
+        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
+        fields = [self.definition.schema.field(name) for name in self.names]
+        self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
+        self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
+        self._needed = list(dict.fromkeys([*self.names, *self.lane_by]))
+        self._read = [OP, *needed_columns(self.definition, self._needed, self.predicate)]
+
+    def kept(self) -> AbstractContextManager[None]:
+        return self.table.pins.held(new_pin("export", seq=self.after, log_version=self._log.head))
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        predicate = self.predicate.duckdb if self.predicate else None
+        changes = changes_sql(self._log, self._files, self._read, None)
+        only = f" WHERE {predicate}" if self._drops(predicate) else ""
+        exprs = ", ".join(self._exprs(predicate, '"'))
+        with self.table.duck.transaction() as cursor:
+            relation = cursor.sql(f"SELECT {exprs} FROM ({changes}){only}")
+            yield self._batches(relation, self.order, self.schema)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        predicate = self.predicate.spark if self.predicate else None
+        changes = log_scan(spark, self._log, self._files, self._read)
+        if predicate is not None and self._drops(predicate):
+            changes = changes.where(predicate)
+        return changes.selectExpr(*self._exprs(predicate, "`"))
+
+    def _drops(self, predicate: str | None) -> bool:
+        """Whether rows that the filter refuses are left out: without a key nothing else could be said of them."""
+        return predicate is not None and not self.definition.is_keyed
+
+    def _exprs(self, predicate: str | None, quote: str) -> list[str]:
+        """What is selected of a change: as it is, or of one that the filter refuses the key alone, as a delete."""
+        columns = [SEQ, *self._needed]
+        if predicate is None or not self.definition.is_keyed:
+            return [f"{quote}{name}{quote}" for name in (OP, *columns)]
+        passes = f"coalesce(({predicate}), false)"
+        kept = {SEQ, *self.definition.key}
+        named = {name: f"{quote}{name}{quote}" for name in columns}
+        return [
+            f"CASE WHEN {passes} THEN {OP} ELSE '{DELETE}' END AS {OP}",
+            *(n if name in kept else f"CASE WHEN {passes} THEN {n} END AS {n}" for name, n in named.items()),
+        ]
+
+
+def new_source(
+    table: Table,
+    *,
+    at: At,
+    changes: tuple[int, int | None] | None,
+    columns: Sequence[str] | None,
+    where: str | None,
+) -> Source:
+    if changes is None:
+        return WholeTable(table, table.merge(at), columns, where)
+    if at is not None:
+        raise Invalid("at and changes exclude each other: changes say themselves up to which seq", table=table.name)
+    return ChangeRange(table, changes, columns, where)
