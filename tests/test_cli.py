@@ -29,10 +29,10 @@ from support import environment, files_below
 
 VERBS = [
     ("init",), ("ingest",), ("rejects",), ("query",), ("export",), ("status",), ("doctor",), ("demo",), ("compact",),
-    ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"), ("table", "import"),
-    ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"), ("table", "expire"),
-    ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "drop-column"), ("table", "purge"),
-    ("table", "drop"),
+    ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"),
+    ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
+    ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "drop-column"),
+    ("table", "purge"), ("table", "drop"),
 ]  # fmt: skip
 
 
