@@ -167,7 +167,8 @@ def export() -> str:
             "![Export, bytes](charts/export-bytes.svg)\n",
             table(["contender", "seconds", "against ours", "MB", "tools MB", "against ours"], rows) + "\n",
             f"One lane over {memory['tenth']['rows']:,} rows took {memory['tenth']['peak_mb']:,.0f} MB at its peak,"
-            f" over {memory['all']['rows']:,} rows {memory['all']['peak_mb']:,.0f} MB; the idle worker has"
+            f" over {memory['all']['rows']:,} rows {memory['all']['peak_mb']:,.0f} MB, over"
+            f" {memory['ten times']['rows']:,} rows {memory['ten times']['peak_mb']:,.0f} MB; the idle worker has"
             f" {memory['all']['idle_mb']:,.0f} MB.\n",
             figures(result),
         ]

@@ -23,7 +23,7 @@ from strandline.stats import file_stats
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
-__all__ = ["DEFAULT", "Budget", "batch_rows", "stage_empty", "stage_files", "write_files"]
+__all__ = ["DEFAULT", "Budget", "batch_rows", "groups", "stage_empty", "stage_files", "write_files"]
 
 _PAGE_BYTES = MIB
 _LEVEL = 3
@@ -103,7 +103,7 @@ class _Source:
     ) -> None:
         self._schema = schema
         self._budget = budget
-        self._groups = _groups(batches, schema, cluster_by, budget)
+        self._groups = groups(batches, schema, cluster_by, budget)
         self._next: Group | None = None
         self._dictionary: set[str] = set()
 
@@ -117,7 +117,7 @@ class _Source:
         assert group is not None
         # What repeated once may do so again; with the union a file is cut short at most once a column.
         self._dictionary |= group.repeating()
-        raw_bytes = groups = 0
+        raw_bytes = count = 0
         writer = pq.ParquetWriter(
             stream,
             group.schema,
@@ -134,8 +134,8 @@ class _Source:
             store_schema=False,
         )
         try:
-            while group is not None and (not groups or self._suits(group)):
-                groups += 1
+            while group is not None and (not count or self._suits(group)):
+                count += 1
                 raw_bytes += group.raw_bytes
                 writer.write_table(group.table(), row_group_size=group.rows)
                 # Let go of it before the next one is gathered.
@@ -157,7 +157,7 @@ class _Source:
         return not any(n > least for path, n in group.saved_bytes().items() if path not in self._dictionary)
 
 
-def _groups(
+def groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
 ) -> Iterator[Group]:
     """Rows in groups: one closes before the row that would pass a budget."""

@@ -211,16 +211,21 @@ def spark_scan(
     if not files:
         return spark.createDataFrame([], schema=spark_schema(wanted))
     if not storage.is_local:
-        rows = [(file.path, file.schema_id, file.number) for file in files]
-        listing = spark.createDataFrame(rows, "path string, schema_id int, number long")
         lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
-        return run_lane(listing.repartition(min(len(files), 64)), lane, spark_schema(wanted))
+        return run_lane(listing(spark, files, 64), lane, spark_schema(wanted))
     for file in files:
         # Spark takes an empty file for one without rows.
         if not os.path.exists(file.url) or os.path.getsize(file.url) != file.size:
             raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
     groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
     return reduce(lambda a, b: a.unionByName(b), groups)
+
+
+def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
+    """What a `ReadLane` takes, spread over at most so many tasks."""
+    rows = [(file.path, file.schema_id, file.number) for file in files]
+    named = spark.createDataFrame(rows, "path string, schema_id int, number long")
+    return named.repartition(max(1, min(len(files), tasks)))
 
 
 def _native_scan(

@@ -105,15 +105,10 @@ class Group:
         """Where rows with another cluster key begin, and those keys."""
         if not self._cluster_by:
             return (), ()
-        columns = [_stored(batch.column(name)) for name in self._cluster_by]
-        differs = np.zeros(batch.num_rows, bool)
-        differs[:1] = True
-        for column in columns:
-            codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
-            differs[1:] |= codes[1:] != codes[:-1]
-        starts = np.flatnonzero(differs)
-        keys = zip(*(_hashable(column.take(pa.array(starts))) for column in columns), strict=True)
-        return starts.tolist(), list(keys)
+        columns = [_dense(batch.column(name)) for name in self._cluster_by]
+        starts = run_starts(columns)
+        keys = zip(*(hashable(column.take(pa.array(starts, pa.int64()))) for column in columns), strict=True)
+        return starts, list(keys)
 
     def _keys_fitting(self, starts: Sequence[int], keys: Sequence[tuple[Any, ...]], rows: int, most: int) -> int:
         """How many rows go by before one would bring a cluster key too many."""
@@ -126,6 +121,10 @@ class Group:
 
     def table(self) -> pa.Table:
         return pa.Table.from_arrays([column.built() for column in self._columns], schema=self.schema)
+
+    def coded_table(self) -> pa.Table:
+        """The same in a form that can be cut and reordered: texts that are held once are in dictionaries."""
+        return pa.table([column.coded() for column in self._columns], self.schema.names)
 
     def repeating(self) -> set[str]:
         """The paths of the Parquet columns for which a dictionary pays."""
@@ -177,6 +176,8 @@ class _Plain:
     def built(self) -> pa.ChunkedArray:
         return pa.chunked_array(self._kept, type=self.field.type)
 
+    coded = built
+
     def repeating(self) -> Iterator[str]:
         return (path for path, values in _leaves(self.field.name, _sample(self._kept)) if _repeats(values))
 
@@ -197,12 +198,17 @@ class _Texts:
         view = pa.binary_view() if pt.is_binary(field.type) else pa.string_view()
         self.field = field.with_type(pa.json_(view) if is_json(field.type) else view)
         self._view = view
+        self._plain = pa.binary() if pt.is_binary(field.type) else pa.string()
         self._kept: list[pa.Array | npt.NDArray[np.int32]] = []
         self._codes: dict[bytes, int] = {}
         self._shared_rows = self._shared_bytes = self._held_bytes = 0
         self.raw_bytes = 0
 
     def measure(self, values: pa.Array) -> _Measured:
+        if pt.is_dictionary(values.type):
+            entries, codes = values.dictionary.cast(pa.binary()), pc.fill_null(values.indices, -1).to_numpy()
+            lengths = np.append(row_bytes(entries), 0)[codes]
+            return self._measured(values, lengths, entries, codes)
         values = _stored(values)
         lengths = row_bytes(values)
         is_wide = int(lengths.sum()) >= _WIDE_BYTES * len(values) or int(lengths.max(initial=0)) >= _JUDGED_BYTES
@@ -212,14 +218,17 @@ class _Texts:
             return _Measured(values, lengths, lengths)
         coded = values.dictionary_encode()
         codes = pc.fill_null(coded.indices, -1).to_numpy()
-        entries = coded.dictionary.cast(pa.binary())
-        first = np.zeros(len(entries) + 1, np.int64)
+        return self._measured(values, lengths, coded.dictionary.cast(pa.binary()), codes)
+
+    def _measured(self, values: pa.Array, lengths: Sizes, entries: pa.Array, codes: npt.NDArray[np.int32]) -> _Measured:
+        """Of each entry that the group does not have, the first row that brings it counts whole."""
+        first = np.full(len(entries) + 1, -1, np.int64)
         # The last assignment stands: the first row of each entry. Nulls (-1) fall on the spare last place.
         first[codes[::-1]] = np.arange(len(codes))[::-1]
         encoded = np.full(len(codes), _CODE_BYTES, np.int64)
-        for at, entry in enumerate(entries):
-            if entry.as_py() not in self._codes:
-                encoded[first[at]] += lengths[first[at]]
+        for at, row in enumerate(first[:-1]):
+            if row >= 0 and entries[at].as_py() not in self._codes:
+                encoded[row] += lengths[row]
         return _Measured(values, lengths, encoded, entries, codes)
 
     def _is_in_vain(self) -> bool:
@@ -246,7 +255,7 @@ class _Texts:
         self._shared_bytes += size
 
     def keep(self, values: pa.Array) -> None:
-        values = _stored(values)
+        values = _dense(values)
         self.raw_bytes += values.nbytes
         self._kept.append(values)
 
@@ -259,6 +268,20 @@ class _Texts:
         if is_json(self.field.type):
             chunks = [pa.ExtensionArray.from_storage(self.field.type, chunk) for chunk in chunks]
         return pa.chunked_array(chunks, type=self.field.type)
+
+    def coded(self) -> pa.ChunkedArray:
+        if not self._codes:
+            # Values that were looked up, and none is there: nulls.
+            plain = (kept if isinstance(kept, pa.Array) else pa.nulls(len(kept), self._plain) for kept in self._kept)
+            return pa.chunked_array(plain, type=self._plain)
+        held = pa.array(list(self._codes), pa.binary()).cast(self._plain)
+        chunks = [
+            kept.dictionary_encode()
+            if isinstance(kept, pa.Array)
+            else pa.DictionaryArray.from_arrays(pa.array(kept, mask=kept < 0), held)
+            for kept in self._kept
+        ]
+        return pa.chunked_array(chunks).unify_dictionaries()
 
     def _words(self) -> tuple[npt.NDArray[np.int32], list[pa.Buffer]]:
         """The shared values as Arrow's views of them, and the buffers that hold their bytes; null is the last view."""
@@ -279,7 +302,17 @@ class _Texts:
             yield self.field.name
 
 
-def _hashable(values: pa.Array) -> list[Any]:
+def run_starts(columns: Sequence[pa.Array]) -> list[int]:
+    """Where rows begin that differ from the row before them in one of the columns."""
+    differs = np.zeros(len(columns[0]), bool)
+    differs[:1] = True
+    for column in columns:
+        codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
+        differs[1:] |= codes[1:] != codes[:-1]
+    return np.flatnonzero(differs).tolist()
+
+
+def hashable(values: pa.Array) -> list[Any]:
     """Values of which equal ones are equal in Python: times as numbers, since Python does not know all years."""
     if pt.is_temporal(values.type):
         values = values.view(pa.int32() if pt.is_date32(values.type) else pa.int64())
@@ -369,6 +402,10 @@ def _views(
 
 def _stored(values: pa.Array) -> pa.Array:
     return values.storage if isinstance(values.type, pa.BaseExtensionType) else values
+
+
+def _dense(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pt.is_dictionary(values.type) else _stored(values)
 
 
 def _is_text(kind: pa.DataType) -> bool:

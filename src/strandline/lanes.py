@@ -16,7 +16,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from strandline import decode, encode
 from strandline.change import HASH, OP, UPSERT, VNODE
@@ -24,7 +23,7 @@ from strandline.definitions import TableDef
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError
 from strandline.log import new_file_name, same_as_next
 from strandline.rows import check_json
-from strandline.schema import conform, storage_schema
+from strandline.schema import conform, storage_schema, storage_type
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
@@ -206,16 +205,14 @@ class ExportLane:
         return f"{self.id}-{uuid4().hex}.parquet"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _guarded(self._write(batches))
-
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        exact = (
+        return self.write(
             piece for batch in batches for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
         )
-        for file, staged in encode.stage_files(
-            self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by
-        ):
-            yield receipt(file, staged=staged)
+
+    def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The receipts for rows that have the columns of `schema` already."""
+        staged_files = encode.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
+        return _guarded(receipt(file, staged=staged) for file, staged in staged_files)
 
 
 class _VnodeRuns:
@@ -267,27 +264,39 @@ class ReadLane:
     number_as: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = storage_schema(pa.schema([self.schemas[-1].field(name) for name in self.columns]))
+        wanted = storage_schema(self._wanted())
+        for part, number in self._parts(batches, is_coded=False):
+            table = conform(pa.Table.from_batches([part]), wanted)
+            if self.number_as:
+                table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
+            shaped = table.combine_chunks().to_batches()
+            yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+    def coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, but texts that have a dictionary in their file stay in it, and types are those of the file."""
+        wanted = self._wanted()
+        for part, number in self._parts(batches, is_coded=True):
+            missing = [field for field in wanted if field.name not in part.schema.names]
+            columns = [*part.columns, *(pa.nulls(part.num_rows, storage_type(field.type)) for field in missing)]
+            names = [*part.schema.names, *(field.name for field in missing)]
+            if self.number_as:
+                columns.append(pa.array([number] * part.num_rows, pa.int64()))
+                names.append(self.number_as)
+            yield pa.record_batch(columns, names)
+
+    def _wanted(self) -> pa.Schema:
+        return pa.schema([self.schemas[-1].field(name) for name in self.columns])
+
+    def _parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
         for batch in batches:
             for row in batch.to_pylist():
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
-                with _opened(self.storage, row["path"]) as file:
-                    for part in decode.batches(file, inside):
-                        yield self._shaped(part, wanted, row["number"])
-
-    def _shaped(self, part: pa.RecordBatch, wanted: pa.Schema, number: int) -> pa.RecordBatch:
-        table = conform(pa.Table.from_batches([part]), wanted)
-        if self.number_as:
-            table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
-        batches = table.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _opened(storage: Storage, path: str) -> pq.ParquetFile:
-    try:
-        return decode.open_file(storage, path)
-    except FileNotFoundError as error:
-        raise Corrupt(f"file {storage.url(path)} is missing", path=path) from error
+                try:
+                    with decode.open_file(self.storage, row["path"], is_coded=is_coded) as file:
+                        for part in decode.batches(file, inside, is_coded=is_coded):
+                            yield part, row["number"]
+                except FileNotFoundError as error:
+                    raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
 
 
 def _copied(rows: pa.Table) -> pa.Table:

@@ -62,6 +62,7 @@ SCHEMA = pa.schema(
 )
 OPTIONS = {
     "clustered": {"key": ["session", "part"], "cluster_by": ["session"], "vnodes": 4},
+    "folded": {"key": ["session", "part"], "cluster_by": ["session"], "vnodes": 4},
     "keyed": {"key": ["session", "part"], "vnodes": 2},
     "unkeyed": {"cluster_by": ["session", "day"], "vnodes": 2},
 }
@@ -101,6 +102,8 @@ def build(lake, shape="clustered"):
     write([{**row(n, rev=2), "more": "x"} for n in range(190, 220)] + [{**row(500), "text": GIANT}])
     if table.definition.is_keyed:
         table.delete([{"session": "s1", "part": 3}, {"session": "s43", "part": 4}, {"session": "none", "part": 1}])
+    if shape == "folded":
+        table.compact(full=True)
     return table
 
 
@@ -167,18 +170,25 @@ def check_clustered(folder, names):
     ("shape", "options"),
     [
         ("clustered", {}),
+        ("folded", {}),
         ("keyed", {}),
         ("unkeyed", {}),
         ("clustered", {"at": 1, "where": "flag AND n > 0", "columns": ["doc", "session", "n"]}),
         ("unkeyed", {"columns": ["text", "part"]}),
         ("keyed", {"changes": (0, None)}),
+        ("clustered", {"changes": (0, None)}),
         ("clustered", {"changes": (1, 3), "where": "n > 0", "columns": ["n", "tags"]}),
         ("unkeyed", {"changes": (1, None), "where": "n > 0"}),
     ],
     ids=str,
 )
-def test_spark_exports_what_the_driver_exports(on_spark, tables, tmp_path, monkeypatch, shape, options):
+@pytest.mark.parametrize("carried", ["rows", "blocks"])
+def test_spark_exports_what_the_driver_exports(on_spark, tables, tmp_path, monkeypatch, shape, options, carried):
     table = tables[shape]
+    if carried == "rows":
+        monkeypatch.setattr(exports, "WIDE_ROW_BYTES", 1 << 40)
+    else:
+        monkeypatch.setattr(exports, "WIDE_ROW_BYTES", 0)
     report = table.export(str(tmp_path / "spark"), **options)
     monkeypatch.undo()
     other = table.export(str(tmp_path / "driver"), **options)

@@ -22,7 +22,9 @@ from strandline import encode
 from strandline.consumers.damage import damaged_files
 from strandline.errors import Conflict, Corrupt, Invalid, Unavailable
 from strandline.export.destination import Destination
+from strandline.export.gather import BlockLane, GatherLane
 from strandline.export.source import Source, new_source
+from strandline.frames import listing
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress, silent
 from strandline.spark import parallelism, run_lane, running, session
@@ -30,6 +32,8 @@ from strandline.storage import Staged
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from strandline.table import At, Table
 
 __all__ = ["ExportReport", "export", "plan_export"]
@@ -37,6 +41,8 @@ __all__ = ["ExportReport", "export", "plan_export"]
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 256 << 20
 LANE_BYTES = 1 << 30
+# From this many bytes a row on, blocks cost less than rows.
+WIDE_ROW_BYTES = 4 << 10
 MAX_LANES = 1024
 
 
@@ -167,14 +173,31 @@ def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress:
 
 
 def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
-    """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group."""
+    """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group. Wide rows
+    travel in blocks (`GatherLane`)."""
     table = source.table
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
+    lanes = min(MAX_LANES, max(parallelism(spark), source.raw_bytes // LANE_BYTES))
     with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
-        frame = source.frame(spark)
-        if source.order:
-            lanes = min(MAX_LANES, max(parallelism(spark), source.raw_bytes // LANE_BYTES))
-            keys = [f"`{name}`" for name in source.lane_by]
-            frame = frame.repartition(lanes, *keys).sortWithinPartitions(*[f"`{name}`" for name in source.order])
-        return _done(run_lane(frame, lane, RECEIPT).collect())
+        if not source.order:
+            return _done(run_lane(source.frame(spark), lane, RECEIPT).collect())
+        is_wide = row_bytes >= WIDE_ROW_BYTES
+        frame = _gathered(spark, source, lanes) if is_wide else source.frame(spark)
+        order = source.lane_by if is_wide else source.order
+        laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
+        last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
+        return _done(run_lane(laid, last, RECEIPT).collect())
+
+
+def _gathered(spark: SparkSession, source: Source, lanes: int) -> DataFrame:
+    scan = source.scan()
+    if scan is None:
+        lane = GatherLane(source.needed, source.lane_by, None)
+        return run_lane(source.frame(spark), lane, lane.output)
+    lane = GatherLane(source.needed, source.lane_by, scan.lane)
+    return run_lane(listing(spark, scan.files, lanes), lane, lane.output)
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]

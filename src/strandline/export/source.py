@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -18,11 +19,12 @@ from strandline import encode
 from strandline import schema as schemas
 from strandline.change import DELETE, OP, SEQ
 from strandline.condition import Predicate
-from strandline.dialect import listed
+from strandline.dialect import ScanFile, listed
 from strandline.duck import translated
 from strandline.errors import Invalid
 from strandline.fold import changes_sql
 from strandline.frames import log_scan, spark_frame
+from strandline.lanes import ReadLane
 from strandline.log import LogState
 from strandline.merge import Merge, needed_columns
 from strandline.pins import new_pin
@@ -35,11 +37,20 @@ if TYPE_CHECKING:
     from strandline.table import At, Table
 
 
+@dataclass(frozen=True)
+class Scan:
+    """Files to read, for a `ReadLane`."""
+
+    files: Sequence[ScanFile]
+    lane: ReadLane
+
+
 class Source(ABC):
     """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
     first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts."""
 
     schema: pa.Schema
+    needed: pa.Schema
     order: Sequence[str]
     after: int | None = None
     seq: int
@@ -76,6 +87,10 @@ class Source(ABC):
     @abstractmethod
     def frame(self, spark: SparkSession) -> DataFrame: ...
 
+    def scan(self) -> Scan | None:
+        """The files of which every row leaves as it is; None when there is something to merge or to filter."""
+        return None
+
     def described(self) -> dict[str, Any]:
         return {
             "table": self.table.name,
@@ -109,6 +124,7 @@ class WholeTable(Source):
         self.schema = pa.schema([self.definition.schema.field(name) for name in self.names])
         self.order = list(dict.fromkeys([*self.lane_by, *self.definition.key])) if self.lane_by else []
         self._needed = list(dict.fromkeys([*self.names, *self.order]))
+        self.needed = pa.schema([self.definition.schema.field(name) for name in self._needed])
 
     def kept(self) -> AbstractContextManager[None]:
         merge = self._merge
@@ -123,6 +139,13 @@ class WholeTable(Source):
     def frame(self, spark: SparkSession) -> DataFrame:
         fold = self.table.fold_frame(spark, self._merge)
         return spark_frame(spark, self._merge, fold, self._needed, self.predicate)
+
+    def scan(self) -> Scan | None:
+        merge = self._merge
+        if merge.log_files() or merge.filter(self.predicate) is not None:
+            return None
+        lane = ReadLane(merge.log.storage, tuple(merge.baseline_schemas), tuple(self._needed), None)
+        return Scan(merge.baseline.scans(merge.base_files()), lane)
 
 
 class ChangeRange(Source):
@@ -156,6 +179,8 @@ class ChangeRange(Source):
         self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
         self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
         self._needed = list(dict.fromkeys([*self.names, *self.lane_by]))
+        more = [self.definition.schema.field(name).with_nullable(True) for name in self._needed]
+        self.needed = pa.schema([*hidden, *(field for field in more)])
         self._read = [OP, *needed_columns(self.definition, self._needed, self.predicate)]
 
     def kept(self) -> AbstractContextManager[None]:
@@ -177,6 +202,12 @@ class ChangeRange(Source):
         if predicate is not None and self._drops(predicate):
             changes = changes.where(predicate)
         return changes.selectExpr(*self._exprs(predicate, "`"))
+
+    def scan(self) -> Scan | None:
+        if self.predicate is not None:
+            return None
+        lane = ReadLane(self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ)
+        return Scan(self._log.scans(self._files), lane)
 
     def _drops(self, predicate: str | None) -> bool:
         """Whether rows that the filter refuses are left out: without a key nothing else could be said of them."""
