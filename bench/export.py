@@ -3,8 +3,8 @@
 One compacted table of generated messages, 128 KB of `tools` on every row and the same on all rows of a conversation.
 Every contender writes the same rows of it in turn, in one Spark session, and what it wrote is read back: the number of
 rows, of keys, and a checksum over all columns must be those of the generated rows. Sizes are those of the Parquet
-footers. Then the export's lane runs alone, in one Spark task of a new worker process, over a tenth of the rows, over all of
-them and over ten times as many: its memory must not follow the rows."""
+footers. Then the export's lane runs alone, in one Spark task of a new worker process, over a tenth of the rows, all of
+them and ten times as many: its memory must not follow the rows."""
 
 from __future__ import annotations
 

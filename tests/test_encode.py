@@ -778,3 +778,44 @@ def test_wide_texts_in_a_group_take_no_more_than_its_budget_when_each_counts_onc
             assert once + 4 * held <= budget.group_bytes
         at += held
     assert exact_rows(read(storage, files), table.schema) == exact_rows(table, table.schema)
+
+
+def test_narrow_columns_that_repeat_only_later_are_not_written_out(storage):
+    """Each column is narrow, together they are not."""
+    count, names = 12_000, [f"c{at}" for at in range(12)]
+    unique = pa.table({name: [f"{name}{at:0190d}" for at in range(count)] for name in names})
+    repeated = pa.table({name: [f"{name}{at % 7:0190d}" for at in range(4 * count)] for name in names})
+    files = write(storage, pa.concat_tables([unique, repeated]))
+    assert read(storage, files).num_rows == 5 * count
+    for file in files:
+        metadata = pq.ParquetFile(storage.url(f"out/{file.path}")).metadata
+        for at in range(metadata.num_row_groups):
+            assert metadata.row_group(at).total_byte_size < 40 * MIB
+    assert files[-1].size < repeated.nbytes // 100
+
+
+def test_a_dictionary_is_given_up_by_the_next_file_when_values_no_longer_repeat(storage):
+    random.seed(5)
+    wide = [random.randbytes(20_000).hex() for _ in range(400)]
+    table = pa.table({"text": [wide[0]] * 400 + wide})
+    files = write(storage, table, Budget(group_rows=100, file_bytes=1), 100)
+    has = [
+        pq.ParquetFile(storage.url(f"out/{file.path}")).metadata.row_group(0).column(0).has_dictionary_page
+        for file in files
+    ]
+    assert has == [True] * 4 + [False] * 4
+
+
+def test_rows_that_come_one_by_one_are_joined(storage):
+    table = pa.table({f"c{at}": [str(row % 9) for row in range(3000)] for at in range(8)})
+    (file,) = write(storage, table, batch_rows=1)
+    assert groups(storage, file) == [3000]
+    pieces = list(encode._pieces(table.to_batches(max_chunksize=1)))
+    assert [piece.num_rows for piece in pieces] == [1024, 1024, 952]
+
+
+def test_large_batches_are_looked_at_in_pieces():
+    batch = pa.record_batch({"text": ["x" * 10_000] * 5000})
+    pieces = list(encode._pieces([batch]))
+    assert sum(piece.num_rows for piece in pieces) == 5000
+    assert max(piece.nbytes for piece in pieces) <= 9 * MIB

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.group import SMALL_BYTES, Budget, Group, row_bytes
+from strandline.group import SMALL_BYTES, Budget, Group, row_bytes, runs_of
 from strandline.schema import JSON
 from support import answer_of, start_python
 
@@ -125,8 +125,8 @@ def test_a_slice_inside_a_slice_of_everything_nested_is_counted_right():
 def test_what_a_group_says_it_took_is_what_the_model_counts():
     texts = ["x" * 300, "y" * 500, "x" * 300, None, "y" * 500, "z" * 900]
     batch = pa.record_batch({"k": [1, 1, 2, 2, 3, 3], "text": texts})
-    group = Group(batch.schema, ["k"])
-    assert group.take(batch, Budget()) == 6
+    group = Group(batch.schema)
+    assert group.take(batch, runs_of(batch, ["k"]), Budget()) == 6
     assert group.rows == 6
     assert group.raw_bytes == 6 * 8 + sum(len(text or "") for text in texts)
     assert 300 + 500 + 900 <= group.encoded_bytes <= 300 + 500 + 900 + 6 * 2 + 6 * 8
@@ -168,9 +168,9 @@ def wide_batch(rows=4000):
 def test_rows_that_are_taken_do_not_pin_their_batch(held, cluster_by):
     batch = wide_batch()
     assert held() > 16 * MIB
-    group = Group(batch.schema, cluster_by)
+    group = Group(batch.schema)
     expected = batch.slice(1234, 1).to_pylist()
-    assert group.take(batch.slice(1234), Budget(group_rows=1)) == 1
+    assert group.take(batch.slice(1234), runs_of(batch.slice(1234), cluster_by), Budget(group_rows=1)) == 1
     del batch
     assert held() < 64 << 10
     assert group.table().to_pylist() == expected
@@ -179,18 +179,18 @@ def test_rows_that_are_taken_do_not_pin_their_batch(held, cluster_by):
 def test_the_rest_of_a_batch_does_not_pin_it_either(held):
     """A group closes in the middle of a batch; the next one begins with what is left, which is little."""
     batch = wide_batch()
-    group = Group(batch.schema, [])
-    assert group.take(batch.slice(batch.num_rows - 2), Budget()) == 2
+    group = Group(batch.schema)
+    assert group.take(batch.slice(batch.num_rows - 2), [], Budget()) == 2
     del batch
     assert held() < 64 << 10
     assert group.rows == 2
 
 
 def test_small_slices_of_many_small_batches_do_not_add_up_to_what_was_not_counted(held):
-    group = Group(pa.schema({"n": pa.int64()}), [])
+    group = Group(pa.schema({"n": pa.int64()}))
     for at in range(2000):
         batch = pa.record_batch({"n": range(at, at + 8000)})
-        assert group.take(batch.slice(0, 1), Budget()) == 1
+        assert group.take(batch.slice(0, 1), [], Budget()) == 1
         del batch
     assert group.table()["n"].to_pylist() == list(range(2000))
     assert held() < 4 * SMALL_BYTES
@@ -199,7 +199,7 @@ def test_small_slices_of_many_small_batches_do_not_add_up_to_what_was_not_counte
 FEED = """
 import gc, json, resource, sys, tracemalloc
 import pyarrow as pa
-from strandline.group import Budget, Group
+from strandline.group import Budget, Group, runs_of
 
 texts = [str(at) * 100_000 for at in range(10, 20)]
 def batch(start):
@@ -210,11 +210,11 @@ gc.collect()
 pa.default_memory_pool().release_unused()
 before = pa.total_allocated_bytes()
 tracemalloc.start()
-group = Group(batch(0).schema, sys.argv[1:])
+group = Group(batch(0).schema)
 most = 0
 for start in range(0, 1000, 50):
     rows = batch(start)
-    assert group.take(rows, Budget()) == 50
+    assert group.take(rows, runs_of(rows, sys.argv[1:]), Budget()) == 50
     del rows
     most = max(most, pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[0])
 built = group.table()

@@ -4,6 +4,8 @@ import io
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import strandline
 from strandline import spark as sparks
 
@@ -30,3 +32,36 @@ def test_a_lane_runs_in_the_workers(spark):
 
     found = sparks.run_lane(spark.range(5), double, "id long").collect()
     assert sorted(row["id"] for row in found) == [0, 2, 4, 6, 8]
+
+
+def test_settings_are_put_back_when_the_last_of_several_jobs_is_done(spark):
+    name = "spark.sql.parquet.columnarReaderBatchSize"
+    before = spark.conf.get(name)
+    first, second = sparks.running(spark, 100_000), sparks.running(spark, 1_000_000)
+    first.__enter__()
+    second.__enter__()
+    assert int(spark.conf.get(name)) == 16
+    first.__exit__(None, None, None)
+    assert int(spark.conf.get(name)) == 16
+    second.__exit__(None, None, None)
+    assert spark.conf.get(name) == before
+
+
+def test_a_job_leaves_the_callers_group_as_it_was_and_ends_its_tasks_when_it_fails(spark):
+    context = spark.sparkContext
+    context.setJobGroup("mine", "my description", interruptOnCancel=False)
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = [context.getLocalProperty(name) for name in names]
+    with pytest.raises(ZeroDivisionError), sparks.running(spark, 10):
+        spark.range(5).count()
+        raise ZeroDivisionError
+    assert [context.getLocalProperty(name) for name in names] == before
+    assert not context.statusTracker().getActiveJobsIds()
+
+
+def test_the_share_that_is_done_never_falls():
+    told = []
+    share = sparks._Share(lambda done, whole: told.append(done / whole))
+    for stages in ([], [(0, 2)], [(2, 2)], [(2, 2), (0, 4)], [(2, 2), (4, 4), (1, 9)], [(2, 2)] * 6 + [(0, 9)] * 3):
+        share.hear(stages)
+    assert told == sorted(told) and told[-1] < 1

@@ -11,7 +11,7 @@ from strandline.storage import Storage
 
 BATCH_BYTES = 32 << 20
 _MOST_ROWS = 16_384
-_PROBED_ROWS = 64
+_READ_ROWS = 512
 
 
 def open_file(storage: Storage, path: str, *, is_coded: bool = False) -> pq.ParquetFile:
@@ -41,27 +41,30 @@ def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
     ]
 
 
-def batches(
-    file: pq.ParquetFile, columns: Sequence[str] | None = None, *, is_coded: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """The rows, as many at a time as take about `BATCH_BYTES`.
+def batches(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows, as many at a time as take about `BATCH_BYTES`, or `_READ_ROWS` if these take more.
 
-    With `is_coded`, a file that was opened so, a batch brings the dictionaries of its whole group, so it is large.
-    A footer does not tell how much its rows take: a dictionary holds a wide value once. So the first rows are read to
-    see, and later groups go by the rows before them."""
-    if not file.metadata.num_row_groups:
-        return
-    if is_coded:
-        yield from file.iter_batches(_MOST_ROWS, columns=columns)
-        return
-    probe = next(file.iter_batches(_PROBED_ROWS, row_groups=[0], columns=columns), None)
-    row_bytes = _row_bytes(probe)
-    for group in range(file.metadata.num_row_groups):
-        rows = max(1, min(_MOST_ROWS, BATCH_BYTES // row_bytes))
-        for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-            row_bytes = max(row_bytes // 2, _row_bytes(batch))
-            yield batch
+    A footer does not tell how much its rows take: a dictionary holds a wide value once. So few are read at a time, and
+    joined."""
+    read: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in file.iter_batches(_READ_ROWS, columns=columns):
+        read.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _MOST_ROWS or size >= BATCH_BYTES:
+            yield pa.concat_batches(read)
+            read, rows, size = [], 0, 0
+    if read:
+        yield pa.concat_batches(read)
 
 
-def _row_bytes(batch: pa.RecordBatch | None) -> int:
-    return max(1, batch.nbytes // batch.num_rows) if batch is not None and batch.num_rows else 1
+def coded_batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The same of a file that was opened so: texts with a dictionary stay in it, and the others bound the batch."""
+    coded = set(_coded_columns(file.metadata))
+    for at in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(at)
+        chunks = (group.column(index) for index in range(group.num_columns))
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema not in coded)
+        rows = max(1, min(_MOST_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
+        yield from file.iter_batches(rows, row_groups=[at], columns=columns)

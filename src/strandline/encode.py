@@ -12,21 +12,24 @@ column to repeat after all, and widely, starts a new file: a Parquet writer cann
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
-from strandline.group import DEFAULT, MIB, Budget, Group
+from strandline.group import DEFAULT, MIB, Budget, Group, Runs, runs_of
 from strandline.stats import file_stats
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
 __all__ = ["DEFAULT", "Budget", "batch_rows", "groups", "stage_empty", "stage_files", "write_files"]
 
-_PAGE_BYTES = MIB
 _LEVEL = 3
+_PIECE_ROWS, _PIECE_BYTES = 4096, 8 * MIB
+_TINY_ROWS, _TINY_BYTES = 1024, MIB
 
 
 def batch_rows(files: Iterable[DataFile], *, most: int = 50_000, batch_bytes: int = 32 * MIB) -> int:
@@ -106,6 +109,7 @@ class _Source:
         self._groups = groups(batches, schema, cluster_by, budget)
         self._next: Group | None = None
         self._dictionary: set[str] = set()
+        self._is_cut = False
 
     def has_more(self) -> bool:
         self._next = self._next or next(self._groups, None)
@@ -115,8 +119,9 @@ class _Source:
         """Fill one file."""
         group = self._next
         assert group is not None
-        # What repeated once may do so again; with the union a file is cut short at most once a column.
-        self._dictionary |= group.repeating()
+        # After a file that was cut short for want of a dictionary its own ones stay: it is cut at most once a column.
+        self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
+        self._is_cut = False
         raw_bytes = count = 0
         writer = pq.ParquetWriter(
             stream,
@@ -126,15 +131,18 @@ class _Source:
             use_dictionary=sorted(self._dictionary) or False,
             # A dictionary holds less than its group; a limit below that would end in plain pages.
             dictionary_pagesize_limit=2 * self._budget.group_bytes,
-            # A page is cut after that many values, so wide ones go in few at a time.
-            write_batch_size=max(1, min(1024, _PAGE_BYTES // max(1, group.widest_bytes(self._dictionary)))),
+            # A page may end after every so many values: with the usual 1,024, wide ones would make huge pages.
+            write_batch_size=16 if group.raw_bytes > 1024 * group.rows else 64,
             write_page_index=True,
             write_page_checksum=True,
             # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
             store_schema=False,
         )
         try:
-            while group is not None and (not count or self._suits(group)):
+            while group is not None:
+                if count and group.lacks(self._dictionary):
+                    self._is_cut = True
+                    break
                 count += 1
                 raw_bytes += group.raw_bytes
                 writer.write_table(group.table(), row_group_size=group.rows)
@@ -151,25 +159,56 @@ class _Source:
         stats = file_stats(writer.writer.metadata, self._schema)
         return _Written(stream.tell(), raw_bytes, json.dumps(stats))
 
-    def _suits(self, group: Group) -> bool:
-        """Whether a file that is under way has a dictionary wherever this group needs one."""
-        least = max(MIB, group.encoded_bytes // 8)
-        return not any(n > least for path, n in group.saved_bytes().items() if path not in self._dictionary)
-
 
 def groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
 ) -> Iterator[Group]:
     """Rows in groups: one closes before the row that would pass a budget."""
-    group = Group(schema, cluster_by)
-    for batch in batches:
+    group = Group(schema)
+    for batch in _pieces(batches):
+        runs = runs_of(batch, cluster_by)
         start = 0
         while start < batch.num_rows:
-            count = group.take(batch.slice(start), budget)
+            count = group.take(batch.slice(start), runs, budget)
             start += count
+            runs = _left(runs, count)
             if not count:
-                full, group = group, Group(schema, cluster_by)
+                full, group = group, Group(schema)
                 yield full
                 del full
     if group.rows:
         yield group
+
+
+def _left(runs: Runs, count: int) -> Runs:
+    """The runs of a batch without its first rows."""
+    if not runs or not count:
+        return runs
+    starts = [start for start, _ in runs]
+    first = bisect_right(starts, count) - 1
+    return [(0, runs[first][1]), *((start - count, key) for start, key in runs[first + 1 :])]
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of a size that is quick to look at: large ones cut, tiny ones joined."""
+    tiny: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        is_tiny = batch.num_rows < _TINY_ROWS and batch.nbytes < _TINY_BYTES
+        if is_tiny and not any(pt.is_dictionary(kind) for kind in batch.schema.types):
+            # A slice of something larger would pin it; joined with nothing it is a copy.
+            is_slice = batch.get_total_buffer_size() > 2 * batch.nbytes
+            tiny.append(pa.concat_batches([batch, batch.slice(0, 0)]) if is_slice else batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows < _TINY_ROWS and size < _TINY_BYTES:
+                continue
+            batch = None
+        if tiny:
+            yield tiny[0] if len(tiny) == 1 else pa.concat_batches(tiny)
+            tiny, rows, size = [], 0, 0
+        if batch is not None:
+            step = max(1, min(_PIECE_ROWS, _PIECE_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            yield from (batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    if tiny:
+        yield tiny[0] if len(tiny) == 1 else pa.concat_batches(tiny)

@@ -10,6 +10,7 @@ row.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ import pyarrow.types as pt
 from strandline.schema import is_json
 
 Sizes = npt.NDArray[np.int64]
+Runs = Sequence[tuple[int, tuple[Any, ...]]]
 
 MIB = 1 << 20
 # Below this many bytes a group is kept as it came: no dictionary pays there.
@@ -31,7 +33,6 @@ SMALL_BYTES = 128 << 10
 _WIDE_BYTES = 256
 # What a row takes that repeats a value: its place in the dictionary.
 _CODE_BYTES = 2
-_PIECE_ROWS = 4096
 _SAMPLE_ROWS = 512
 _JUDGED_BYTES = 64 << 10
 _JUDGED_ROWS = 4096
@@ -55,42 +56,45 @@ class Group:
     """Rows that are written together. `raw_bytes` is what they take written out, `encoded_bytes` what they take when
     each repeated value counts once."""
 
-    def __init__(self, schema: pa.Schema, cluster_by: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema) -> None:
         self._columns = [_Texts(field) if _is_text(field.type) else _Plain(field) for field in schema]
-        self._cluster_by = tuple(cluster_by)
         self._keys: set[tuple[Any, ...]] = set()
         self.schema = pa.schema([column.field for column in self._columns])
         self.rows = self.raw_bytes = self.encoded_bytes = 0
 
-    def take(self, batch: pa.RecordBatch, budget: Budget) -> int:
-        """Add the first rows of a batch, as many as fit, and say how many. One that fits no group is taken alone."""
-        if self._is_small(batch, budget):
+    def take(self, batch: pa.RecordBatch, runs: Runs, budget: Budget) -> int:
+        """Add the first rows of a batch, as many as fit, and say how many. One that fits no group is taken alone.
+
+        `runs` are the cluster keys of the batch; none are counted without cluster columns."""
+        if self._is_small(batch, runs, budget):
             for column, values in zip(self._columns, batch.columns, strict=True):
                 column.keep(values)
             self._count(batch.num_rows, batch.nbytes, batch.nbytes)
             return int(batch.num_rows)
-        batch = batch.slice(0, min(_PIECE_ROWS, budget.group_rows - self.rows))
+        # First what is quick to tell: measuring rows that do not fit anyway would be done again for the next group.
+        rows = min(batch.num_rows, budget.group_rows - self.rows, self._keys_fitting(runs, budget.group_keys))
+        if not rows and self.rows:
+            return 0
+        batch = batch.slice(0, max(1, rows))
         measured = [column.measure(values) for column, values in zip(self._columns, batch.columns, strict=True)]
         raw: Sizes = sum((each.raw for each in measured), np.zeros(batch.num_rows, np.int64))
         encoded: Sizes = sum((each.encoded for each in measured), np.zeros(batch.num_rows, np.int64))
-        starts, keys = self._runs(batch)
         fitting = min(
             _fitting(raw, budget.group_raw_bytes - self.raw_bytes),
             _fitting(encoded, budget.group_bytes - self.encoded_bytes),
-            self._keys_fitting(starts, keys, batch.num_rows, budget.group_keys),
         )
         count: int = max(fitting, 0 if self.rows else 1)
         if count:
             for column, each in zip(self._columns, measured, strict=True):
                 column.add(each, count)
-            self._keys.update(key for start, key in zip(starts, keys, strict=True) if start < count)
+            self._keys.update(key for start, key in runs if start < count)
             self._count(count, int(raw[:count].sum()), int(encoded[:count].sum()))
         return count
 
-    def _is_small(self, batch: pa.RecordBatch, budget: Budget) -> bool:
+    def _is_small(self, batch: pa.RecordBatch, runs: Runs, budget: Budget) -> bool:
         room = min(SMALL_BYTES, budget.group_bytes, budget.group_raw_bytes) - self.raw_bytes
         return (
-            not self._cluster_by
+            not runs
             and self.rows + batch.num_rows <= budget.group_rows
             # A slice of something larger would pin it.
             and batch.get_total_buffer_size() <= min(room, 2 * batch.nbytes)
@@ -101,23 +105,14 @@ class Group:
         self.raw_bytes += raw_bytes
         self.encoded_bytes += encoded_bytes
 
-    def _runs(self, batch: pa.RecordBatch) -> tuple[Sequence[int], Sequence[tuple[Any, ...]]]:
-        """Where rows with another cluster key begin, and those keys."""
-        if not self._cluster_by:
-            return (), ()
-        columns = [_dense(batch.column(name)) for name in self._cluster_by]
-        starts = run_starts(columns)
-        keys = zip(*(hashable(column.take(pa.array(starts, pa.int64()))) for column in columns), strict=True)
-        return starts, list(keys)
-
-    def _keys_fitting(self, starts: Sequence[int], keys: Sequence[tuple[Any, ...]], rows: int, most: int) -> int:
+    def _keys_fitting(self, runs: Runs, most: int) -> int:
         """How many rows go by before one would bring a cluster key too many."""
         seen = set(self._keys)
-        for start, key in zip(starts, keys, strict=True):
+        for start, key in runs:
             seen.add(key)
             if len(seen) > most:
                 return start
-        return rows
+        return sys.maxsize
 
     def table(self) -> pa.Table:
         return pa.Table.from_arrays([column.built() for column in self._columns], schema=self.schema)
@@ -132,14 +127,13 @@ class Group:
             return set()
         return {path for column in self._columns for path in column.repeating()}
 
-    def saved_bytes(self) -> dict[str, int]:
-        """What repeating wide columns, by path, save with a dictionary: they are the costly ones to get wrong."""
-        return {path: size for column in self._columns for path, size in column.saved_bytes()}
-
-    def widest_bytes(self, dictionary: set[str]) -> int:
-        """The mean size of the widest values that are written out, not through a dictionary."""
-        plain = (column.raw_bytes for column in self._columns if column.field.name not in dictionary)
-        return max(plain, default=0) // max(1, self.rows)
+    def lacks(self, dictionary: set[str]) -> bool:
+        """Whether a file that has dictionaries for these paths alone would write much out that repeats."""
+        lost = [
+            c for c in self._columns if c.raw_bytes - c.encoded_bytes > _JUDGED_BYTES and not c.paths() <= dictionary
+        ]
+        size = sum(column.raw_bytes - column.encoded_bytes for column in lost)
+        return size > max(MIB, self.encoded_bytes // 8) and any(set(c.repeating()) - dictionary for c in lost)
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ class _Plain:
     def __init__(self, field: pa.Field) -> None:
         self.field = field
         self._kept: list[pa.Array] = []
-        self.raw_bytes = 0
+        self.raw_bytes = self.encoded_bytes = 0
 
     def measure(self, values: pa.Array) -> _Measured:
         raw = row_bytes(values)
@@ -167,10 +161,12 @@ class _Plain:
 
     def add(self, measured: _Measured, count: int) -> None:
         self.raw_bytes += int(measured.raw[:count].sum())
+        self.encoded_bytes += int(measured.encoded[:count].sum())
         self._kept.append(pa.concat_arrays([measured.values.slice(0, count)]))
 
     def keep(self, values: pa.Array) -> None:
         self.raw_bytes += values.nbytes
+        self.encoded_bytes += values.nbytes
         self._kept.append(values)
 
     def built(self) -> pa.ChunkedArray:
@@ -178,17 +174,13 @@ class _Plain:
 
     coded = built
 
-    def repeating(self) -> Iterator[str]:
-        return (path for path, values in _leaves(self.field.name, _sample(self._kept)) if _repeats(values))
+    def paths(self) -> set[str]:
+        return {path for path, _ in _leaves(self.field.name, _sample(self._kept))}
 
-    def saved_bytes(self) -> Iterator[tuple[str, int]]:
-        if not pt.is_nested(self.field.type) or self.raw_bytes < MIB:
-            return
-        sample = _sample(self._kept)
-        share = sum(map(len, self._kept)) / len(sample)
-        for path, values in _leaves(self.field.name, sample):
-            plain, distinct = _weights(values)
-            yield path, int((plain - distinct - _CODE_BYTES * len(values)) * share)
+    def repeating(self) -> Iterator[str]:
+        if not pt.is_nested(self.field.type) and _has_shown(self):
+            return iter([self.field.name])
+        return (path for path, values in _leaves(self.field.name, _sample(self._kept)) if _repeats(values))
 
 
 class _Texts:
@@ -202,7 +194,7 @@ class _Texts:
         self._kept: list[pa.Array | npt.NDArray[np.int32]] = []
         self._codes: dict[bytes, int] = {}
         self._shared_rows = self._shared_bytes = self._held_bytes = 0
-        self.raw_bytes = 0
+        self.raw_bytes = self.encoded_bytes = 0
 
     def measure(self, values: pa.Array) -> _Measured:
         if pt.is_dictionary(values.type):
@@ -238,6 +230,7 @@ class _Texts:
     def add(self, measured: _Measured, count: int) -> None:
         size = int(measured.raw[:count].sum())
         self.raw_bytes += size
+        self.encoded_bytes += int(measured.encoded[:count].sum())
         if measured.codes is None or measured.entries is None:
             self._kept.append(pa.concat_arrays([measured.values.slice(0, count)]))
             return
@@ -257,6 +250,7 @@ class _Texts:
     def keep(self, values: pa.Array) -> None:
         values = _dense(values)
         self.raw_bytes += values.nbytes
+        self.encoded_bytes += values.nbytes
         self._kept.append(values)
 
     def built(self) -> pa.ChunkedArray:
@@ -288,18 +282,29 @@ class _Texts:
         _, words, *buffers = pa.array([*self._codes, None], pa.binary_view()).buffers()
         return np.frombuffer(words, np.int32).reshape(-1, 4), [buffer or pa.py_buffer(b"") for buffer in buffers]
 
-    def saved_bytes(self) -> Iterator[tuple[str, int]]:
-        yield self.field.name, self._saved_bytes
-
-    @property
-    def _saved_bytes(self) -> int:
-        return self._shared_bytes - self._held_bytes - _CODE_BYTES * self._shared_rows
+    def paths(self) -> set[str]:
+        return {self.field.name}
 
     def repeating(self) -> Iterator[str]:
         plain = [kept for kept in self._kept if isinstance(kept, pa.Array)]
-        shared_pays = self._shared_rows > 0 and self._saved_bytes > self._shared_bytes // 5
-        if shared_pays or (self._shared_bytes * 2 < self.raw_bytes and plain and _repeats(_sample(plain))):
+        saved = self._shared_bytes - self._held_bytes - _CODE_BYTES * self._shared_rows
+        shared_pays = saved > self._shared_bytes // 5
+        if (
+            shared_pays
+            or _has_shown(self)
+            or (self._shared_bytes * 2 < self.raw_bytes and plain and _repeats(_sample(plain)))
+        ):
             yield self.field.name
+
+
+def runs_of(batch: pa.RecordBatch, cluster_by: Sequence[str]) -> Runs:
+    """Where rows with another cluster key begin, and those keys."""
+    if not cluster_by:
+        return []
+    columns = [_dense(batch.column(name)) for name in cluster_by]
+    starts = run_starts(columns)
+    keys = zip(*(hashable(column.take(pa.array(starts, pa.int64()))) for column in columns), strict=True)
+    return list(zip(starts, keys, strict=True))
 
 
 def run_starts(columns: Sequence[pa.Array]) -> list[int]:
@@ -368,12 +373,19 @@ def _repeats(leaf: pa.Array) -> bool:
     return distinct + _CODE_BYTES * len(leaf) < plain if plain > _CODE_BYTES * len(leaf) else False
 
 
+def _has_shown(column: _Plain | _Texts) -> bool:
+    """Whether a column, as it was counted row by row, has saved enough: its first rows alone may tell otherwise."""
+    return column.encoded_bytes < 0.8 * column.raw_bytes
+
+
 def _sample(kept: Sequence[pa.Array]) -> pa.Array:
     """The first rows of a column, as many as it takes to judge it."""
     chosen, rows = [], 0
     for values in kept:
         chosen.append(values.slice(0, _JUDGED_ROWS - rows))
         rows += len(chosen[-1])
+        if rows == _JUDGED_ROWS:
+            break
     return pa.concat_arrays(chosen)
 
 

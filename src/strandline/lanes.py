@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from strandline import decode, encode
 from strandline.change import HASH, OP, UPSERT, VNODE
 from strandline.definitions import TableDef
-from strandline.errors import Corrupt, Internal, Invalid, StrandlineError
+from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.log import new_file_name, same_as_next
 from strandline.rows import check_json
 from strandline.schema import conform, storage_schema, storage_type
@@ -80,8 +80,10 @@ def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from lane
     except StrandlineError as error:
         yield receipt(error=error)
+    except OSError as error:
+        yield receipt(error=Unavailable(f"a task could not read or write: {error}"))
     except Exception as error:
-        yield receipt(error=Internal(f"a Spark task failed: {type(error).__name__}: {error}"))
+        yield receipt(error=Internal(f"a task failed: {type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True)
@@ -211,8 +213,11 @@ class ExportLane:
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The receipts for rows that have the columns of `schema` already."""
-        staged_files = encode.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
-        return _guarded(receipt(file, staged=staged) for file, staged in staged_files)
+        return _guarded(receipt(file, staged=staged) for file, staged in self.stage(exact))
+
+    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, Staged]]:
+        """The files themselves, and failures as they are: for the driver."""
+        return encode.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
 
 
 class _VnodeRuns:
@@ -293,7 +298,8 @@ class ReadLane:
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
                 try:
                     with decode.open_file(self.storage, row["path"], is_coded=is_coded) as file:
-                        for part in decode.batches(file, inside, is_coded=is_coded):
+                        read = decode.coded_batches if is_coded else decode.batches
+                        for part in read(file, inside):
                             yield part, row["number"]
                 except FileNotFoundError as error:
                     raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error

@@ -58,7 +58,7 @@ class _Sense:
     def refusal(self, node: exp.Expr, why: str) -> Invalid:
         return Invalid(
             f"where {self._text!r}: {node.sql(dialect='duckdb')!r} {why}",
-            hint="Use comparisons of like with like, AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL; for more, use a query.",
+            hint="Compare like with like; use AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL, + - * and a few functions.",
         )
 
     def family(self, node: exp.Expr) -> Family:

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,16 @@ SETTINGS = {
     "spark.io.compression.codec": "zstd",
     "spark.sql.shuffle.partitions": "8",
 }
+Lane = Callable[[Iterator[Any]], Iterator[Any]]
 Watch = Callable[[int, int], None]
 # What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
 _READ_BYTES = 16 << 20
 _REMOTE_TASKS = 8
+# A job that shuffles once has that many stages; how many there will be Spark itself does not know at first.
+_STAGES = 3
+_SHARES = 1000
+_ENDED_S = 10.0
+_setting = threading.Lock()
 _starting = threading.Lock()
 
 
@@ -107,7 +114,7 @@ def is_running() -> bool:
     return SparkContext._gateway is not None
 
 
-def run_lane(frame: DataFrame, lane: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> DataFrame:
+def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     """The DataFrame of what `lane` makes of each partition's Arrow batches."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -119,56 +126,102 @@ def run_lane(frame: DataFrame, lane: Callable[[Iterator[Any]], Iterator[Any]], s
 @contextmanager
 def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[None]:
     """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
-    the session, and `watch` hears how many of the job's tasks are done."""
+    the session; `watch` hears which share of the job is done; when the block fails, the job's tasks are ended."""
     wanted = {
         _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
         "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
     }
-    before = {name: spark.conf.get(name) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
-        with _watched(spark, watch) if watch else nullcontext():
-            yield
-    finally:
-        for name, value in before.items():
-            if value is not None:
-                spark.conf.set(name, value)
+    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)):
+        yield
 
 
 @contextmanager
-def _watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
-    if _is_connect(spark):
-
-        def hear(stages: Any, *_: Any) -> None:
-            known = list(stages or ())
-            watch(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
-
-        spark.registerProgressHandler(hear)
-        try:
-            yield
-        finally:
-            spark.removeProgressHandler(hear)
-        return
-    context, group, done = spark.sparkContext, f"strandline-{uuid.uuid4().hex}", threading.Event()
-    tracker = context.statusTracker()
-
-    def poll() -> None:
-        while not done.wait(0.5):
-            jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number))]
-            stages = [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
-            watch(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
-
-    thread = threading.Thread(target=poll, name="spark-progress", daemon=True)
-    before = context.getLocalProperty("spark.jobGroup.id")
-    context.setJobGroup(group, "strandline")
-    thread.start()
+def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings for a while. Several threads may use one session: the first to come keeps what was, the last to go puts
+    it back."""
+    with _setting:
+        users, before = getattr(spark, "_strandline_set", (0, {}))
+        before = before or {name: spark.conf.get(name) for name in wanted}
+        spark._strandline_set = (users + 1, before)
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
     try:
         yield
     finally:
+        with _setting:
+            users, before = spark._strandline_set
+            spark._strandline_set = (users - 1, before if users > 1 else {})
+            for name, value in before.items() if users == 1 else ():
+                spark.conf.set(name, value)
+
+
+class _Share:
+    """Turns what Spark knows of its stages, and learns of only as it goes, into a share that never falls."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch = watch
+        self._told = 0
+
+    def hear(self, stages: Sequence[tuple[int, int]]) -> None:
+        """`stages` are pairs of tasks done and tasks in all."""
+        known = [done / whole for done, whole in stages if whole]
+        now = int(_SHARES * sum(known) / max(_STAGES, len(known)))
+        if self._watch is not None and now > self._told:
+            self._told = now
+            self._watch(now, _SHARES)
+
+
+@contextmanager
+def _remote_job(spark: SparkSession, share: _Share) -> Iterator[None]:
+    tag = f"strandline-{uuid.uuid4().hex}"
+
+    def hear(stages: Any = None, **_: Any) -> None:
+        share.hear([(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()])
+
+    spark.registerProgressHandler(hear)
+    spark.addTag(tag)
+    try:
+        yield
+    except BaseException:
+        spark.interruptTag(tag)
+        raise
+    finally:
+        spark.removeTag(tag)
+        spark.removeProgressHandler(hear)
+
+
+@contextmanager
+def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
+    context, group, done = spark.sparkContext, f"strandline-{uuid.uuid4().hex}", threading.Event()
+    tracker = context.statusTracker()
+
+    def stages() -> list[Any]:
+        jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number))]
+        return [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
+
+    def poll() -> None:
+        while not done.wait(0.5):
+            share.hear([(stage.numCompletedTasks, stage.numTasks) for stage in stages()])
+
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = {name: context.getLocalProperty(name) for name in names}
+    context.setJobGroup(group, "strandline", interruptOnCancel=True)
+    thread = threading.Thread(target=poll, name="spark-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        context.cancelJobGroup(group)
+        # Tasks that still run would write on behind our back.
+        end_s = time.monotonic() + _ENDED_S
+        while any(stage.numActiveTasks for stage in stages()) and time.monotonic() < end_s:
+            time.sleep(0.1)
+        raise
+    finally:
         done.set()
         thread.join()
-        context.setLocalProperty("spark.jobGroup.id", before)
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
 
 
 def parallelism(spark: SparkSession) -> int:

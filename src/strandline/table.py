@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -231,7 +232,7 @@ class Table:
         log.files(after, end)
         if not after <= min(end, log.head):
             raise Invalid(
-                f"table {self.name!r} has seqs 0 to {log.head}: there is no range ({after}, {end}]",
+                f"table {self.name!r} has seqs 0 to {log.head}: no changes are after {after} and up to {end}",
                 table=self.name,
                 seq=after,
             )
@@ -239,7 +240,7 @@ class Table:
 
     def export(
         self,
-        dest: str,
+        dest: str | os.PathLike[str],
         *,
         at: At = None,
         changes: tuple[int, int | None] | None = None,

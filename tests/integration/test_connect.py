@@ -20,6 +20,8 @@ assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
 lake = sl.Lake(sys.argv[1], spark=spark)
 schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
 table = lake.create_table("items", schema, key=["id"], vnodes=2)
+clustered = lake.create_table("clustered", schema, key=["id"], cluster_by=["name"], vnodes=2)
+clustered.upsert([{"id": n, "name": f"n{n % 3}"} for n in range(20)])
 table.upsert(spark.range(40).selectExpr("id", "'spark' AS name", "TIMESTAMP'2026-01-01 00:00:00Z' AS at"))
 compaction.compact(table, full=True, driver_rows=0)
 table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)])
@@ -40,13 +42,23 @@ except sl.Invalid as error:
 compaction.compact(table, full=True, driver_rows=0)
 answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id < 100"))
 answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
+import strandline.export as exports
+import pyarrow.parquet as pq
+exports.DRIVER_BYTES = -1
+told = []
+for wide in (0, 1 << 40):
+    exports.WIDE_ROW_BYTES = wide
+    done = clustered.export(sys.argv[2], overwrite=True, progress=lambda *each: told.append(each))
+    assert done.engine == "spark"
+    answers[f"exported_{bool(wide)}"] = sorted(pq.read_table(sys.argv[2]).column("id").to_pylist())
+answers["rising"] = [share for share, *_ in told[:3]] == sorted(share for share, *_ in told[:3])
 answers["marks"] = list(table.baseline.refresh().marks)
 print(json.dumps(answers))
 """
 
 
 def test_the_core_runs_on_spark_connect(tmp_path):
-    done = python(CODE, str(tmp_path), timeout_s=240)
+    done = python(CODE, str(tmp_path / "lake"), str(tmp_path / "out"), timeout_s=240)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     assert len(answers["expected"]) == 45
@@ -55,3 +67,5 @@ def test_the_core_runs_on_spark_connect(tmp_path):
     assert answers["where"] == [30, 31, 32]
     assert (answers["before"], answers["spooled"], answers["refused"]) == (40, 20, "id")
     assert answers["marks"] == [4, 4]
+    assert answers["exported_False"] == answers["exported_True"] == list(range(20))
+    assert answers["rising"]

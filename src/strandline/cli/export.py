@@ -58,7 +58,8 @@ def export(
 def _show(out: Console, report: ExportReport) -> None:
     what = "rows" if report.after is None else "changes"
     which = f"at seq {report.seq}" if report.after is None else f"after seq {report.after} up to {report.seq}"
-    times = f", {report.raw_bytes / report.bytes:,.0f} times smaller than in memory" if report.raw_bytes else ""
+    times = f", {report.raw_bytes / report.bytes:,.0f} times smaller than in memory"
+    times = times if report.raw_bytes >= 2 * report.bytes else ""
     out.print(
         f"Wrote {counted(report.rows, what[:-1])} of {report.table}, {which}, to {report.uri}:"
         f" {counted(report.files, 'file')}, {size(report.bytes)}{times}, {report.seconds:.1f} s {_engine(report)}.",

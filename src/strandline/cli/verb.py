@@ -135,7 +135,9 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print_error("Stopped", "on your request", "Commits are whole or not there: run it again.", {}, is_json=False)
+        print_error(
+            "Stopped", "on your request", "What was not finished is not there: run it again.", {}, is_json=False
+        )
         return 130
     except OSError as error:
         return _fail(call, "Unavailable", str(error), None, {})
@@ -152,7 +154,7 @@ def _hint(call: Call, error: StrandlineError) -> str | None:
         error.hint = error.hint.replace("strandline doctor", call.command("doctor"))
     if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
         return f"The oldest seq that can be read is {error.fields['oldest']}."
-    is_remote = call.path.startswith("s3://") and error.kind == "Unavailable"
+    is_remote = "s3://" in call.path + error.message and error.kind == "Unavailable"
     if not is_remote or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         return error.hint
     said = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."

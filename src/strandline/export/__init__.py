@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from strandline import encode
-from strandline.consumers.damage import damaged_files
-from strandline.errors import Conflict, Corrupt, Invalid, Unavailable
+from strandline.errors import Invalid
 from strandline.export.destination import Destination
 from strandline.export.gather import BlockLane, GatherLane
 from strandline.export.source import Source, new_source
 from strandline.frames import listing
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress, silent
-from strandline.spark import parallelism, run_lane, running, session
+from strandline.spark import Lane, parallelism, run_lane, running, session
 from strandline.storage import Staged
 from strandline.storage.snapshot import DataFile
 
@@ -41,6 +40,7 @@ __all__ = ["ExportReport", "export", "plan_export"]
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 256 << 20
 LANE_BYTES = 1 << 30
+SMALL_LANE_BYTES = 64 << 20
 # From this many bytes a row on, blocks cost less than rows.
 WIDE_ROW_BYTES = 4 << 10
 MAX_LANES = 1024
@@ -67,7 +67,7 @@ class ExportReport:
 
 def plan_export(
     table: Table,
-    dest: str,
+    dest: str | os.PathLike[str],
     *,
     at: At = None,
     changes: tuple[int, int | None] | None = None,
@@ -87,7 +87,7 @@ def plan_export(
 
 def export(
     table: Table,
-    dest: str,
+    dest: str | os.PathLike[str],
     *,
     at: At = None,
     changes: tuple[int, int | None] | None = None,
@@ -105,11 +105,7 @@ def export(
     with source.kept(), destination.claimed() as claim:
         lane = ExportLane(destination.storage, claim.id, source.schema, source.cluster_by)
         progress(0, source.rows if is_small else 0, table.name)
-        try:
-            files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
-        except Exception as error:
-            _blame(source, error)
-            raise
+        files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
         if not files:
             empty, stage = encode.stage_empty(destination.storage, lane.new_name(), source.schema)
             files, staged = [empty], [stage]
@@ -128,7 +124,9 @@ def export(
     )
 
 
-def _destination(table: Table, dest: str, options: Mapping[str, str] | None, overwrite: bool) -> Destination:
+def _destination(
+    table: Table, dest: str | os.PathLike[str], options: Mapping[str, str] | None, overwrite: bool
+) -> Destination:
     destination = Destination(dest, options, is_replaced=overwrite)
     place, lake = (os.path.realpath(s.uri) if s.is_local else s.uri for s in (destination.storage, table.log.storage))
     if f"{place}/".startswith(f"{lake}/"):
@@ -142,26 +140,9 @@ def _is_small(source: Source) -> bool:
 
 def _on_driver(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
     with source.batches() as batches:
-        watched = _watched(batches, source.rows, source.table.name, progress)
-        return _done(row for batch in lane(watched) for row in batch.to_pylist())
-
-
-def _blame(source: Source, error: Exception) -> None:
-    """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
-    if isinstance(error, Conflict | Corrupt | Unavailable):
-        return
-    storage = source.table.log.storage
-    for path, fault in damaged_files(storage, source.paths, error):
-        raise Corrupt(
-            f"{storage.url(path)} cannot be read: {fault}", hint="See what is affected: strandline doctor", path=path
-        ) from error
-
-
-def _done(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged]]:
-    files, staged, failure = staged_of(receipts)
-    if failure is not None:
-        raise failure
-    return files, staged
+        exact = _watched(batches, source.rows, source.table.name, progress)
+        done = list(lane.stage(exact))
+    return [file for file, _ in done], [staged for _, staged in done]
 
 
 def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -178,16 +159,35 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
     table = source.table
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
-    lanes = min(MAX_LANES, max(parallelism(spark), source.raw_bytes // LANE_BYTES))
+    lanes = lanes_for(spark, source)
     with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
         if not source.order:
-            return _done(run_lane(source.frame(spark), lane, RECEIPT).collect())
+            return _collected(source, source.frame(spark), lane)
         is_wide = row_bytes >= WIDE_ROW_BYTES
         frame = _gathered(spark, source, lanes) if is_wide else source.frame(spark)
         order = source.lane_by if is_wide else source.order
         laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
         last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
-        return _done(run_lane(laid, last, RECEIPT).collect())
+        return _collected(source, laid, last)
+
+
+def lanes_for(spark: SparkSession, source: Source) -> int:
+    """As many as run at once, or as the rows need; few rows need few, or they end in many small files."""
+    at_once = min(parallelism(spark), source.raw_bytes // SMALL_LANE_BYTES)
+    return max(1, min(MAX_LANES, max(at_once, source.raw_bytes // LANE_BYTES)))
+
+
+def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
+    try:
+        receipts = run_lane(frame, lane, RECEIPT).collect()
+    except Exception as error:
+        # Spark's own, of several kinds.
+        source.blame(error)
+        raise
+    files, staged, failure = staged_of(receipts)
+    if failure is not None:
+        raise failure
+    return files, staged
 
 
 def _gathered(spark: SparkSession, source: Source, lanes: int) -> DataFrame:

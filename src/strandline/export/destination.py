@@ -11,38 +11,47 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import logging
 import os
+import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from strandline.crash import crash_point
-from strandline.errors import Corrupt, Invalid
+from strandline.errors import Corrupt, Invalid, StrandlineError
 from strandline.export import lock
 from strandline.storage import Staged, Storage, open_storage
 from strandline.storage.snapshot import DataFile
 
 MANIFEST = "_export.json"
 _FORMAT = 1
+_OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.parquet|_export\.json")
+_log = logging.getLogger(__name__)
 
 
 class Destination:
     """A place to export to, looked at when it is `claimed`."""
 
-    def __init__(self, uri: str, options: Mapping[str, str] | None, *, is_replaced: bool) -> None:
-        self.storage = open_storage(os.fspath(uri), options)
+    def __init__(self, uri: str | os.PathLike[str], options: Mapping[str, str] | None, *, is_replaced: bool) -> None:
+        self.storage = open_storage(os.fspath(uri) if isinstance(uri, os.PathLike) else uri, options)
         self._is_replaced = is_replaced
 
     @contextmanager
     def claimed(self) -> Iterator[Claim]:
         """Hold the destination alone while the block runs; when it fails, nothing of it is left there."""
+        if not self.storage.exists(lock.LOCK):
+            # Nothing is written to a place that is refused. With a lock, what is there may be a dead one's.
+            self.check()
+        self.storage.check_put_new()
         held = lock.acquire(self.storage, uuid.uuid4().hex)
         try:
             for id_ in held.dead:
                 self._end(id_)
             claim = Claim(self.storage, held.id, self.check())
+            claim.sweep_unfinished(())
             try:
                 yield claim
             except BaseException:
@@ -67,13 +76,14 @@ class Destination:
         """The files of an earlier export that this one replaces; `Invalid` when that was not asked for, or when other
         files are there."""
         manifest = self._manifest()
-        known = [] if manifest is None else self._found([file["path"] for file in manifest["files"]])
-        foreign = sorted(set(self._visible()) - {MANIFEST, *known})
-        if foreign:
+        known = [] if manifest is None else self._found(manifest["files"])
+        ours = {MANIFEST, *known}
+        foreign = next((path for path in self._visible() if path not in ours), None)
+        if foreign is not None:
             raise Invalid(
-                f"{self.storage.uri} holds files that no export wrote, such as {foreign[0]}",
+                f"{self.storage.uri} holds files that are not listed by an export, such as {foreign}",
                 hint="Choose another destination.",
-                path=foreign[0],
+                path=foreign,
             )
         if manifest is not None and not self._is_replaced:
             raise Invalid(
@@ -83,22 +93,32 @@ class Destination:
             )
         return known
 
-    def _visible(self) -> list[str]:
-        return [info.path for info in self.storage.list("") if not lock.is_lock(info.path)]
+    def _visible(self) -> Iterator[str]:
+        return (info.path for info in self.storage.list("") if not lock.is_lock(info.path))
 
     def _found(self, paths: Sequence[str]) -> list[str]:
         """Those of the files that a manifest names which are there: it cannot name what lies elsewhere."""
+        if not paths:
+            return []
         visible = set(self._visible())
         return [path for path in paths if path in visible]
 
     def _manifest(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self.storage.read(MANIFEST))
-            return {"id": found["id"], "files": list(found["files"]), "replaces": list(found["replaces"])}
+            return {
+                "id": found["id"],
+                "files": [str(file["path"]) for file in found["files"]],
+                "replaces": [str(path) for path in found["replaces"]],
+            }
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{self.storage.url(MANIFEST)} is not readable: {error}", path=MANIFEST) from error
+            raise Corrupt(
+                f"{self.storage.url(MANIFEST)} is not readable: {error!r}",
+                hint="Choose another destination, or delete what is there.",
+                path=MANIFEST,
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -112,8 +132,13 @@ class Claim:
     def publish(self, files: Sequence[DataFile], staged: Sequence[Staged], facts: Mapping[str, Any]) -> None:
         """Make the staged files visible, say what they are, and remove those that they replace."""
         crash_point("export.staged")
-        self._sweep_unfinished({each.temporary for each in staged})
-        self.storage.publish(staged)
+        temporaries = [each.temporary for each in staged]
+        self.sweep_unfinished(temporaries)
+        try:
+            self.storage.publish(staged)
+        except BaseException:
+            self.storage.delete(temporaries)
+            raise
         crash_point("export.published")
         manifest = {
             "format": _FORMAT,
@@ -132,10 +157,15 @@ class Claim:
 
     def sweep(self) -> None:
         """Remove whatever this export wrote."""
-        self._sweep_unfinished(set())
+        self.sweep_unfinished(())
         self.storage.delete([info.path for info in self.storage.list("") if info.path.startswith(f"{self.id}-")])
 
-    def _sweep_unfinished(self, kept: set[str]) -> None:
-        """Remove files that were staged and that nobody will publish, such as those of tasks that ran twice."""
-        unfinished = [info.path for info in self.storage.temporaries("") if f"{self.id}-" in info.path]
-        self.storage.delete([path for path in unfinished if path not in kept])
+    def sweep_unfinished(self, kept: Collection[str]) -> None:
+        """Remove files that were staged and that nobody will publish: of exports that are gone, of tasks that ran twice
+        or went on after their job had failed. Who holds the lock is alone here, so all but the kept ones are such."""
+        try:
+            found = [info.path for info in self.storage.temporaries("")]
+            self.storage.delete([path for path in found if _OURS.search(path) and path not in kept])
+        except StrandlineError as error:
+            # A store may not let us list them; what was exported counts.
+            _log.warning("unfinished files in %s could not be removed: %s", self.storage.uri, error)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import logging
 from dataclasses import dataclass
 
-from strandline.errors import Conflict, Corrupt
+from strandline.errors import Conflict, Corrupt, StrandlineError
 from strandline.pins import is_gone, this_process
 from strandline.storage import Storage
 
 LOCK = "_export.lock"
 # The ids of exports that this process is at work on: a lock of ours with another id is left over.
 _active: set[str] = set()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,11 @@ class Lock:
     def release(self) -> None:
         """From the first on: while the first is there, nobody else can begin."""
         _active.discard(self.id)
-        self.storage.delete([LOCK, *(_after(id_) for id_ in self.dead)])
+        try:
+            self.storage.delete([LOCK, *(_after(id_) for id_ in self.dead)])
+        except (OSError, StrandlineError) as error:
+            # What was exported counts. This process may go on; for another machine the lock has to be deleted.
+            _log.warning("%s could not be released: %s", self.storage.url(LOCK), error)
 
 
 def acquire(storage: Storage, id_: str) -> Lock:
@@ -52,6 +58,9 @@ def acquire(storage: Storage, id_: str) -> Lock:
                 continue
             except (ValueError, KeyError, TypeError) as error:
                 raise Corrupt(f"{storage.url(path)} is not readable: {error}", path=path) from error
+            if other == id_:
+                # It was created, and the answer got lost on the way.
+                break
             if not is_gone(holder) and not (holder == this_process() and other not in _active):
                 raise Conflict(
                     f"{storage.uri} is being exported to by {holder} since {since}",

@@ -19,9 +19,10 @@ from strandline import encode
 from strandline import schema as schemas
 from strandline.change import DELETE, OP, SEQ
 from strandline.condition import Predicate
+from strandline.consumers.damage import damaged_files
 from strandline.dialect import ScanFile, listed
 from strandline.duck import translated
-from strandline.errors import Invalid
+from strandline.errors import Corrupt, Invalid
 from strandline.fold import changes_sql
 from strandline.frames import log_scan, spark_frame
 from strandline.lanes import ReadLane
@@ -101,13 +102,29 @@ class Source(ABC):
             "where": self.where,
         }
 
+    def blame(self, error: Exception) -> None:
+        """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
+        storage = self.table.log.storage
+        for path, fault in damaged_files(storage, self.paths, error):
+            raise Corrupt(
+                f"{storage.url(path)} cannot be read: {fault}",
+                hint="See what is affected: strandline doctor",
+                path=path,
+            ) from error
+
     def _batches(self, relation: Any, order: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         ordered = relation.order(listed(order)) if order else relation
         try:
             for batch in ordered.to_arrow_reader(self._batch_rows):
                 yield from schemas.conform(pa.Table.from_batches([batch]), schema).to_batches()
         except duckdb.Error as error:
+            self.blame(error)
             raise translated(error) from error
+        except RuntimeError as error:
+            if "interrupted" not in str(error):
+                raise
+            # What DuckDB makes of Ctrl-C.
+            raise KeyboardInterrupt from error
 
 
 class WholeTable(Source):
@@ -157,6 +174,10 @@ class ChangeRange(Source):
         if not isinstance(changes, tuple | list) or len(changes) != 2:
             raise Invalid(f"changes is {changes!r}; expected a pair of seqs, (after, upto)", table=table.name)
         log, after, upto = table.change_range(*changes)
+        if changes[1] is not None and changes[1] > upto:
+            raise Invalid(
+                f"table {table.name!r} has seqs 0 to {upto}, not {changes[1]}", table=table.name, seq=changes[1]
+            )
         self._log = log
         self._files = log.files(after, upto)
         super().__init__(table, log, columns, where)
@@ -174,6 +195,7 @@ class ChangeRange(Source):
                 column=version,
             )
         self.names = list(dict.fromkeys([*key, *self.names, *([version] if version else [])]))
+        self.cluster_by = self.definition.clustering(self.names)
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         fields = [self.definition.schema.field(name) for name in self.names]
         self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])

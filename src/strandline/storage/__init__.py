@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from strandline.errors import Invalid
 from strandline.storage.base import FileInfo, Staged, Storage
@@ -20,7 +20,9 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
 
     `options` are S3 settings (`endpoint`, `access_key_id`, `secret_access_key`, `region`, …); without them the
     usual `AWS_…` environment variables count."""
-    if not uri or set(uri) & _PATTERN or not uri.isprintable():
+    if not isinstance(uri, str) or not uri:
+        raise Invalid(f"address {uri!r} names no place", hint="Expected a folder or s3://bucket/prefix")
+    if set(uri) & _PATTERN or not uri.isprintable():
         raise Invalid(
             f"address {uri!r} is not allowed",
             hint=f"It must not hold any of {' '.join(sorted(_PATTERN))}: readers take those as a pattern.",
@@ -29,13 +31,17 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
     if parts.scheme == "s3":
         if not parts.netloc:
             raise Invalid(f"address {uri!r} names no bucket", hint="Expected s3://bucket/prefix")
+        if {".", ".."} & set(parts.path.split("/")):
+            raise Invalid(f"address {uri!r} has '.' or '..' in it", hint="Name the prefix itself.")
         return S3Storage(parts.netloc, parts.path.strip("/"), dict(options or {}))
     if parts.scheme in ("", "file"):
         if options:
             raise Invalid(f"storage options were given for the local folder {uri!r}")
-        storage = LocalStorage(parts.path if parts.scheme else uri)
+        if parts.scheme and parts.netloc:
+            raise Invalid(f"address {uri!r} names another machine", hint=f"Expected file:///{parts.netloc}{parts.path}")
+        storage = LocalStorage(unquote(parts.path) if parts.scheme else uri)
         if storage.is_file():
-            raise Invalid(f"address {uri!r} is a file; expected a folder", path=storage.uri)
+            raise Invalid(f"address {uri!r} is a file, or lies below one; expected a folder", path=storage.uri)
         return storage
     raise Invalid(
         f"address {uri!r} has the scheme {parts.scheme!r}",

@@ -28,8 +28,11 @@ class LocalStorage:
         object.__setattr__(self, "uri", os.path.abspath(os.path.expanduser(root)))
 
     def is_file(self) -> bool:
-        """Whether the root is something other than a folder."""
-        return os.path.exists(self.uri) and not os.path.isdir(self.uri)
+        """Whether the root, or what it would lie in, is something other than a folder."""
+        place = self.uri
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        return not os.path.isdir(place)
 
     @property
     def is_local(self) -> bool:
@@ -114,10 +117,10 @@ class LocalStorage:
         return pa.OSFile(self.url(path), "rb")
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix) if _TEMPORARY not in info.path)
+        return (info for info in self._walk(prefix) if not _is_temporary(info.path))
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix) if _TEMPORARY in info.path)
+        return (info for info in self._walk(prefix) if _is_temporary(info.path))
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
         for folder, _, names in os.walk(self.url(prefix)):
@@ -145,7 +148,12 @@ class LocalStorage:
 def _temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
     _make_folder(folder)
-    return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}")
+    # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
+    return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
+
+
+def _is_temporary(path: str) -> bool:
+    return os.path.basename(path).startswith(_TEMPORARY)
 
 
 def _make_folder(folder: str) -> None:

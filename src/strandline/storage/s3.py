@@ -11,6 +11,7 @@ After a crash: an upload that was not completed is no file. `temporaries` lists 
 from __future__ import annotations
 
 import io
+import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +55,8 @@ class S3Storage:
 
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = dict(self.options)
-        if settings.get("endpoint", "").startswith("http://"):
+        known = (settings.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT"))
+        if next((endpoint for endpoint in known if endpoint), "").startswith("http://"):
             settings["client_options"] = {"allow_http": True}
         return settings
 
