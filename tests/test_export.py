@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
+import strandline.export as exports
 from strandline import encode
 from strandline.export import lock as locks
 from strandline.export import plan_export
@@ -956,3 +957,13 @@ def test_a_place_below_a_file_is_refused(parts, tmp_path):
     (tmp_path / "file").write_text("x")
     with refused(sl.Invalid):
         parts.export(tmp_path / "file" / "below")
+
+
+def test_the_driver_takes_what_a_filter_or_few_columns_make_small(many, dest, monkeypatch):
+    """What is known of the files is of all rows and columns; a look into them says how little is asked for."""
+    whole = plan_export(many, dest).raw_bytes
+    monkeypatch.setattr(exports, "DRIVER_BYTES", whole // 2)
+    assert plan_export(many, dest).engine == "spark"
+    for options in ({"where": "k = 3"}, {"columns": ["k"]}):
+        plan = plan_export(many, dest, **options)
+        assert (plan.engine, plan.rows) == ("driver", many.to_arrow(**options).num_rows)

@@ -135,6 +135,8 @@ def _destination(
 
 
 def _is_small(source: Source) -> bool:
+    if source.rows > DRIVER_ROWS or source.raw_bytes > DRIVER_BYTES:
+        source.look_closer()
     return source.rows <= DRIVER_ROWS and source.raw_bytes <= DRIVER_BYTES
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from strandline import encode
+from strandline import decode, encode
 from strandline import schema as schemas
 from strandline.change import DELETE, OP, SEQ
 from strandline.condition import Predicate
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from strandline.table import At, Table
+
+
+_COUNTED_ROWS = 20_000_000
+_PROBED_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Source(ABC):
         self.paths = paths
         self.rows = sum(file.rows for file in files)
         self.raw_bytes = sum(file.raw_bytes for file in files)
+        self._row_bytes = self.raw_bytes // max(1, self.rows)
         self._batch_rows = encode.batch_rows(files)
 
     @abstractmethod
@@ -101,6 +106,21 @@ class Source(ABC):
             "columns": self.names,
             "where": self.where,
         }
+
+    def look_closer(self) -> None:
+        """Count what the filter lets through, and weigh the columns that are asked for, by a look into the files: what
+        is known of them is of whole rows. It costs less than starting Spark for a few."""
+        if self.where is not None and self.rows <= _COUNTED_ROWS:
+            self.rows = self._count()
+        if self.paths and len(self.needed) < len(self.definition.schema):
+            with decode.open_file(self.table.log.storage, self.paths[0]) as file:
+                inside = [name for name in self.needed.names if name in file.schema_arrow.names]
+                first = next(file.iter_batches(_PROBED_ROWS, columns=inside), None)
+            self._row_bytes = min(self._row_bytes, first.nbytes // first.num_rows) if first else self._row_bytes
+        self.raw_bytes = self.rows * self._row_bytes
+
+    def _count(self) -> int:
+        return self.rows
 
     def blame(self, error: Exception) -> None:
         """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
@@ -152,6 +172,10 @@ class WholeTable(Source):
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         with self.table.reading(self._merge, self._needed, self.predicate) as relation:
             yield self._batches(relation, self.order, self.schema)
+
+    def _count(self) -> int:
+        with self.table.reading(self._merge, self._needed[:1], self.predicate) as relation:
+            return int(relation.aggregate("count(*)").fetchall()[0][0])
 
     def frame(self, spark: SparkSession) -> DataFrame:
         fold = self.table.fold_frame(spark, self._merge)
