@@ -20,7 +20,6 @@ import strandline as sl
 import strandline.export as exports
 from strandline import encode
 from strandline.export import lock as locks
-from strandline.export import plan_export
 from strandline.export.destination import MANIFEST, Destination
 from strandline.export.lock import LOCK
 from strandline.pins import Pins
@@ -422,7 +421,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "fields"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_arguments_are_refused_before_anything_is_written(parts, dest, options, fields):
-    for call in (export, lambda table, dest, **rest: plan_export(table, str(dest), **rest)):
+    for call in (export, lambda table, dest, **rest: table.export(dest, dry_run=True, **rest)):
         with refused(sl.Invalid, **fields):
             call(parts, dest, **options)
         assert not dest.parent.exists()
@@ -479,7 +478,7 @@ def test_an_earlier_export_is_refused_and_stays_as_it_is(own_parts, dest):
     export(own_parts, dest)
     before = contents(dest)
     own_parts.delete(own_parts.to_arrow(columns=["session", "part"]))
-    for call in (export, lambda table, dest: plan_export(table, str(dest))):
+    for call in (export, lambda table, dest: table.export(dest, dry_run=True)):
         with refused(sl.Invalid, path=MANIFEST):
             call(own_parts, dest)
         assert contents(dest) == before
@@ -888,7 +887,7 @@ def test_an_export_is_of_one_seq_whatever_is_written_compacted_and_cleaned_meanw
 
 
 def test_a_plan_says_what_an_export_would_do_and_writes_nothing(parts, dest):
-    plan = plan_export(parts, str(dest), where="is_error")
+    plan = parts.export(dest, where="is_error", dry_run=True)
     assert not dest.parent.exists()
     report = export(parts, dest, where="is_error")
     assert (plan.table, plan.uri, plan.after, plan.seq, plan.engine) == (
@@ -961,9 +960,9 @@ def test_a_place_below_a_file_is_refused(parts, tmp_path):
 
 def test_the_driver_takes_what_a_filter_or_few_columns_make_small(many, dest, monkeypatch):
     """What is known of the files is of all rows and columns; a look into them says how little is asked for."""
-    whole = plan_export(many, dest).raw_bytes
+    whole = many.export(dest, dry_run=True).raw_bytes
     monkeypatch.setattr(exports, "DRIVER_BYTES", whole // 2)
-    assert plan_export(many, dest).engine == "spark"
+    assert many.export(dest, dry_run=True).engine == "spark"
     for options in ({"where": "k = 3"}, {"columns": ["k"]}):
-        plan = plan_export(many, dest, **options)
+        plan = many.export(dest, dry_run=True, **options)
         assert (plan.engine, plan.rows) == ("driver", many.to_arrow(**options).num_rows)

@@ -28,7 +28,7 @@ from strandline.dialect import listed, quoted
 from strandline.duck import Duck
 from strandline.errors import Corrupt, Invalid, NotRetained
 from strandline.expiry import horizon_at
-from strandline.export import ExportReport, export
+from strandline.export import Destination, ExportReport, export, new_source
 from strandline.frames import fold_frame, spark_frame, winners_sql
 from strandline.log import Log, LogState
 from strandline.merge import Files, Merge, duck_sql
@@ -248,24 +248,16 @@ class Table:
         where: str | None = None,
         overwrite: bool = False,
         options: Mapping[str, str] | None = None,
+        dry_run: bool = False,
         progress: Progress = silent,
     ) -> ExportReport:
         """Write the rows at a seq or a time, or with `changes` those in `(after, upto]` with their `_op` and `_seq`, as
         Parquet files below `dest`: an empty folder or `s3://bucket/prefix`.
 
         `overwrite` replaces an earlier export. Changes that `where` refuses leave as deletes. `options` are S3
-        settings, as a lake takes them."""
-        return export(
-            self,
-            dest,
-            at=at,
-            changes=changes,
-            columns=columns,
-            where=where,
-            overwrite=overwrite,
-            options=options,
-            progress=progress,
-        )
+        settings, as a lake takes them. `dry_run` only says what it would be."""
+        source = new_source(self, at=at, changes=changes, columns=columns, where=where)
+        return export(source, Destination(dest, options, is_replaced=overwrite), dry_run=dry_run, progress=progress)
 
     def history(self) -> list[HistoryEntry]:
         """The commits of the log, oldest first."""

@@ -13,7 +13,7 @@ from strandline.cli.answer import Answer, counted, size
 from strandline.cli.options import DryRun, names, seq_or_time, would
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.export import ExportReport, plan_export
+from strandline.export import ExportReport
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)\Z", re.ASCII)
 
@@ -47,7 +47,7 @@ def export(
     }
     source = call.lake().table(table)
     if dry_run:
-        plan = plan_export(source, dest, overwrite=overwrite, **wanted)
+        plan = source.export(dest, overwrite=overwrite, dry_run=True, **wanted)
         what = f"{counted(plan.rows, 'row')} at most, {size(plan.raw_bytes)} in memory, to {plan.uri}"
         return would(f"write {what}, {_engine(plan)}", **plan.to_dict())
     with progress_bar(f"Exporting {table}") as progress:

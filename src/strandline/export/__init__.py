@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from strandline.export.gather import BlockLane, GatherLane
 from strandline.export.source import Source, new_source
 from strandline.frames import listing
 from strandline.lanes import RECEIPT, ExportLane, staged_of
-from strandline.progress import Progress, silent
+from strandline.progress import Progress
 from strandline.spark import Lane, parallelism, run_lane, running, session
 from strandline.storage import Staged
 from strandline.storage.snapshot import DataFile
@@ -33,9 +34,9 @@ from strandline.storage.snapshot import DataFile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from strandline.table import At, Table
+    from strandline.table import Table
 
-__all__ = ["ExportReport", "export", "plan_export"]
+__all__ = ["Destination", "ExportReport", "export", "new_source"]
 
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 256 << 20
@@ -48,90 +49,56 @@ MAX_LANES = 1024
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`."""
+    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`. Of one that was only planned, `rows`
+    and `raw_bytes` are what it would be at most, and nothing is written."""
 
     table: str
     uri: str
     after: int | None
     seq: int
+    engine: str
     rows: int
     files: int
     bytes: int
     raw_bytes: int
     seconds: float
-    engine: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def plan_export(
-    table: Table,
-    dest: str | os.PathLike[str],
-    *,
-    at: At = None,
-    changes: tuple[int, int | None] | None = None,
-    columns: Sequence[str] | None = None,
-    where: str | None = None,
-    overwrite: bool = False,
-    options: Mapping[str, str] | None = None,
-) -> ExportReport:
-    """What `export` would do: rows and raw bytes at most, before the filter; it refuses what `export` refuses."""
-    source = new_source(table, at=at, changes=changes, columns=columns, where=where)
-    destination = _destination(table, dest, options, overwrite)
-    destination.check()
-    engine = "driver" if _is_small(source) else "spark"
-    uri = destination.storage.uri
-    return ExportReport(table.name, uri, source.after, source.seq, source.rows, 0, 0, source.raw_bytes, 0.0, engine)
-
-
-def export(
-    table: Table,
-    dest: str | os.PathLike[str],
-    *,
-    at: At = None,
-    changes: tuple[int, int | None] | None = None,
-    columns: Sequence[str] | None = None,
-    where: str | None = None,
-    overwrite: bool = False,
-    options: Mapping[str, str] | None = None,
-    progress: Progress = silent,
-) -> ExportReport:
+def export(source: Source, destination: Destination, *, dry_run: bool, progress: Progress) -> ExportReport:
     """See `Table.export`."""
     started_s = time.monotonic()
-    source = new_source(table, at=at, changes=changes, columns=columns, where=where)
-    destination = _destination(table, dest, options, overwrite)
+    _check_outside(source.table, destination)
     is_small = _is_small(source)
+    engine = "driver" if is_small else "spark"
+    report = partial(ExportReport, source.table.name, destination.storage.uri, source.after, source.seq, engine)
+    if dry_run:
+        destination.check()
+        return report(source.rows, 0, 0, source.raw_bytes, 0.0)
     with source.kept(), destination.claimed() as claim:
         lane = ExportLane(destination.storage, claim.id, source.schema, source.cluster_by)
-        progress(0, source.rows if is_small else 0, table.name)
+        progress(0, source.rows if is_small else 0, source.table.name)
         files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
         if not files:
             empty, stage = encode.stage_empty(destination.storage, lane.new_name(), source.schema)
             files, staged = [empty], [stage]
         claim.publish(files, staged, source.described())
-    return ExportReport(
-        table.name,
-        destination.storage.uri,
-        source.after,
-        source.seq,
+    return report(
         sum(file.rows for file in files),
         len(files),
         sum(file.size for file in files),
         sum(file.raw_bytes for file in files),
         round(time.monotonic() - started_s, 3),
-        "driver" if is_small else "spark",
     )
 
 
-def _destination(
-    table: Table, dest: str | os.PathLike[str], options: Mapping[str, str] | None, overwrite: bool
-) -> Destination:
-    destination = Destination(dest, options, is_replaced=overwrite)
-    place, lake = (os.path.realpath(s.uri) if s.is_local else s.uri for s in (destination.storage, table.log.storage))
+def _check_outside(table: Table, destination: Destination) -> None:
+    storages = (destination.storage, table.log.storage)
+    place, lake = (os.path.realpath(each.uri) if each.is_local else each.uri for each in storages)
     if f"{place}/".startswith(f"{lake}/"):
-        raise Invalid(f"{dest} lies inside the lake {lake}", hint="Choose a destination outside it.", path=dest)
-    return destination
+        raise Invalid(f"{place} lies inside the lake {lake}", hint="Choose a destination outside it.", path=place)
 
 
 def _is_small(source: Source) -> bool:
