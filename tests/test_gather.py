@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.export import gather
-from strandline.export.gather import BLOCK, BlockLane, GatherLane
+from strandline import gather
+from strandline.gather import BLOCK, BlockLane, GatherLane
 from strandline.lanes import ExportLane, ReadLane, staged_of
 from strandline.schema import JSON
 from strandline.storage import LocalStorage

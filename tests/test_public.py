@@ -20,7 +20,7 @@ def test_what_runs_in_spark_tasks_needs_pyarrow_and_numpy_alone():
 import sys
 for name in ("deltalake", "duckdb", "sqlglot", "obstore", "botocore", "typer", "rich", "pandas", "pyspark"):
     sys.modules[name] = None
-import strandline.lanes
+import strandline.gather, strandline.lanes
 print("there")
 """
     done = python(code)

@@ -22,9 +22,9 @@ import pyarrow as pa
 from strandline import encode
 from strandline.errors import Invalid
 from strandline.export.destination import Destination
-from strandline.export.gather import BlockLane, GatherLane
 from strandline.export.source import Source, new_source
 from strandline.frames import listing
+from strandline.gather import BlockLane, GatherLane
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress
 from strandline.spark import Lane, parallelism, run_lane, running, session
