@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import atexit
 import io
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,7 @@ _REMOTE_TASKS = 8
 # A job that shuffles once has that many stages; how many there will be Spark itself does not know at first.
 _STAGES = 3
 _SHARES = 1000
-_ENDED_S = 10.0
+_KILLED_S = 2.5
 _setting = threading.Lock()
 _starting = threading.Lock()
 
@@ -89,9 +91,19 @@ def _start() -> SparkSession:
         builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{quiet}")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's own talks to the JVM in the middle of another talk; `running` ends the tasks in order.
+        signal.signal(signal.SIGINT, on_interrupt)
+    logging.getLogger().addFilter(_is_news)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a message says more than that a call of the JVM was interrupted, which its caller hears anyway."""
+    return "while sending command" not in record.getMessage()
 
 
 def check_java() -> None:
@@ -211,11 +223,11 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        context.cancelJobGroup(group)
-        # Tasks that still run would write on behind our back.
-        end_s = time.monotonic() + _ENDED_S
-        while any(stage.numActiveTasks for stage in stages()) and time.monotonic() < end_s:
-            time.sleep(0.1)
+        # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
+        with suppress(Exception):
+            context.cancelJobGroup(group)
+        # A worker that does not listen is killed after two seconds, when its task counts as ended already.
+        time.sleep(_KILLED_S)
         raise
     finally:
         done.set()
