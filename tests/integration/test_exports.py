@@ -38,6 +38,7 @@ from support import (
 )
 
 GIANT = "giant " * (2 << 20)
+HUGE = bytes(range(256)) * (30 << 12)
 SCHEMA = pa.schema(
     [
         ("session", pa.string()),
@@ -99,7 +100,7 @@ def build(lake, shape="clustered"):
     table.compact(full=True)
     write([row(n, rev=1) for n in range(100, 200)])
     table.evolve(pa.schema([("n", pa.int32()), ("more", pa.string())]))
-    write([{**row(n, rev=2), "more": "x"} for n in range(190, 220)] + [{**row(500), "text": GIANT}])
+    write([{**row(n, rev=2), "more": "x"} for n in range(190, 220)] + [{**row(500), "text": GIANT}, {**row(501), "raw": HUGE}])
     if table.definition.is_keyed:
         table.delete([{"session": "s1", "part": 3}, {"session": "s43", "part": 4}, {"session": "none", "part": 1}])
     if shape == "folded":
@@ -230,6 +231,7 @@ def test_every_engine_reads_an_export(spark, tables, tmp_path, monkeypatch, engi
     schema = pa.schema([field.with_nullable(True) for field in storage_schema(table.schema)])
     expected = plain(conform(table.to_arrow(), schema))
     assert len(GIANT) >= 12 << 20 and sum(each[2] == GIANT for each in expected) == 1
+    assert len(HUGE) >= 30 << 20 and sum(each[4] == HUGE for each in expected) == 1
     assert plain(read(tmp_path / "out", schema)) == expected
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
