@@ -100,7 +100,8 @@ def build(lake, shape="clustered"):
     table.compact(full=True)
     write([row(n, rev=1) for n in range(100, 200)])
     table.evolve(pa.schema([("n", pa.int32()), ("more", pa.string())]))
-    write([{**row(n, rev=2), "more": "x"} for n in range(190, 220)] + [{**row(500), "text": GIANT}, {**row(501), "raw": HUGE}])
+    write([{**row(n, rev=2), "more": "x"} for n in range(190, 220)])
+    write([{**row(500), "text": GIANT}, {**row(501), "raw": HUGE}])
     if table.definition.is_keyed:
         table.delete([{"session": "s1", "part": 3}, {"session": "s43", "part": 4}, {"session": "none", "part": 1}])
     if shape == "folded":
