@@ -119,7 +119,8 @@ class _Source:
         """Fill one file."""
         group = self._next
         assert group is not None
-        # After a file that was cut short for want of a dictionary its own ones stay: it is cut at most once a column.
+        # After a file that was cut short for want of a dictionary its own ones stay: files that follow one another are
+        # cut at most once a column.
         self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
         self._is_cut = False
         raw_bytes = count = 0

@@ -4,8 +4,9 @@ Rows come in Arrow batches that are often far larger than what is kept of them, 
 slice would pin the batch. Wide texts that repeat (a 128 KB list of tools on every row of a conversation) are held once
 and shared by their rows, so memory is bounded by what the group will take in the file, not by what its rows take.
 
-Invariant: what is counted for a row is counted before it is added, and a group never passes a budget, unless it is one
-row.
+Invariant: what is counted for a row is counted before it is added, and what is counted never passes a budget, unless it
+is one row. Rows, keys, raw bytes and wide texts are counted exactly; what narrow and nested columns take encoded is
+judged a piece at a time, so there a group may hold a little more or less.
 """
 
 from __future__ import annotations
@@ -370,7 +371,7 @@ def _weights(leaf: pa.Array) -> tuple[int, int]:
 
 def _repeats(leaf: pa.Array) -> bool:
     plain, distinct = _weights(leaf)
-    return distinct + _CODE_BYTES * len(leaf) < plain if plain > _CODE_BYTES * len(leaf) else False
+    return distinct + _CODE_BYTES * len(leaf) < plain
 
 
 def _has_shown(column: _Plain | _Texts) -> bool:

@@ -67,10 +67,6 @@ class Destination:
             self.storage.delete(self._found(manifest["replaces"]))
         else:
             Claim(self.storage, dead, ()).sweep()
-        # Only who holds the lock writes a manifest, so one that is unfinished is the dead one's.
-        self.storage.delete(
-            [i.path for i in self.storage.temporaries("") if i.path.partition("?")[0].endswith(MANIFEST)]
-        )
 
     def check(self) -> Sequence[str]:
         """The files of an earlier export that this one replaces; `Invalid` when that was not asked for, or when other
