@@ -32,7 +32,7 @@ from common import Samples, ratio, say, show, significant
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages
 from strandline.export.source import new_source
 from strandline.lanes import RECEIPT, ExportLane, staged_of
-from strandline.spark import parallelism, run_lane, running, session
+from strandline.spark import TASK_BYTES, parallelism, run_lane, running, session
 from strandline.storage import open_storage
 
 ROWS, QUICK_ROWS, WARMUP_ROWS = 10_500, 2_200, 300
@@ -301,7 +301,7 @@ def main() -> None:
         spark = session()
         spark.conf.set("spark.sql.parquet.columnarReaderBatchSize", READ_ROWS)
         source = new_source(loaded.table, at=None, changes=None, columns=None, where=None)
-        lanes = max(parallelism(spark), source.raw_bytes // exports.LANE_BYTES)
+        lanes = max(parallelism(spark), source.raw_bytes // TASK_BYTES)
         loaded.lanes = warmup.lanes = lanes
         samples, results = measure(loaded, warmup, names, folder, args.repeats)
         if "memory" in chosen:

@@ -1,6 +1,9 @@
 """Leases: one holder at a time by the database's clock, and fences that only rise."""
 
+import os
+import re
 import signal
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.leases import Lease, Leases, check_fence
+from strandline import leases as module
+from strandline.leases import Lease, Leases, check_fence, is_dead, this_worker
 from strandline.state import State, now_s
 from support import answer_of, refused, start_python
 
@@ -398,3 +402,96 @@ def test_a_process_that_was_stopped_and_taken_over_wakes_up_powerless(leases, st
         process.send_signal(signal.SIGCONT)
     assert answer_of(process)[-1] == "taker"
     assert leases.find("a") == taken, "nor does its release end the new lease"
+
+
+# --- owners that are gone --------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from strandline.leases import Leases, this_worker
+from strandline.state import State
+lease = Leases(State(sys.argv[1])).acquire("a", this_worker(), 600)
+print(lease.owner, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(state_url):
+    """A process that holds the lease "a" for long, and its name as an owner."""
+    process = start_python(HOLD, state_url)
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_lease_of_a_killed_process_of_this_machine_is_taken_over_at_once(state, leases, holder, is_waited_for):
+    process, owner = holder
+    with refused(sl.Conflict, owner=owner) as caught:
+        leases.acquire("a", this_worker(), 60, title="sink 'central'")
+    place = re.escape(f"{socket.gethostname()}:{process.pid}")
+    assert re.match(
+        rf"sink 'central' is worked on by {place} since .* UTC, at least until .* UTC$", caught.value.message
+    )
+    old = leases.find("a")
+    assert (old.owner, old.fence) == (owner, 1)
+    process.send_signal(signal.SIGKILL)
+    if is_waited_for:
+        process.wait()
+    else:
+        deadline_s = time.monotonic() + 20
+        while not is_dead(owner) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        assert os.path.exists(f"/proc/{process.pid}"), "it has ended, but its number is not free yet"
+    assert leases.find("a") is None
+    new = leases.acquire("a", this_worker(), 60)
+    assert new.fence == 2
+    assert not is_current(state, old) and is_current(state, new)
+
+
+def test_a_lease_of_a_stopped_process_is_not_taken(leases, holder):
+    process, owner = holder
+    process.send_signal(signal.SIGSTOP)
+    with refused(sl.Conflict, owner=owner):
+        leases.acquire("a", this_worker(), 60)
+
+
+def test_workers_of_one_process_are_told_apart(leases):
+    first, second = this_worker(), this_worker()
+    assert first != second
+    leases.acquire("a", first, 60)
+    with refused(sl.Conflict, owner=first):
+        leases.acquire("a", second, 60)
+
+
+def test_only_what_is_known_for_certain_counts_as_gone(holder, monkeypatch):
+    process, owner = holder
+    host, pid, started, boot, worker = owner.split(":")
+    assert not is_dead(owner)
+    assert is_dead(":".join([host, pid, str(int(started) - 1), boot, worker])), "its number has another process now"
+    process.kill()
+    process.wait()
+    assert is_dead(owner)
+    for unknown in (
+        [f"{host}-2", pid, started, boot, worker],
+        [host, pid, started, boot[::-1] + "x", worker],
+        [host, pid, started, "", worker],
+        [host, pid, "", boot, worker],
+        [host, "0", started, boot, worker],
+        [host, "9" * 30, started, boot, worker],
+        [host, pid],
+    ):
+        assert not is_dead(":".join(unknown)), unknown
+    monkeypatch.setattr(module, "_boot", lambda: "")
+    assert not is_dead(owner), "a machine that does not tell its boots apart"
+    own = this_worker()
+    assert own.startswith(f"{host}:{os.getpid()}:") and not is_dead(own)
+
+
+def test_a_process_that_another_user_runs_is_alive():
+    host, _, _, boot, worker = this_worker().split(":")
+    started, _ = module._process(1)
+    assert not is_dead(f"{host}:1:{started}:{boot}:{worker}")

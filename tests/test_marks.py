@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, inspect, text, update
+from sqlalchemy import create_engine, event, inspect, text
 
 import strandline as sl
 from strandline import marks as module
 from strandline import state as states
 from strandline.leases import Leases
 from strandline.marks import Marks
+from strandline.registry import Registry
 from strandline.state import State, _checked
 from support import python, refused
 
@@ -29,6 +30,11 @@ def state(state_url):
 
 
 @pytest.fixture
+def registry(state):
+    return Registry(state)
+
+
+@pytest.fixture
 def marks(state):
     return Marks(state)
 
@@ -39,8 +45,8 @@ def leases(state):
 
 
 @pytest.fixture
-def consumer(marks):
-    return marks.register("a", **FACTS).consumer
+def consumer(registry):
+    return registry.register("a", **FACTS).consumer
 
 
 @pytest.fixture
@@ -52,131 +58,6 @@ def open_intent(marks, consumer, fence, *, lane="0", vnodes=(0, 1), after=0, upt
     return marks.open_intent(
         consumer, lane=lane, vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence, **more
     )
-
-
-# --- consumers -------------------------------------------------------------------------------------------------
-
-
-def test_a_consumer_is_what_was_registered(marks):
-    first = marks.register("a", **FACTS)
-    assert first.is_new
-    consumer = first.consumer
-    assert {name: getattr(consumer, name) for name in FACTS} == FACTS
-    assert len(consumer.generation) == 32 and not consumer.is_retired
-    assert abs(consumer.created_s - time.time()) < 60
-    assert marks.get("a") == consumer
-    assert marks.all() == [consumer]
-    assert marks.load(consumer) == {}
-    assert hash(consumer) == hash(marks.get("a"))
-
-
-def test_the_same_destination_and_table_keep_the_marks(marks, consumer, fence):
-    marks.start(consumer, {0: 7}, fence)
-    again = marks.register("a", **FACTS)
-    assert (again.consumer, again.is_new, again.why) == (consumer, False, "")
-    renamed = marks.register("a", **{**FACTS, "table": "renamed"})
-    assert (renamed.consumer.generation, renamed.is_new) == (consumer.generation, False)
-    assert marks.get("a").table == "renamed"
-    changed = marks.register("a", **{**FACTS, "definition": {"where": "y"}})
-    assert (changed.consumer.generation, changed.is_new) == (consumer.generation, False)
-    assert "definition" in changed.why
-    assert marks.get("a").definition == {"where": "y"}
-    assert marks.load(marks.get("a")) == {0: 7}
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"destination": "s3://b"}, "destination changed from s3://a to s3://b"),
-        ({"table_generation": "g2"}, "table was recreated"),
-        ({"kind": "view"}, "kind changed from sink to view"),
-    ],
-)
-def test_another_destination_or_a_recreated_table_is_a_new_generation_without_marks(
-    marks, leases, consumer, fence, change, why
-):
-    marks.start(consumer, {0: 7, 1: 7}, fence)
-    open_intent(marks, consumer, fence, after=7, upto=9)
-    new = marks.register("a", **FACTS | change)
-    assert new.is_new and why in new.why and "1 open intent" in new.why
-    assert new.consumer.generation != consumer.generation
-    assert marks.load(new.consumer) == {} and marks.intents(new.consumer) == []
-    assert marks.history("a") == [consumer, new.consumer]
-    assert marks.load(consumer) == {0: 7, 1: 7}, "the old one stays on record"
-    with refused(sl.Conflict, consumer="a", generation=consumer.generation, found=new.consumer.generation):
-        marks.advance(consumer, {0: (7, 8)}, fence=fence)
-    back = marks.register("a", **FACTS)
-    assert back.is_new and marks.load(back.consumer) == {}, "what was unread meanwhile may be gone"
-    assert [each.generation for each in marks.history("a")][2] == back.consumer.generation
-
-
-def test_a_definition_does_not_change_while_an_intent_is_open(marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0}, fence)
-    intent = open_intent(marks, consumer, fence)
-    with refused(sl.Conflict, consumer="a", intent=intent.id, lane="0"):
-        marks.register("a", **FACTS | {"definition": {"where": "y"}})
-    assert marks.get("a") == consumer
-    assert marks.register("a", **FACTS).consumer == consumer, "the same one may be registered"
-    marks.advance(consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent)
-    assert not marks.register("a", **FACTS | {"definition": {"where": "y"}}).is_new
-
-
-def test_an_intent_is_opened_only_for_the_definition_on_record(marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0}, fence)
-    now = marks.register("a", **FACTS | {"definition": {"where": "y"}}).consumer
-    with refused(sl.Conflict, consumer="a"):
-        open_intent(marks, consumer, fence)
-    assert open_intent(marks, now, fence).definition == {"where": "y"}
-
-
-def test_an_unknown_consumer_is_not_found_and_the_known_are_named(marks, consumer):
-    for call in (marks.get, marks.retire):
-        with refused(sl.NotFound, consumer="b") as caught:
-            call("b")
-        assert "a" in caught.value.hint
-    with refused(sl.NotFound, consumer="a"):
-        marks.load(replace(consumer, generation="0" * 32))
-
-
-def test_a_retired_consumer_stays_retired_until_it_is_revived(marks, consumer, fence):
-    marks.start(consumer, {0: 7}, fence)
-    assert marks.retire("a").is_retired and marks.get("a").is_retired
-    again = marks.register("a", **FACTS)
-    assert not again.is_new and again.consumer.is_retired and "retired" in again.why
-    with refused(sl.Conflict, consumer="a"):
-        marks.advance(consumer, {0: (7, 8)}, fence=fence)
-    revived = marks.register("a", revive=True, **FACTS)
-    assert revived.is_new and not revived.consumer.is_retired and "retired" in revived.why
-    assert marks.load(revived.consumer) == {}
-    assert not marks.register("a", revive=True, **FACTS).is_new
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"name": ""}, {"name": "a/b"}, {"name": "a b"}, {"name": None}, {"name": "x" * 129}, {"kind": ""},
-        {"table": "a\0b"}, {"destination": "\ud800"}, {"destination": None}, {"table_generation": 7},
-        {"definition": {"x": float("nan")}}, {"definition": {"x": object()}}, {"definition": []}, {"definition": None},
-    ],
-)  # fmt: skip
-def test_what_cannot_be_registered_is_refused(marks, wrong):
-    with refused(sl.Invalid):
-        marks.register(**{"name": "a", **FACTS, **wrong})
-    assert marks.all() == []
-
-
-def test_odd_texts_come_back_as_they_were(marks):
-    odd = {"destination": "ünï ' \" ; -- \\ % :x \n", "definition": {"ключ": ["\0", "\ud800", 1.5, None, {"": 2**70}]}}
-    assert marks.register("a", **FACTS | odd).consumer.destination == odd["destination"]
-    assert marks.get("a").definition == odd["definition"]
-    assert marks.register("a", **FACTS | odd).why == ""
-
-
-def test_a_definition_on_record_that_is_no_json_is_corrupt(state, marks, consumer):
-    with state.transaction() as connection:
-        connection.execute(update(module.generations).values(definition="{"))
-    with refused(sl.Corrupt):
-        marks.get("a")
 
 
 # --- marks -----------------------------------------------------------------------------------------------------
@@ -226,7 +107,7 @@ def test_the_highest_seq_and_many_vnodes_are_kept(marks, consumer, fence):
     marks.advance(consumer, dict.fromkeys(range(4096), (0, (1 << 63) - 1)), fence=fence)
     assert marks.load(consumer) == dict.fromkeys(range(4096), (1 << 63) - 1)
     marks.reset(consumer, dict.fromkeys(range(4096), 1))
-    assert marks.slowest("g1", 4096) == 1
+    assert marks.slowest_by("g1", 4096) == [(1, "a")]
 
 
 def test_an_owner_that_was_taken_over_changes_nothing(marks, leases, consumer):
@@ -253,7 +134,7 @@ def test_an_owner_that_was_taken_over_changes_nothing(marks, leases, consumer):
     assert marks.load(consumer) == {0: 5, 1: 0}
 
 
-def test_without_a_lease_nothing_moves(marks, leases, consumer):
+def test_without_a_lease_nothing_moves(registry, marks, leases, consumer):
     for fence in (0, 1):
         with refused(sl.Conflict, fence=fence):
             marks.start(consumer, {0: 0}, fence)
@@ -261,7 +142,7 @@ def test_without_a_lease_nothing_moves(marks, leases, consumer):
     leases.release(lease)
     with refused(sl.Conflict, fence=lease.fence):
         marks.start(consumer, {0: 0}, lease.fence)
-    other = marks.register("b", **FACTS).consumer
+    other = registry.register("b", **FACTS).consumer
     foreign = leases.acquire(other.lease, "me", 600)
     with refused(sl.Conflict):
         marks.start(consumer, {0: 0}, foreign.fence)
@@ -286,28 +167,75 @@ def test_a_reset_goes_back_and_gives_up_intents_only_by_force(marks, consumer, f
     marks.start(consumer, {0: 0}, fence)
 
 
-def test_the_slowest_living_consumer_holds_the_log(marks, leases):
-    assert marks.slowest("g1", 2) is None
-    first, second = (marks.register(name, **FACTS).consumer for name in ("a", "b"))
-    other = marks.register("c", **FACTS | {"table_generation": "g2"}).consumer
+def test_the_slowest_living_consumer_holds_the_log(registry, marks, leases):
+    assert marks.slowest_by("g1", 2) == []
+    first, second = (registry.register(name, **FACTS).consumer for name in ("a", "b"))
+    other = registry.register("c", **FACTS | {"table_generation": "g2"}).consumer
     fences = {each.name: leases.acquire(each.lease, "me", 600).fence for each in (first, second, other)}
-    assert marks.slowest("g1", 2) == 0
+    assert marks.slowest_by("g1", 2) == [(0, "a"), (0, "b")]
     marks.start(first, {0: 8, 1: 6}, fences["a"])
-    assert marks.slowest("g1", 2) == 0, "the other has not started"
+    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "the other has not started"
     marks.start(second, {0: 9}, fences["b"])
-    assert marks.slowest("g1", 2) == 0, "nor has all of it"
+    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "nor has all of it"
     marks.start(second, {1: 7}, fences["b"])
-    assert marks.slowest("g1", 2) == 6
-    assert marks.slowest("g1", 4) == 0, "vnodes that came later"
-    assert marks.slowest("g1", 1) == 8, "vnodes that are no more"
-    marks.retire("a")
-    assert marks.slowest("g1", 2) == 7
-    marks.register("b", **FACTS | {"destination": "s3://b"})
-    assert marks.slowest("g1", 2) == 0, "a new generation has not started"
-    marks.register("b", **FACTS | {"table_generation": "g2"})
-    assert (marks.slowest("g1", 2), marks.slowest("g2", 2)) == (None, 0)
+    assert marks.slowest_by("g1", 2) == [(6, "a"), (7, "b")]
+    assert marks.slowest_by("g1", 4) == [(0, "a"), (0, "b")], "vnodes that came later"
+    assert marks.slowest_by("g1", 1) == [(8, "a"), (9, "b")], "vnodes that are no more"
+    registry.retire("a")
+    assert marks.slowest_by("g1", 2) == [(7, "b")]
+    registry.revive("a")
+    assert marks.slowest_by("g1", 2) == [(6, "a"), (7, "b")]
+    registry.register("b", **FACTS | {"destination": "s3://b"})
+    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "a new generation has not started"
+    registry.register("b", **FACTS | {"table_generation": "g2"})
+    assert marks.slowest_by("g1", 2) == [(6, "a")]
+    assert marks.slowest_by("g2", 2) == [(0, "b"), (0, "c")]
     with refused(sl.Invalid):
-        marks.slowest("g1", 0)
+        marks.slowest_by("g1", 0)
+
+
+def test_a_person_sets_the_mark_of_a_retired_consumer_and_revives_it(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 5, 1: 5}, fence)
+    intent = open_intent(marks, consumer, fence, after=5, upto=6)
+    retired = registry.retire("a")
+    with refused(sl.Conflict, intent=intent.id):
+        marks.reset(retired, {0: 9})
+    marks.reset(retired, {0: 9}, force=True)
+    assert registry.get("a").is_retired and marks.load(retired) == {0: 9, 1: 5}
+    with refused(sl.Conflict, consumer="a"):
+        marks.advance(retired, {0: (9, 10)}, fence=fence)
+    revived = registry.revive("a")
+    assert revived == consumer
+    marks.advance(revived, {0: (9, 10)}, fence=fence)
+    assert marks.load(revived) == {0: 10, 1: 5}
+
+
+def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
+    found = [registry.register(f"c{number}", **FACTS).consumer for number in range(20)]
+    for number, consumer in enumerate(found[1:], 1):
+        fence = leases.acquire(consumer.lease, "me", 600).fence
+        marks.start(consumer, dict.fromkeys(range(number), number), fence)
+        for turn in range(2):
+            marks.advance(consumer, {}, fence=fence, receipt={"rows": number, "turn": turn})
+        if number % 2:
+            open_intent(marks, consumer, fence, lane="x", vnodes=[0], after=number, upto=99)
+        if number == 3:
+            open_intent(marks, consumer, fence, lane="y", vnodes=[1], after=number, upto=99)
+    retired = registry.retire("c5")
+    statements = []
+    event.listen(state._engine, "before_cursor_execute", lambda *words: statements.append(words[2]))
+    many, receipts, intents = marks.many(found), marks.last_receipts(found), marks.open_intents(found)
+    assert len([each for each in statements if each.startswith("SELECT")]) == 3
+    assert many == {each.generation: marks.load(each) for each in found}
+    assert many[found[0].generation] == {} and many[retired.generation] == dict.fromkeys(range(5), 5)
+    assert receipts == {each.generation: marks.receipts(each, 1)[0] for each in found[1:]}
+    assert intents == {each.generation: marks.intents(each) for each in found}
+    assert [intent.lane for intent in intents[found[3].generation]] == ["x", "y"]
+    statements.clear()
+    assert (marks.many([]), marks.last_receipts([]), marks.open_intents([])) == ({}, {}, {})
+    assert not statements
+    with refused(sl.NotFound, consumer="c1"):
+        marks.many([found[0], replace(found[1], generation="0" * 32)])
 
 
 # --- intents and receipts --------------------------------------------------------------------------------------
@@ -367,9 +295,9 @@ def test_an_intent_stands_on_its_marks(marks, consumer, fence):
     assert marks.intents(consumer) == []
 
 
-def test_the_last_receipts_are_kept_the_newest_first(marks, consumer, fence, monkeypatch):
+def test_the_last_receipts_are_kept_the_newest_first(registry, marks, consumer, fence, monkeypatch):
     monkeypatch.setattr(module, "RECEIPTS", 5)
-    other = marks.register("b", **FACTS).consumer
+    other = registry.register("b", **FACTS).consumer
     marks.start(consumer, {0: 0}, fence)
     for number in range(8):
         marks.advance(consumer, {0: (number, number + 1)}, fence=fence, receipt={"rows": number})
@@ -441,18 +369,15 @@ class Model:
         self.intents[lane] = (*self.intents[lane][:3], cuts)
 
     def reset(self, seqs, force):
-        if self.is_retired or (self.intents and not force):
+        if self.intents and not force:
             return sl.Conflict
         self.intents = {}
         self.marks = self.marks | seqs if seqs is not None else {}
 
-    def retire(self):
-        self.is_retired = True
-
-    def slowest(self, vnodes):
+    def slowest_by(self, name, vnodes):
         if self.is_retired or self.identity[1] != "g1":
-            return None
-        return min(self.marks.get(vnode, 0) for vnode in range(vnodes))
+            return []
+        return [(min(self.marks.get(vnode, 0) for vnode in range(vnodes)), name)]
 
 
 VNODES, SEQS, LANES, BIT = st.integers(0, 2), st.integers(0, 4), st.sampled_from("xy"), st.integers(0, 1)
@@ -467,25 +392,27 @@ STEPS = st.one_of(
     st.tuples(st.just("register"), st.sampled_from(["s3://a"] * 4 + ["s3://b"]), st.sampled_from("1112"), BIT),
     st.tuples(st.just("take over"), st.booleans()),
     st.tuples(st.just("retire"), st.integers(0, 3)),
+    st.tuples(st.just("revive")),
 )  # fmt: skip
 
 
 class Machine:
     """A model and a consumer of a state, given the same calls."""
 
-    def __init__(self, marks, leases, name):
-        self.marks, self.leases, self.name, self.model = marks, leases, name, Model()
+    def __init__(self, registry, marks, leases, name):
+        self.registry, self.marks, self.leases, self.name, self.model = registry, marks, leases, name, Model()
         self.register(*self.model.identity, 0)
         self.generations = 1
         self.fence = leases.acquire(self.consumer.lease, "me", 600).fence
         self.count = 0
 
-    def register(self, destination, table_generation, definition):
+    def call(self, method, destination, table_generation, definition):
         facts = {"kind": "sink", "table": "t", "definition": {"is": definition}}
         # Consumers of other runs share the state, so the table is this run's own.
-        self.registered = self.marks.register(
-            self.name, destination=destination, table_generation=f"{self.name}/{table_generation}", **facts
-        )
+        return method(self.name, destination=destination, table_generation=f"{self.name}/{table_generation}", **facts)
+
+    def register(self, *told):
+        self.registered = self.call(self.registry.register, *told)
         self.consumer = self.registered.consumer
 
     def both(self, due, call):
@@ -534,9 +461,12 @@ class Machine:
             identity = (destination, f"g{table}")
             is_new = identity != model.identity
             due = model.register(identity, definition)
+            foreseen = self.both(due, lambda: self.call(self.registry.preview, *identity, definition))
             self.both(due, lambda: self.register(*identity, definition))
             if due is None:
                 assert self.registered.is_new == is_new
+                made = {"generation": self.consumer.generation, "created_s": self.consumer.created_s} if is_new else {}
+                assert replace(foreseen, consumer=replace(foreseen.consumer, **made)) == self.registered
                 self.generations += is_new
         elif verb == "take over":
             self.fence = self.leases.acquire(consumer.lease, "me", 600).fence
@@ -544,8 +474,11 @@ class Machine:
                 with refused(sl.Conflict):
                     marks.advance(consumer, {}, fence=fence, receipt=receipt)
         elif verb == "retire" and words[0] == 0:
-            model.retire()
-            self.consumer = marks.retire(self.name)
+            model.is_retired = True
+            self.consumer = self.registry.retire(self.name)
+        elif verb == "revive":
+            model.is_retired = False
+            self.consumer = self.registry.revive(self.name)
 
     def compare(self):
         model, marks, consumer = self.model, self.marks, self.consumer
@@ -559,18 +492,18 @@ class Machine:
         covered = [vnode for intent in intents.values() for vnode in intent.vnodes]
         assert len(covered) == len(set(covered))
         assert [each.body for each in marks.receipts(consumer)] == model.receipts
-        assert marks.slowest(f"{self.name}/g1", 3) == model.slowest(3)
-        assert marks.get(self.name) == consumer
-        assert len(marks.history(self.name)) == self.generations
+        assert marks.slowest_by(f"{self.name}/g1", 3) == model.slowest_by(self.name, 3)
+        assert self.registry.get(self.name) == consumer
+        assert len(self.registry.history(self.name)) == self.generations
 
 
-def test_marks_and_intents_do_what_a_plain_model_does(marks, leases):
+def test_marks_and_intents_do_what_a_plain_model_does(registry, marks, leases):
     names = iter(range(10_000))
 
     @settings(max_examples=30)
     @given(st.lists(STEPS, max_size=14))
     def run(steps):
-        machine = Machine(marks, leases, f"model-{next(names)}")
+        machine = Machine(registry, marks, leases, f"model-{next(names)}")
         for step in steps:
             machine.step(*step)
             machine.compare()
@@ -611,12 +544,13 @@ ADVANCE = """
 import random
 from strandline.errors import Conflict
 from strandline.marks import Marks
+from strandline.registry import Registry
 from strandline.state import State
 def work(number, url, fence):
     chance, done, lost = random.Random(number), 0, 0
     with State(url) as state:
         marks = Marks(state)
-        consumer = marks.get("a")
+        consumer = Registry(state).get("a")
         while done < 20:
             seqs = marks.load(consumer)
             vnodes = chance.sample(range(3), 2)
@@ -636,32 +570,6 @@ def test_racing_processes_lose_no_advance(marks, consumer, fence, state_url, in_
     assert sum(marks.load(consumer).values()) == sum(done for done, _ in answers) == 60
 
 
-REGISTER = """
-from strandline.marks import Marks
-from strandline.state import State
-def work(number, url):
-    facts = dict(kind="sink", table="t", table_generation="g1", definition={})
-    with State(url) as state:
-        marks = Marks(state)
-        same = marks.register("same", destination="s3://a", **facts)
-        other = marks.register("other", destination=f"s3://{number}", **facts)
-        return same.is_new, same.consumer.generation, other.is_new, other.consumer.generation
-"""
-
-
-def test_racing_processes_register_one_consumer_once(state_url, in_processes):
-    answers = [answer for _, answer in in_processes(REGISTER, 4, state_url)]
-    assert sum(is_new for is_new, _, _, _ in answers) == 1
-    assert len({generation for _, generation, _, _ in answers}) == 1
-    with State(state_url) as state:
-        marks = Marks(state)
-        assert [each.name for each in marks.all()] == ["other", "same"]
-        assert marks.get("same").generation == answers[0][1]
-        history = [each.generation for each in marks.history("other")]
-        assert sorted(history) == sorted(generation for _, _, _, generation in answers)
-        assert marks.get("other").generation == history[-1]
-
-
 def test_racing_threads_open_one_intent(marks, consumer, fence):
     marks.start(consumer, dict.fromkeys(range(4), 0), fence)
 
@@ -676,14 +584,14 @@ def test_racing_threads_open_one_intent(marks, consumer, fence):
     assert marks.intents(consumer) == opened and len(opened) == 1
 
 
-def test_a_definition_that_races_an_intent_leaves_them_equal(marks, consumer, fence):
+def test_a_definition_that_races_an_intent_leaves_them_equal(registry, marks, consumer, fence):
     marks.start(consumer, {0: 0, 1: 0}, fence)
     for turn in range(8):
-        now = marks.get("a")
+        now = registry.get("a")
 
         def change(turn=turn):
             try:
-                return marks.register("a", **FACTS | {"definition": {"turn": turn}})
+                return registry.register("a", **FACTS | {"definition": {"turn": turn}})
             except sl.Conflict:
                 return None
 
@@ -697,7 +605,7 @@ def test_a_definition_that_races_an_intent_leaves_them_equal(marks, consumer, fe
             changed, opened = pool.submit(change), pool.submit(begin)
         assert (changed.result() is None) != (opened.result() is None)
         for intent in marks.intents(now):
-            assert intent.definition == marks.get("a").definition
+            assert intent.definition == registry.get("a").definition
         marks.reset(now, {0: 0, 1: 0}, force=True)
 
 
@@ -707,13 +615,14 @@ SCENARIO = """
 from strandline import crash
 from strandline.leases import Leases
 from strandline.marks import Marks
+from strandline.registry import Registry
 from strandline.state import State
 FACTS = dict(kind="sink", table="t", table_generation="g1", destination="s3://a")
 def scenario(url):
     state = State(url)
-    marks, leases = Marks(state), Leases(state)
+    registry, marks, leases = Registry(state), Marks(state), Leases(state)
     state.bind("lake")
-    consumer = marks.register("a", definition={"n": 1}, **FACTS).consumer
+    consumer = registry.register("a", definition={"n": 1}, **FACTS).consumer
     lease = leases.acquire(consumer.lease, "doomed", 600)
     fence = lease.fence
     marks.start(consumer, {0: 0, 1: 0, 2: 0}, fence)
@@ -723,12 +632,13 @@ def scenario(url):
     marks.advance(consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent, receipt={"rows": 1})
     marks.advance(consumer, {2: (0, 7)}, fence=fence, receipt={"rows": 2})
     lease = leases.renew(lease, 600)
-    consumer = marks.register("a", definition={"n": 2}, **FACTS).consumer
+    consumer = registry.register("a", definition={"n": 2}, **FACTS).consumer
     marks.open_intent(consumer, lane="y", vnodes=[0], after=5, upto=6, schema_id=0, fence=fence)
     marks.reset(consumer, {0: 3, 1: 9}, force=True)
-    state.raise_epoch(4)
-    marks.register("a", definition={"n": 2}, **{**FACTS, "destination": "s3://b"})
-    marks.retire("a")
+    registry.retire("a")
+    registry.revive("a")
+    registry.register("a", definition={"n": 2}, **{**FACTS, "destination": "s3://b"})
+    registry.retire("a")
     leases.release(lease)
 def work(number, *arguments):
     crash._ARMED, url = arguments[2 * number : 2 * number + 2]
@@ -779,10 +689,11 @@ SEND = """
 import sys
 from strandline.leases import Leases
 from strandline.marks import Marks
+from strandline.registry import Registry
 from strandline.state import State
 state = State(sys.argv[1])
 marks = Marks(state)
-consumer = marks.get("a")
+consumer = Registry(state).get("a")
 fence = Leases(state).acquire(consumer.lease, "doomed", 0.05).fence
 intent = marks.open_intent(consumer, lane="0", vnodes=[0], after=0, upto=5, schema_id=0, cuts=[2, 5], fence=fence)
 with open(sys.argv[2], "a") as destination:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from strandline import duration, imports, query
+from strandline import bond, duration, imports, query, runner, state
 from strandline.backup import BackupReport, backup
 from strandline.baseline import Baseline
 from strandline.care import Care
@@ -18,11 +18,17 @@ from strandline.catalog import Catalog, Entry
 from strandline.consumers.compaction import CompactReport
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
-from strandline.errors import NotFound, StrandlineError
+from strandline.errors import Invalid, NotFound, StrandlineError
 from strandline.ingest.job import IngestReport, NewTable, ingest
+from strandline.ledger import Ledger, open_state
 from strandline.leftovers import Leftover, leftovers, sweep
 from strandline.log import Log
+from strandline.plan import Plan, plan_of
 from strandline.progress import Progress, silent
+from strandline.runner import TickReport
+from strandline.sinks.base import Sink
+from strandline.sinks.declared import BACKFILL, SinkDef, Start
+from strandline.state import State
 from strandline.status import BrokenTable, Status, status_of
 from strandline.storage import open_storage
 from strandline.table import Table
@@ -38,15 +44,17 @@ class Lake:
     """The tables in one folder or bucket.
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
-    variables. `spark` is a session to use instead of one of our own. `cache_bytes` bounds DuckDB's memory. Opening
-    writes nothing; the first table makes the lake. Safe to share between threads; any number of processes may work
-    on one lake."""
+    variables. `state` is the URL of the database that keeps the marks of its sinks, by default a file in a local lake.
+    `spark` is a session to use instead of one of our own. `cache_bytes` bounds DuckDB's memory. Opening writes
+    nothing; the first table makes the lake. Safe to share between threads; any number of processes may work on one
+    lake."""
 
     def __init__(
         self,
         root: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
+        state: str | None = None,
         spark: SparkSession | None = None,
         cache_bytes: int | None = None,
     ) -> None:
@@ -56,8 +64,12 @@ class Lake:
         self.duck = Duck(self.storage, cache_bytes)
         self.catalog = Catalog(self.storage)
         self.catalog.refresh()
+        self.declared: dict[str, SinkDef] = {}
         self._tables: dict[str, Table] = {}
         self._lock = threading.Lock()
+        self._state_url = state
+        self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Lake({self.storage.uri!r})"
@@ -205,6 +217,89 @@ class Lake:
         """Copy the lake to another place, as a lake of its own; a place that holds an older copy gets what is new."""
         return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
 
+    @property
+    def state(self) -> State:
+        """The database of the lake's consumers, made when it is missing."""
+        return self.ledger.state
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the state holds: consumers, marks, leases, dead letters."""
+        with self._opening:
+            if self._ledger is None:
+                lake_id = self.catalog.ensure_lake().lake_id
+                state = open_state(self.storage, self._state_url)
+                self._ledger = Ledger.of(state, self.storage, lake_id)
+            return self._ledger
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether there is a state to ask, or was one; otherwise no sink has ever run here."""
+        if self._ledger is not None or self._state_url is not None:
+            return True
+        is_here = self.storage.is_local and self.storage.exists(state.FILE)
+        return is_here or self.storage.exists(bond.FILE)
+
+    def sink(
+        self,
+        name: str,
+        table: str,
+        *,
+        to: Sink,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        mask: Mapping[str, str] | None = None,
+        salt: str | None = None,
+        deletes: bool = True,
+        start: Start = BACKFILL,
+    ) -> SinkDef:
+        """Declare that a table's changes go somewhere; a tick sends them. Nothing is written before that.
+
+        `where` and `columns` choose what leaves; `mask` says of columns that leave how they are hidden: `hash` (with
+        `salt`), `null` or `redact`. A row that `where` refuses leaves as a delete, unless `deletes` is off: then
+        neither leaves. `start` is where a sink begins that has never run: with the table as it is (`backfill`), with
+        what comes next (`head`), or with the changes after a seq."""
+        declared = SinkDef.declare(
+            name,
+            table,
+            to,
+            where=where,
+            columns=columns,
+            mask=mask,
+            salt=salt,
+            deletes=deletes,
+            start=start,
+        )
+        definition = self.table(table).definition
+        place = os.path.realpath(to.destination) if to.destination.startswith("/") else to.destination
+        own = os.path.realpath(self.storage.uri) if self.storage.is_local else self.storage.uri
+        if f"{place.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
+            raise Invalid(
+                f"sink {name!r} goes to {place}, inside the lake {own}",
+                hint="Choose a destination outside it.",
+                consumer=name,
+            )
+        if self.declared.get(name, declared).table == table and not self._is_known(name):
+            declared.shape(definition, is_new=True)
+        self.declared[name] = declared
+        return declared
+
+    def _is_known(self, name: str) -> bool:
+        return self.has_ledger and any(each.name == name for each in self.ledger.registry.all())
+
+    def plan(self) -> Plan:
+        """What a tick would do now, from commit files and marks alone."""
+        return plan_of(self)
+
+    def tick(self, *, only: Sequence[str] | None = None, progress: Progress = silent) -> TickReport:
+        """One pass over every sink that is behind, then over tables that need folding or let rows expire; with `only`,
+        over those sinks alone. What goes wrong with one sink is in its report."""
+        return runner.tick(self, only, progress=progress)
+
+    def run(self, *, every: object = "10s", stop: threading.Event | None = None) -> None:
+        """Tick for ever, `every` so often; one tick after the other."""
+        runner.run(self, duration.seconds(every, "every"), stop=stop)
+
     def _named(self, names: Sequence[str]) -> list[str]:
         return [self.catalog.refresh().get(check_name(name)).name for name in names] or self.tables()
 
@@ -220,8 +315,29 @@ class Lake:
         with self._lock:
             table = self._tables.get(entry.generation)
             if table is None or table.entry != entry:
-                table = self._tables[entry.generation] = Table(entry, self.storage, self.duck, self.spark)
+                table = self._tables[entry.generation] = Table(
+                    entry, self.storage, self.duck, self.spark, readers=_Readers(self, entry)
+                )
             return table
+
+
+@dataclass(frozen=True)
+class _Readers:
+    """Who reads a table of the lake, by its state."""
+
+    lake: Lake
+    entry: Entry
+
+    def marks(self) -> list[tuple[int, str]]:
+        if not self.lake.has_ledger:
+            return []
+        table = self.lake._open(self.entry)
+        ledger = self.lake.ledger
+        ledger.bond.check(trimmed_epoch=table.log.refresh().epoch)
+        return ledger.marks.slowest_by(self.entry.generation, table.definition.vnodes)
+
+    def epoch(self) -> int:
+        return self.lake.ledger.bond.epoch() if self.lake.has_ledger else 0
 
 
 @dataclass(frozen=True)

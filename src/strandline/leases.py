@@ -1,22 +1,27 @@
 """Leases: who works on something, until when, by the database's clock; and fences, which tell a late owner from a new.
 
-Of all who ask for a name, one holds it. A lease that was not renewed may be taken over. Each grant has a higher fence
-than every earlier one of that name, also after a release; who changes something under a lease gives its fence, and
-`check_fence` refuses it, in the same transaction, once a higher one was granted. So an owner that stalls and wakes up
-changes nothing, whatever it believes.
+Of all who ask for a name, one holds it. A lease that was not renewed may be taken over; at once when its owner was a
+process of this machine that is gone (an owner that `this_worker` named says which process it is). Each grant has a
+higher fence than every earlier one of that name, also after a release; who changes something under a lease gives its
+fence, and `check_fence` refuses it, in the same transaction, once a higher one was granted. So an owner that stalls
+and wakes up changes nothing, whatever it believes.
 
-After a crash: the lease expires and is taken over.
+After a crash: the lease expires and is taken over, on the same machine without waiting for that.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import logging
 import math
+import os
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +61,9 @@ class Leases:
         self._state = state
         state.ensure(leases)
 
-    def acquire(self, name: str, owner: str, length_s: float) -> Lease:
+    def acquire(self, name: str, owner: str, length_s: float, *, title: str | None = None) -> Lease:
         """Take a lease; `Conflict` while another owner's lives. One's own is granted anew, and its old fence ends: so
-        `owner` names one worker, not one program."""
+        `owner` names one worker, not one program. `title` is how people call what the lease is for."""
         check_text("lease name", name)
         check_text("owner", owner)
         _check_length(length_s)
@@ -66,11 +71,11 @@ class Leases:
             insert_missing(connection, leases, name=name, fence=0, since_s=0.0, expires_s=0.0)
             found = _locked(connection, name)
             now = now_s(connection)
-            if found.owner not in (None, owner) and found.expires_s > now:
+            if found.owner not in (None, owner) and found.expires_s > now and not is_dead(found.owner):
                 raise Conflict(
-                    f"{name} is worked on by {found.owner} since {_shown(found.since_s)}, at least until"
-                    f" {_shown(found.expires_s)}",
-                    hint="It can be taken over when it was not renewed until then.",
+                    f"{title or name} is worked on by {_place(found.owner)} since {_shown(found.since_s)}, at least"
+                    f" until {_shown(found.expires_s)}",
+                    hint="Wait for it, or end that process: what it began is then finished by the next.",
                     lease=name,
                     owner=found.owner,
                     since_s=found.since_s,
@@ -100,15 +105,15 @@ class Leases:
         """The lease of that name that lives now."""
         with self._state.reading() as connection:
             found = connection.execute(select(leases).where(leases.c.name == name)).one_or_none()
-            if found is None or found.owner is None or found.expires_s <= now_s(connection):
+            if found is None or found.owner is None or found.expires_s <= now_s(connection) or is_dead(found.owner):
                 return None
         return Lease(name, found.owner, found.fence, found.expires_s)
 
     @contextmanager
-    def held(self, name: str, owner: str, length_s: float = LENGTH_S) -> Iterator[Held]:
+    def held(self, name: str, owner: str, length_s: float = LENGTH_S, *, title: str | None = None) -> Iterator[Held]:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
-        held = Held(self, self.acquire(name, owner, length_s), length_s, asked_s)
+        held = Held(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
         thread = threading.Thread(target=held.renew_until_done, name=f"lease-{name}", daemon=True)
         thread.start()
         try:
@@ -171,6 +176,34 @@ class Held:
                 return
 
 
+def this_worker() -> str:
+    """A name for one worker of this process: host, process, since when it runs, in which boot and namespaces, and what
+    tells it from others of the process. Without that knowledge (it needs /proc) the name is as good, but nobody can
+    tell that its process is gone."""
+    pid = os.getpid()
+    started, _ = _process(pid)
+    return f"{socket.gethostname()}:{pid}:{started}:{_boot()}:{uuid.uuid4().hex[:8]}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether an owner that `this_worker` named was a process of this machine that is gone for certain."""
+    parts = owner.rsplit(":", 4)
+    if len(parts) < 5:
+        return False
+    host, pid, started, boot, _ = parts
+    if not (boot and started.isdigit() and pid.isdigit()) or (host, boot) != (socket.gethostname(), _boot()):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    now, is_over = _process(int(pid))
+    # Another start is another process with the same number.
+    return is_over or (now != "" and now != started)
+
+
 def check_fence(connection: Connection, name: str, fence: int) -> None:
     """`Conflict` unless this fence is the newest of its name and was not given back. The lease cannot change hands
     until the transaction ends; one that expired counts as long as nobody took it over."""
@@ -185,7 +218,7 @@ def _check(name: str, fence: int, found: Row[Any] | None) -> None:
     elif found.fence == fence or found.owner is None:
         what = "was given back"
     else:
-        what = f"was taken over by {found.owner} at {_shown(found.since_s)}"
+        what = f"was taken over by {_place(found.owner)} at {_shown(found.since_s)}"
     raise Conflict(
         f"the lease of {name} with fence {fence} {what}",
         hint="Nothing was changed. Acquire it again and reload.",
@@ -206,6 +239,39 @@ def _locked(connection: Connection, name: str) -> Any:
 
 def _write(connection: Connection, name: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.name == name).values(**values))
+
+
+def _boot() -> str:
+    """What this machine's start and the namespaces of this process have that no others have; empty if not known. The
+    processes of a namespace that is gone are gone too, so a number that is given to a new one does no harm."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            known = [stream.read().strip(), os.readlink("/proc/self/ns/pid")]
+    except OSError:
+        return ""
+    with suppress(OSError):
+        # Times of processes are told relative to it.
+        known.append(os.readlink("/proc/self/ns/time"))
+    return hashlib.sha256("/".join(known).encode()).hexdigest()[:12]
+
+
+def _process(pid: int) -> tuple[str, bool]:
+    """When a process started, in ticks since the boot, and whether it has ended and only waits for its parent to ask;
+    empty if not known."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            # The second field is a name that may hold anything, in parentheses.
+            fields = stream.read().rpartition(")")[2].split()
+        state, threads, started = fields[0], int(fields[17]), fields[19]
+    except (OSError, IndexError, ValueError):
+        return "", False
+    return started, state in "ZX" and threads <= 1
+
+
+def _place(owner: str) -> str:
+    """The part of an owner's name that people can use: host and process."""
+    parts = owner.rsplit(":", 4)
+    return ":".join(parts[:2]) if len(parts) == 5 else owner
 
 
 def _check_length(length_s: float) -> None:

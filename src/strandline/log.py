@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from strandline import encode
 from strandline import schema as schemas
-from strandline.change import HASH, OP, ROW, SEQ, UPSERT, Commit, Op
+from strandline.change import DELETE, HASH, OP, ROW, SEQ, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
@@ -35,6 +35,7 @@ from strandline.vnode import hash_keys
 Amend = Callable[[Snapshot, Draft], Draft]
 
 TRIM = "trim"
+EPOCH = "epoch"
 DROPPED = "strandline.dropped"
 
 
@@ -53,6 +54,11 @@ class LogState:
     @property
     def trimmed_to(self) -> int:
         return self.snapshot.txns.get(TRIM, 0)
+
+    @property
+    def epoch(self) -> int:
+        """What lake and state had in common when the log was last trimmed."""
+        return self.snapshot.txns.get(EPOCH, 0)
 
     @property
     def purged(self) -> int:
@@ -209,8 +215,9 @@ class Log:
         self.delta.commit(operation, build)
         return result[0]
 
-    def trim(self, upto: int) -> None:
-        """Take the changes up to a seq out of the log; every vnode must be folded at least that far."""
+    def trim(self, upto: int, *, epoch: int = 0) -> None:
+        """Take the changes up to a seq out of the log; every vnode must be folded at least that far, and every consumer
+        of the state with this epoch must have come so far."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             if snapshot.txns.get(TRIM, 0) >= upto:
@@ -219,7 +226,8 @@ class Log:
             past = sorted(seq for seq in horizons(snapshot.txns) if seq <= upto)
             # Of the horizons before the trim the last one still holds.
             forgotten = {horizon_txn(seq): horizons(snapshot.txns)[seq] for seq in past[:-1]}
-            return Draft(remove=gone, txns={TRIM: upto}, forgotten_txns=forgotten)
+            told = {EPOCH: epoch} if epoch > snapshot.txns.get(EPOCH, 0) else {}
+            return Draft(remove=gone, txns={TRIM: upto, **told}, forgotten_txns=forgotten)
 
         self.delta.commit("TRIM", build, metrics={"upto": upto})
 
@@ -268,15 +276,18 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
     return Draft(metadata=metadata, protocol=protocol(with_ntz=schemas.needs_ntz(columns)))
 
 
-def prepare(rows: pa.Table, definition: TableDef, op: Op) -> pa.Table:
+def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:
     """Rows as a batch of changes: hashed, sorted by (`_hash`, key), one change a key: the last of the highest
-    version."""
+    version.
+
+    Without `op`, each row says its own in `_op`. A delete has no version and comes after those that have one, so the
+    caller sees to it that no key with versions is upserted after its delete."""
     columns = definition.log_schema(definition.schema_id)
     count = rows.num_rows
     if definition.is_keyed:
         hashes = hash_keys([rows.column(name) for name in definition.key])
         rows = rows.append_column(HASH, hashes)
-        names = [HASH, *definition.key, *([definition.version] if definition.version and op == UPSERT else [])]
+        names = [HASH, *definition.key, *([definition.version] if definition.version and op != DELETE else [])]
         order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])
         rows = rows.take(order)
         kept = pc.invert(same_as_next(rows, [HASH, *definition.key]))
@@ -286,7 +297,8 @@ def prepare(rows: pa.Table, definition: TableDef, op: Op) -> pa.Table:
         # Rows of one append stay together and in order: they share one random place.
         rows = rows.append_column(HASH, pa.array([zlib.crc32(uuid.uuid4().bytes)] * count, pa.int64()))
         rows = rows.append_column(ROW, pa.array(range(count), pa.int64()))
-    rows = rows.append_column(OP, pa.array([op] * rows.num_rows, pa.string()))
+    if op is not None:
+        rows = rows.append_column(OP, pa.array([op] * rows.num_rows, pa.string()))
     if rows.num_rows > count:
         raise Internal("a batch of changes grew while it was prepared")
     return schemas.conform(rows, columns)

@@ -23,6 +23,7 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,9 @@ Watch = Callable[[int, int], None]
 # What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
 _READ_BYTES = 16 << 20
 _REMOTE_TASKS = 8
+TASK_BYTES = 1 << 30
+_SMALL_TASK_BYTES = 64 << 20
+_MOST_TASKS = 1024
 # A job that shuffles once has that many stages; how many there will be Spark itself does not know at first.
 _STAGES = 3
 _SHARES = 1000
@@ -135,16 +139,23 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     return frame.mapInArrow(run, schema)
 
 
+@dataclass
+class Jobs:
+    """How many Spark jobs a block ran, known when it has ended; 0 where a remote session does not say."""
+
+    count: int = 0
+
+
 @contextmanager
-def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[None]:
+def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[Jobs]:
     """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
     the session; `watch` hears which share of the job is done; when the block fails, the job's tasks are ended."""
     wanted = {
         _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
         "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
     }
-    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)):
-        yield
+    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)) as jobs:
+        yield jobs
 
 
 @contextmanager
@@ -184,7 +195,7 @@ class _Share:
 
 
 @contextmanager
-def _remote_job(spark: SparkSession, share: _Share) -> Iterator[None]:
+def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     tag = f"strandline-{uuid.uuid4().hex}"
 
     def hear(stages: Any = None, **_: Any) -> None:
@@ -193,7 +204,7 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[None]:
     spark.registerProgressHandler(hear)
     spark.addTag(tag)
     try:
-        yield
+        yield Jobs()
     except BaseException:
         spark.interruptTag(tag)
         raise
@@ -203,7 +214,7 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[None]:
 
 
 @contextmanager
-def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
+def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     context, group, done = spark.sparkContext, f"strandline-{uuid.uuid4().hex}", threading.Event()
     tracker = context.statusTracker()
 
@@ -220,8 +231,9 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
     context.setJobGroup(group, "strandline", interruptOnCancel=True)
     thread = threading.Thread(target=poll, name="spark-progress", daemon=True)
     thread.start()
+    jobs = Jobs()
     try:
-        yield
+        yield jobs
     except BaseException:
         # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
         with suppress(Exception):
@@ -232,6 +244,8 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        with suppress(Exception):
+            jobs.count = len(tracker.getJobIdsForGroup(group))
         for name, value in before.items():
             context.setLocalProperty(name, value)
 
@@ -239,6 +253,13 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[None]:
 def parallelism(spark: SparkSession) -> int:
     """How many tasks run at once; a remote session does not say."""
     return _REMOTE_TASKS if _is_connect(spark) else int(spark.sparkContext.defaultParallelism)
+
+
+def tasks_for(spark: SparkSession, raw_bytes: int) -> int:
+    """In how many tasks to write so many bytes: as many as run at once, or as the rows need; few rows need few, or they
+    end in many small files."""
+    at_once = min(parallelism(spark), raw_bytes // _SMALL_TASK_BYTES)
+    return max(1, min(_MOST_TASKS, max(at_once, raw_bytes // TASK_BYTES)))
 
 
 def _is_connect(spark: SparkSession) -> bool:

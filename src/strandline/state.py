@@ -2,7 +2,7 @@
 
 It owns the connection, the transactions, the database's clock and what the driver's errors become. Tables belong to
 the modules that use them and share one `metadata`. State and lake share an id and a rising epoch, so that a state
-that is lost, foreign or older than its lake is noticed.
+that is lost, foreign or older than its lake is noticed (see `bond`).
 
 After a crash: a transaction is there whole or not at all, and a commit that returned survives a power loss.
 """
@@ -56,6 +56,7 @@ meta = Table(
     Column("format", Integer, nullable=False),
     Column("lake_id", Text),
     Column("epoch", BigInteger, nullable=False),
+    Column("pending", BigInteger, nullable=False),
 )
 
 _DRIVERS = {
@@ -130,8 +131,8 @@ class State:
         FOR UPDATE (or FOR SHARE) of the row that stands for what it changes (a lease, a consumer, `meta`), which
         waits for others and then reads their newest version; what belongs to that row is read by later statements,
         each of which sees everything committed before it, and is changed only under the same lock. A row that may be
-        missing is inserted first (`insert_missing`). Locks are taken in one order, lease before consumer, so nobody
-        waits in a circle."""
+        missing is inserted first (`insert_missing`). Locks are taken in one order, `meta`, lease, consumers by name, so
+        nobody waits in a circle."""
         with self._translated():
             self._check_file()
             with self._engine.connect() as connection:
@@ -188,18 +189,9 @@ class State:
             )
 
     def epoch(self) -> int:
-        """How often this state has told its lake of itself; a lake that knows a higher one has an older state here."""
+        """The epoch that its lake knows at least."""
         with self.reading() as connection:
             return int(connection.execute(select(meta.c.epoch)).scalar_one())
-
-    def raise_epoch(self, to: int) -> int:
-        """Let the epoch be at least `to`; the epoch from here on. It never falls."""
-        check_int("epoch", to)
-        with self.transaction() as connection:
-            found = int(connection.execute(select(meta.c.epoch).with_for_update()).scalar_one())
-            if found < to:
-                connection.execute(update(meta).values(epoch=to))
-        return max(found, to)
 
     # --- opening -----------------------------------------------------------------------------------------------
 
@@ -248,9 +240,9 @@ class State:
             self._use_wal()
             with self.transaction() as connection:
                 self._create(connection, meta)
-                insert_missing(connection, meta, id=1, format=FORMAT, epoch=0)
+                insert_missing(connection, meta, id=1, format=FORMAT, epoch=0, pending=0)
         with self.reading() as connection:
-            found = connection.execute(select(meta.c.format, meta.c.lake_id, meta.c.epoch)).one_or_none()
+            found = connection.execute(select(meta)).one_or_none()
         if found is None:
             raise Corrupt(f"{self.shown} has lost its first row", hint="Restore it from a backup.", state=self.shown)
         if found.format > FORMAT:

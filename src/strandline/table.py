@@ -20,7 +20,7 @@ from strandline.care import Care
 from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
 from strandline.condition import Predicate
-from strandline.consumers import compaction
+from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.need import CompactPlan, plan
 from strandline.definitions import TableDef
@@ -36,6 +36,7 @@ from strandline.pins import HeldPin, Pins, new_pin
 from strandline.predicate import parse
 from strandline.progress import Progress, silent
 from strandline.purge import PurgeReport, purge
+from strandline.readers import Nobody, Readers
 from strandline.restore import restore
 from strandline.rows import checked, is_spark
 from strandline.spark import session
@@ -64,8 +65,17 @@ class HistoryEntry:
 class Table:
     """A keyed table, or an append-only one without a key. Safe to share between threads and processes."""
 
-    def __init__(self, entry: Entry, storage: Storage, duck: Duck, spark: SparkSession | None = None) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        storage: Storage,
+        duck: Duck,
+        spark: SparkSession | None = None,
+        *,
+        readers: Readers | None = None,
+    ) -> None:
         self.entry = entry
+        self.readers: Readers = readers or Nobody()
         self.duck = duck
         self.spark = spark
         self.log = Log(storage, f"{entry.folder}/log")
@@ -345,7 +355,8 @@ class Table:
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
         """Hide the rows whose time lies before a moment, by default as the setting `retention` says; returns the
-        seq from which it holds, None when they are hidden already. Compaction drops them later."""
+        seq from which it holds, None when there is nothing to hide. Compaction drops them later. Rows that a sink has
+        not acknowledged stay: they hold the retention back, and are a `Conflict` with `before`."""
         definition = self.definition
         definition.check_expires()
         if before is None:
@@ -355,8 +366,9 @@ class Table:
                     hint="Say before when, or set it: configure(retention='90d').",
                     table=self.name,
                 )
-            moment = expiry.horizon_for(definition.care.retention, dt.datetime.now(dt.UTC))
-        elif isinstance(before, dt.datetime):
+            horizon = retention.due(self)
+            return None if horizon is None else self.log.expire(horizon)
+        if isinstance(before, dt.datetime):
             moment = before
         elif isinstance(before, dt.date):
             moment = dt.datetime.combine(before, dt.time())
@@ -371,6 +383,7 @@ class Table:
             )
         # A horizon that cannot be said in the column's type would make every read fail.
         expiry.expiry(definition, horizon)
+        retention.check(self, horizon)
         return self.log.expire(horizon)
 
     def restore(self, at: At) -> Commit:

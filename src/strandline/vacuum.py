@@ -1,7 +1,7 @@
 """Keep a table small: trim its log, let old baseline versions go, delete the files that nothing needs.
 
-How far back a table stays readable is a seq, the lowest of what its holders ask for (`holds`): the setting `keep` and
-every live pin; marks of consumers join them there. The newest baseline version that holds nothing after that seq
+How far back a table stays readable is a seq, the lowest of what its holders ask for (`holds`): the setting `keep`,
+every live pin and the mark of every living consumer. The newest baseline version that holds nothing after that seq
 stays, and the log from its marks on. First this is said, in commits of baseline (`kept_from`) and log (`trim`), so
 that a reader of something older gets `NotRetained`; the files go when it has been so for the grace time.
 
@@ -96,6 +96,7 @@ def holds(table: Table, *, now_s: float, keep_s: float) -> list[Hold]:
     for pin in table.pins.live(now_s):
         if pin.seq is not None:
             found.append(Hold(pin.seq, f"pin {pin.name} ({pin.why}, {pin.holder})"))
+    found += [Hold(seq, f"sink {name}") for seq, name in table.readers.marks()]
     return sorted(found, key=lambda hold: hold.seq)
 
 
@@ -185,7 +186,7 @@ def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
     crash_point("vacuum.announced")
     decided = decisions[-1]
     if any(seq <= decided.trim_to for seq, _ in table.log.refresh().by_seq):
-        table.log.trim(decided.trim_to)
+        table.log.trim(decided.trim_to, epoch=table.readers.epoch())
     crash_point("vacuum.trimmed")
     return decided
 

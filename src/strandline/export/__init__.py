@@ -27,7 +27,7 @@ from strandline.frames import listing
 from strandline.gather import BlockLane, GatherLane
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress
-from strandline.spark import Lane, parallelism, run_lane, running, session
+from strandline.spark import Lane, run_lane, running, session, tasks_for
 from strandline.storage import Staged
 from strandline.storage.snapshot import DataFile
 
@@ -40,11 +40,8 @@ __all__ = ["Destination", "ExportReport", "export", "new_source"]
 
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 256 << 20
-LANE_BYTES = 1 << 30
-SMALL_LANE_BYTES = 64 << 20
 # From this many bytes a row on, blocks cost less than rows.
 WIDE_ROW_BYTES = 4 << 10
-MAX_LANES = 1024
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
     table = source.table
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
-    lanes = lanes_for(spark, source)
+    lanes = tasks_for(spark, source.raw_bytes)
     with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
         if not source.order:
             return _collected(source, source.frame(spark), lane)
@@ -138,12 +135,6 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
         laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
         last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
         return _collected(source, laid, last)
-
-
-def lanes_for(spark: SparkSession, source: Source) -> int:
-    """As many as run at once, or as the rows need; few rows need few, or they end in many small files."""
-    at_once = min(parallelism(spark), source.raw_bytes // SMALL_LANE_BYTES)
-    return max(1, min(MAX_LANES, max(at_once, source.raw_bytes // LANE_BYTES)))
 
 
 def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:

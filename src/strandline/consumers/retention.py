@@ -1,0 +1,81 @@
+"""Let rows go when they are past their time, and never before every consumer has them.
+
+A table with the setting `retention` gets a new horizon when there are rows before it. A change that some consumer has
+not acknowledged holds the horizon back to its own time: a row that arrives late, with a time long past, is delivered
+first. What consumers have acknowledged is known from their marks, the times of changes from file statistics.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strandline import expiry
+from strandline.errors import Conflict
+from strandline.storage.snapshot import DataFile
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Who holds a horizon back, at which mark, and the time of the oldest change that it has not acknowledged."""
+
+    consumer: str
+    seq: int
+    before: int
+
+
+def waiting(table: Table) -> Waiting | None:
+    """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
+    log, time = table.log.refresh(), table.definition.time
+    if time is None:
+        return None
+    found = []
+    for seq, who in table.readers.marks():
+        times = [at for at in (_earliest(file, time) for number, file in log.by_seq if number > seq) if at is not None]
+        if times:
+            found.append(Waiting(who, seq, min(times)))
+    return min(found, key=lambda each: each.before, default=None)
+
+
+def due(table: Table) -> int | None:
+    """The horizon that the table's retention asks for now, in microseconds, when it would hide a row."""
+    merge = table.merge()
+    definition = merge.definition
+    if definition.care.retention is None or definition.time is None:
+        return None
+    horizon = expiry.micros(expiry.horizon_for(definition.care.retention, dt.datetime.now(dt.UTC)))
+    if merge.horizon is not None and horizon <= merge.horizon:
+        return None
+    held = waiting(table)
+    horizon = horizon if held is None else min(horizon, held.before)
+    if merge.horizon is not None and horizon <= merge.horizon:
+        return None
+    files = [*merge.base_files(), *(file for _, file in merge.log_files())]
+    hides = any(
+        expiry.expired_rows(file, definition, horizon) > expiry.expired_rows(file, definition, merge.horizon)
+        for file in files
+    )
+    return horizon if hides else None
+
+
+def check(table: Table, horizon: int) -> None:
+    """`Conflict` when a change that lies before the horizon has not reached every consumer."""
+    held = waiting(table)
+    if held is not None and held.before < horizon:
+        raise Conflict(
+            f"sink {held.consumer!r} has not acknowledged changes of table {table.name!r} after seq {held.seq}, with"
+            f" times from {expiry.moment(held.before).isoformat(sep=' ')} on",
+            hint=f"Nothing was hidden. Send them first: strandline tick {held.consumer}",
+            table=table.name,
+            consumer=held.consumer,
+            seq=held.seq,
+        )
+
+
+def _earliest(file: DataFile, time: str) -> int | None:
+    low = file.stats.get("minValues", {}).get(time)
+    return None if low is None else expiry.micros(dt.datetime.fromisoformat(low))

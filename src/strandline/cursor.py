@@ -1,0 +1,220 @@
+"""The one loop of a sink: a range, its effect, its mark.
+
+For each range the intent is saved first; then the rows go through lanes (`carry`); then the destination makes them
+count; then the mark moves and closes the intent, in one transaction, under the fence of the consumer's lease. A lane
+that fails leaves its intent open and its vnodes where they were; the others go on.
+
+After a crash: an open intent names the range that was under way. It is repeated first, over the same rows with the same
+cuts and ids, although newer rows have arrived; a destination that holds it already is only told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strandline.carry import Load, carry
+from strandline.crash import crash_point
+from strandline.deadletters import DeadLetters
+from strandline.errors import StrandlineError
+from strandline.feed import Feed, kept_schema
+from strandline.leases import Held
+from strandline.marks import Intent, Marks
+from strandline.plan import NOTHING, SNAPSHOT, Work
+from strandline.registry import Consumer
+from strandline.shape import Shape
+from strandline.sinks.base import Batch, Delivery, Producer, Result
+from strandline.sinks.declared import SinkDef
+from strandline.table import Table
+
+Begun = tuple[Intent, Batch]
+
+
+@dataclass
+class Tally:
+    """What a consumer did in a tick."""
+
+    rows_read: int = 0
+    bytes_read: int = 0
+    rows: int = 0
+    withheld: int = 0
+    dead: int = 0
+    bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    files: int = 0
+    jobs: int = 0
+    replays: int = 0
+    is_full: bool = False
+    errors: list[StrandlineError] = field(default_factory=list)
+
+    def add(self, results: Sequence[Result]) -> None:
+        for result in results:
+            self.rows += result.rows
+            self.withheld += result.withheld
+            self.dead += sum(dead.rows for dead in result.dead)
+            self.bytes += result.bytes
+            self.requests += result.requests
+            self.retries += result.retries
+            self.files += len(result.files)
+
+
+class Cursor:
+    """One consumer at work, under its lease. `given` is the sink as it is declared in this process, if it is: it knows
+    the secrets. `before_effect` is called before anything leaves."""
+
+    def __init__(
+        self,
+        table: Table,
+        consumer: Consumer,
+        given: SinkDef | None,
+        *,
+        lake_id: str,
+        marks: Marks,
+        letters: DeadLetters,
+        held: Held,
+        tally: Tally,
+        before_effect: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._consumer = consumer
+        self._given = given
+        self._producer = Producer(
+            lake_id, consumer.name, consumer.table, consumer.table_generation, consumer.generation
+        )
+        self._marks = marks
+        self._letters = letters
+        self._held = held
+        self._tally = tally
+        self._before_effect = before_effect
+        self._blocked: set[int] = set()
+
+    def run(self, work: Work) -> None:
+        """Carry out one range, of the vnodes that have not failed before it. Failures are in the tally."""
+        facts = work.replay[0].definition if work.replay else self._consumer.definition
+        try:
+            sink = SinkDef.from_dict(self._consumer.name, self._consumer.table, facts, self._given)
+            shape = sink.shape(kept_schema(self._table.log.refresh(), work.schema_id).definition)
+            self._before_effect()
+            delivery = sink.to.open(self._producer)
+        except StrandlineError as error:
+            self._block(work.vnodes, error)
+            return
+        try:
+            begun = self._begin(work, shape, delivery)
+            if begun:
+                self._tally.is_full |= work.source == SNAPSHOT
+                self._tally.replays += len(begun) if work.replay else 0
+                self._finish(work, sink, delivery, self._feed(work, sink, shape, begun), begun)
+        finally:
+            delivery.close()
+
+    def _begin(self, work: Work, shape: Shape, delivery: Delivery) -> list[Begun]:
+        """Save the intents; those that the destination holds already only move their marks."""
+        begun = []
+        for at, lane in enumerate(work.lanes):
+            if not self._blocked.isdisjoint(lane):
+                continue
+            try:
+                self._held.check()
+                intent = work.replay[at] if work.replay else self._intent(work, f"{lane[0]}-{lane[-1]}", lane)
+                batch = Batch(
+                    intent.id,
+                    intent.vnodes,
+                    intent.after,
+                    intent.upto,
+                    shape.schema,
+                    shape.definition.key,
+                    shape.cluster_by,
+                    is_first=intent.after == 0,
+                    is_replay=bool(work.replay),
+                    cuts=intent.cuts,
+                )
+                if delivery.is_delivered(batch):
+                    self._advance(intent)
+                else:
+                    begun.append((intent, batch))
+            except StrandlineError as error:
+                self._block(lane, error)
+        return begun
+
+    def _intent(self, work: Work, lane: str, vnodes: Sequence[int]) -> Intent:
+        return self._marks.open_intent(
+            self._consumer,
+            lane=lane,
+            vnodes=vnodes,
+            after=work.after,
+            upto=work.upto,
+            schema_id=work.schema_id,
+            fence=self._held.fence,
+        )
+
+    def _feed(self, work: Work, sink: SinkDef, shape: Shape, begun: Sequence[Begun]) -> Feed | None:
+        if work.source == NOTHING:
+            return None
+        feed = Feed(
+            self._table,
+            shape,
+            kept_schema(self._table.log.refresh(), work.schema_id),
+            work.after,
+            work.upto,
+            [vnode for _, batch in begun for vnode in batch.vnodes],
+            is_snapshot=work.source == SNAPSHOT,
+            is_ordered=sink.to.is_ordered,
+        )
+        self._tally.rows_read += feed.extent.rows
+        self._tally.bytes_read += feed.extent.bytes
+        return feed
+
+    def _finish(self, work: Work, sink: SinkDef, delivery: Delivery, feed: Feed | None, begun: Sequence[Begun]) -> None:
+        """Run the lanes until each has delivered its batch or failed; a lane may stop to have its cuts saved first."""
+        pending = list(begun)
+        while pending:
+            loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
+            try:
+                results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
+            except StrandlineError as error:
+                self._block([vnode for _, batch in pending for vnode in batch.vnodes], error)
+                return
+            self._tally.jobs += jobs
+            again = []
+            for intent, batch in pending:
+                try:
+                    cuts = self._settle(delivery, intent, batch, results[batch.id])
+                    if cuts is not None:
+                        intent = self._marks.save_cuts(intent, cuts, self._held.fence)
+                        again.append((intent, replace(batch, cuts=intent.cuts)))
+                except StrandlineError as error:
+                    self._block(batch.vnodes, error)
+            pending = again
+
+    def _settle(self, delivery: Delivery, intent: Intent, batch: Batch, results: Sequence[Result]) -> Any:
+        """Let a batch count and move its marks; the cuts to save when a lane asks for that first."""
+        self._tally.add(results)
+        for result in results:
+            if result.dead:
+                # Before the mark passes them; saving them again after a crash changes nothing.
+                self._letters.save(self._consumer, intent.id, result.dead)
+                crash_point("cursor.letters_saved")
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        for result in results:
+            if result.cuts is not None:
+                return result.cuts
+        self._held.check()
+        crash_point("cursor.lanes_done")
+        delivery.finish(batch, results)
+        crash_point("cursor.finished")
+        self._advance(intent)
+        return None
+
+    def _advance(self, intent: Intent) -> None:
+        moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
+        self._marks.advance(self._consumer, moves, fence=self._held.fence, intent=intent)
+
+    def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
+        """These vnodes stay where they are until the next tick."""
+        self._blocked.update(vnodes)
+        self._tally.errors.append(error)

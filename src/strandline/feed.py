@@ -1,0 +1,181 @@
+"""The rows of one range on their way out: changes in `(after, upto]`, or a table as it is at a seq.
+
+A new consumer gets the table as it is at one seq, each row as an upsert with that seq, and from there on the changes.
+What a feed holds is a function of the log alone, so reading it again, on another machine or by the other engine, gives
+the same rows; `kept_schema` fixes the columns too, so that a column that came meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline import encode
+from strandline import schema as schemas
+from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.definitions import TableDef
+from strandline.dialect import listed
+from strandline.fold import changes_sql
+from strandline.frames import log_scan, spark_frame
+from strandline.log import LogState
+from strandline.merge import Merge, duck_sql, vnodes_of
+from strandline.pins import new_pin
+from strandline.shape import Shape
+from strandline.storage.snapshot import DataFile
+from strandline.vnode import shift_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much a range holds, by statistics: data commits, rows, file bytes and bytes in memory. Files of which only
+    some vnodes are wanted count as a whole."""
+
+    commits: int
+    rows: int
+    bytes: int
+    raw_bytes: int
+
+
+def extent_of(files: Sequence[tuple[int, DataFile]]) -> Extent:
+    return Extent(
+        len({seq for seq, _ in files}),
+        sum(file.rows for _, file in files),
+        sum(file.size for _, file in files),
+        sum(file.raw_bytes for _, file in files),
+    )
+
+
+def kept_schema(log: LogState, schema_id: int) -> LogState:
+    """The log with the columns that it had under that schema, unless a file has later ones."""
+    definition = log.definition
+    if schema_id >= definition.schema_id:
+        return log
+    kept = LogState(log.snapshot, log.storage, log.folder)
+    kept.__dict__["definition"] = replace(definition, schemas=definition.schemas[: schema_id + 1])
+    return kept
+
+
+class Feed:
+    """One range of some vnodes, in the shape in which it leaves."""
+
+    def __init__(
+        self,
+        table: Table,
+        shape: Shape,
+        log: LogState,
+        after: int,
+        upto: int,
+        vnodes: Sequence[int],
+        *,
+        is_snapshot: bool,
+        is_ordered: bool,
+    ) -> None:
+        self.table = table
+        self.shape = shape
+        self.definition: TableDef = shape.definition
+        self._log = log
+        self.after, self.upto = after, upto
+        self.vnodes = tuple(sorted(vnodes))
+        self._is_all = len(self.vnodes) == self.definition.vnodes
+        self.is_snapshot = is_snapshot
+        self._merge: Merge | None = None
+        self._files: list[tuple[int, DataFile]] = []
+        if is_snapshot:
+            merge = replace(table.merge(upto), log=log)
+            self._merge = merge if self._is_all else merge.part(self.vnodes)
+            base = [(0, file) for file in self._merge.base_files()]
+            files = [*base, *self._merge.log_files()]
+        else:
+            files = self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
+        self.extent = extent_of(files)
+        self.paths = [
+            *(
+                f"{self._merge.baseline.folder}/{file.path}"
+                for file in (self._merge.base_files() if self._merge else ())
+            ),
+            *(f"{log.folder}/{file.path}" for seq, file in files if seq),
+        ]
+        self._batch_rows = encode.batch_rows([file for _, file in files])
+        own = [SEQ, *(self.definition.key or [ROW])]
+        self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))
+        hidden = [
+            pa.field(OP, pa.string(), False),
+            pa.field(VNODE, pa.int32(), False),
+            pa.field(SEQ, pa.int64(), False),
+        ]
+        extra = [] if self.definition.is_keyed else [pa.field(ROW, pa.int64(), False)]
+        self.schema = pa.schema([*hidden, *extra, *shape.schema])
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps the files of a long read from being cleaned away; that they are not trimmed the marks see to."""
+        baseline = self._merge.baseline.version if self._merge else None
+        pin = new_pin("sink", seq=self.upto if self._merge else self.after, log_version=self._log.head)
+        with self.table.pins.held(replace(pin, baseline_version=baseline)):
+            yield
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The rows in order, through DuckDB."""
+        with self.table.duck.transaction() as cursor:
+            relation = cursor.sql(self._sql(cursor)).order(listed(self.order))
+            yield self._conformed(relation.to_arrow_reader(self._batch_rows))
+
+    def _conformed(self, reader: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in reader:
+            yield from schemas.conform(pa.Table.from_batches([batch]), self.schema).to_batches()
+
+    def _sql(self, cursor: object) -> str:
+        row = [] if self.definition.is_keyed else [ROW]
+        if self._merge is not None:
+            fold = self.table.pinned_fold(cursor, self._merge)
+            rows = duck_sql(self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            hidden = [f"'{UPSERT}' AS {OP}", VNODE, f"CAST({self.upto} AS BIGINT) AS {SEQ}", *row]
+            return (
+                f"SELECT {', '.join([*hidden, *self.shape.snapshot(is_duckdb=True)])} FROM ({rows}){self._only(VNODE)}"
+            )
+        changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.shape.needed], None)
+        vnode = f"({HASH} >> {shift_for(self.definition.vnodes)})"
+        op, *columns = self.shape.duckdb()
+        exprs = [op, f"{vnode} AS {VNODE}", SEQ, *row, *columns]
+        return f"SELECT {', '.join(exprs)} FROM ({changes}){self._only(vnode)}"
+
+    def _only(self, vnode: str) -> str:
+        return "" if self._is_all else f" WHERE {vnode} IN ({', '.join(map(str, self.vnodes))})"
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The same rows as a DataFrame, in no order."""
+        from pyspark.sql import functions as F
+
+        row = [] if self.definition.is_keyed else [ROW]
+        if self._merge is not None:
+            fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
+            rows = spark_frame(spark, self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            hidden = [f"'{UPSERT}' AS {OP}", f"CAST({VNODE} AS INT) AS {VNODE}", f"{self.upto}L AS {SEQ}", *row]
+            exprs = [*hidden, *self.shape.snapshot(is_duckdb=False)]
+        else:
+            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.shape.needed])
+            rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
+            op, *columns = self.shape.spark()
+            exprs = [op, VNODE, SEQ, *row, *columns]
+        if not self._is_all:
+            rows = rows.where(F.col(VNODE).isin(list(self.vnodes)))
+        return rows.selectExpr(*exprs)
+
+
+def files_of(log: LogState, after: int, upto: int, vnodes: Sequence[int], of: int) -> list[tuple[int, DataFile]]:
+    """The log files in `(after, upto]` that may have changes of these vnodes of a table that has `of` of them."""
+    files = log.files(after, upto)
+    if len(vnodes) == of:
+        return files
+    wanted = set(vnodes)
+    return [pair for pair in files if not wanted.isdisjoint(vnodes_of(pair[1], of))]

@@ -1,0 +1,361 @@
+"""What a tick will do, as data: for every sink the ranges it will deliver, how much that is, and by which engine.
+
+A plan is made from commit files and the state alone; no data file is read. `tick` carries out just this, and a dry run
+prints it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+from strandline.consumers import retention
+from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.feed import Extent, extent_of, files_of
+from strandline.intents import Intent
+from strandline.log import LogState
+from strandline.merge import Merge
+from strandline.registry import Consumer, Registered
+from strandline.sinks.declared import BACKFILL, HEAD, KINDS, SinkDef
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+DRIVER_ROWS = 200_000
+DRIVER_BYTES = 64 << 20
+BATCH_ROWS = 1_000_000
+BATCH_BYTES = 512 << 20
+LANE_ROWS = 5_000
+LANE_VNODES = 256
+
+SNAPSHOT, LOG, NOTHING = "snapshot", "log", "nothing"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One range of a sink. `source` is where its rows come from: the table as it is at `upto`, the log, or nowhere when
+    the sink only takes its place. `lanes` are vnodes that are delivered, and fail, together. `replay` are the intents
+    of an earlier run that it repeats."""
+
+    after: int
+    upto: int
+    source: str
+    lanes: tuple[tuple[int, ...], ...]
+    extent: Extent
+    schema_id: int
+    replay: tuple[Intent, ...] = ()
+
+    @property
+    def vnodes(self) -> tuple[int, ...]:
+        return tuple(sorted(vnode for lane in self.lanes for vnode in lane))
+
+    @property
+    def engine(self) -> str:
+        is_small = self.extent.rows <= DRIVER_ROWS and self.extent.raw_bytes <= DRIVER_BYTES
+        return "driver" if is_small or self.source == NOTHING else "spark"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "after": self.after,
+            "upto": self.upto,
+            "source": self.source,
+            "rows": self.extent.rows,
+            "bytes": self.extent.bytes,
+            "commits": self.extent.commits,
+            "engine": self.engine,
+            "lanes": len(self.lanes),
+            "is_replay": bool(self.replay),
+        }
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """What a tick will do for one sink. `rows` and `bytes` are upper bounds where only some vnodes are due; `why` says
+    what is not as it was; with `error` nothing will be done."""
+
+    name: str
+    table: str
+    kind: str
+    destination: str
+    works: tuple[Work, ...] = ()
+    is_new: bool = False
+    is_retired: bool = False
+    why: str = ""
+    error: StrandlineError | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(work.extent.rows for work in self.works)
+
+    @property
+    def bytes(self) -> int:
+        return sum(work.extent.bytes for work in self.works)
+
+    def to_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else {"kind": self.error.kind, "message": self.error.message}
+        return {
+            "name": self.name,
+            "table": self.table,
+            "kind": self.kind,
+            "destination": self.destination,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "works": [work.to_dict() for work in self.works],
+            "is_new": self.is_new,
+            "is_retired": self.is_retired,
+            "why": self.why,
+            "error": error,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a tick will do: sinks first, then tables to fold and tables with rows to expire."""
+
+    sinks: tuple[SinkPlan, ...]
+    compact: tuple[str, ...] = ()
+    expire: tuple[str, ...] = field(default=())
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.compact and not self.expire and not any(sink.works or sink.error for sink in self.sinks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sinks": [sink.to_dict() for sink in self.sinks],
+            "compact": list(self.compact),
+            "expire": list(self.expire),
+        }
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A sink as the state has it: the living consumer, its marks and what it has begun."""
+
+    consumer: Consumer | None = None
+    marks: Mapping[int, int] = field(default_factory=dict, hash=False)
+    intents: tuple[Intent, ...] = ()
+
+
+def plan_of(lake: Lake) -> Plan:
+    """What a tick of the lake would do now."""
+    return Plan(tuple(sink_plans(lake)), *cares(lake))
+
+
+def sink_plans(lake: Lake, names: Sequence[str] | None = None) -> Iterator[SinkPlan]:
+    """What a tick would do for these sinks, or for all: those that are declared here and those that the state knows."""
+    declared = lake.declared
+    standing = standings(lake)
+    for name in sorted({*declared, *standing}) if names is None else names:
+        found = standing.get(name, Standing())
+        yield _sink_plan(lake, name, declared.get(name), found)
+
+
+def standings(lake: Lake) -> dict[str, Standing]:
+    """Every sink that the state knows, in three queries."""
+    if not lake.has_ledger:
+        return {}
+    ledger = lake.ledger
+    consumers = [consumer for consumer in ledger.registry.all() if consumer.kind in KINDS]
+    marks, intents = ledger.marks.many(consumers), ledger.marks.open_intents(consumers)
+    return {
+        each.name: Standing(each, marks.get(each.generation, {}), tuple(intents.get(each.generation, ())))
+        for each in consumers
+    }
+
+
+def _sink_plan(lake: Lake, name: str, declared: SinkDef | None, found: Standing) -> SinkPlan:
+    consumer = found.consumer
+    known = declared or consumer
+    assert known is not None
+    kind = declared.to.kind if declared else consumer.kind if consumer else ""
+    destination = declared.to.destination if declared else consumer.destination if consumer else ""
+    plan = SinkPlan(name, known.table, kind, destination)
+    try:
+        table = table_of(lake, declared, consumer)
+        registered, sink = registration(lake, table, declared, found)
+        plan = replace(plan, is_new=registered.is_new, why=registered.why)
+        if registered.consumer.is_retired:
+            return replace(plan, is_retired=True)
+        sink.shape(table.definition, is_new=registered.is_new)
+        standing = Standing(registered.consumer) if registered.is_new else found
+        return replace(plan, works=works_of(sink, standing, table.merge()))
+    except StrandlineError as error:
+        return replace(plan, error=error)
+
+
+def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:
+    """The table that a sink reads: by the name that is declared, else the life that the state knows."""
+    if declared is not None:
+        return lake.table(declared.table)
+    assert consumer is not None
+    for entry in lake.catalog.refresh().tables.values():
+        if entry.generation == consumer.table_generation:
+            return lake.table(entry.name)
+    raise NotFound(
+        f"the table {consumer.table!r} of sink {consumer.name!r} was dropped",
+        hint=f"If nothing of it is to be sent any more: strandline mark retire {consumer.name}",
+        consumer=consumer.name,
+        table=consumer.table,
+    )
+
+
+def registration(lake: Lake, table: Table, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
+    """What registering a sink as it is declared would find; nothing is written. While it has something under way, it
+    stays as the state has it."""
+    consumer = found.consumer
+    if declared is None:
+        assert consumer is not None
+        return Registered(consumer, False, ""), SinkDef.from_dict(consumer.name, table.name, consumer.definition)
+    facts = facts_of(declared, table, consumer)
+    is_same = consumer is not None and consumer.table_generation == table.entry.generation
+    if is_same and found.intents and consumer is not None and consumer.destination == declared.to.destination:
+        sink = SinkDef.from_dict(declared.name, table.name, consumer.definition, declared)
+        changed = (
+            "" if facts["definition"] == consumer.definition else "its new definition counts after what it has begun"
+        )
+        return Registered(consumer, False, changed), sink
+    if not lake.has_ledger:
+        new = Consumer(declared.name, **{**facts, "generation": "", "life": 1, "is_retired": False, "created_s": 0.0})
+        return Registered(new, True, "registered for the first time"), declared
+    registered = lake.ledger.registry.preview(declared.name, **facts)
+    kept = registered.consumer.definition.get("start", declared.start)
+    return registered, replace(declared, start=kept)
+
+
+def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict[str, Any]:
+    """What a sink is registered with. Where it began is a fact of its life, whatever is declared later."""
+    definition = declared.to_dict()
+    is_same = (
+        consumer is not None
+        and consumer.table_generation == table.entry.generation
+        and consumer.destination == declared.to.destination
+        and consumer.kind == declared.to.kind
+    )
+    if is_same and consumer is not None:
+        definition["start"] = consumer.definition["start"]
+    return {
+        "kind": declared.to.kind,
+        "table": table.name,
+        "table_generation": table.entry.generation,
+        "destination": declared.to.destination,
+        "definition": definition,
+    }
+
+
+def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tables with something to fold, and those with rows to expire; one that is broken has neither."""
+    fold, expire = [], []
+    for name in lake.tables():
+        try:
+            table = lake.table(name)
+            if table.plan_compaction().due:
+                fold.append(name)
+            if retention.due(table) is not None:
+                expire.append(name)
+        except StrandlineError:
+            continue
+    return tuple(fold), tuple(expire)
+
+
+def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Work, ...]:
+    """What a sink has to do to reach the head of `merge`: first what it has begun, then what is new."""
+    log, vnodes = merge.log, merge.definition.vnodes
+    marks = {vnode: standing.marks.get(vnode, 0) for vnode in range(vnodes)}
+    works = list(_replays(standing.intents, merge))
+    for work in works:
+        marks.update(dict.fromkeys(work.vnodes, work.upto))
+    by_mark: dict[int, list[int]] = defaultdict(list)
+    for vnode, seq in marks.items():
+        by_mark[seq].append(vnode)
+    for mark, group in sorted(by_mark.items()):
+        if mark == 0 and log.head and _source(definition.start) != LOG:
+            first = _first(definition, group, merge)
+            works.append(first)
+            mark = first.upto
+        works += _ranges(definition, log, mark, group)
+    return tuple(works)
+
+
+def _replays(intents: Sequence[Intent], merge: Merge) -> Iterator[Work]:
+    def place(intent: Intent) -> tuple[int, int, int, str]:
+        return intent.after, intent.upto, intent.schema_id, repr(intent.definition)
+
+    for _, group in groupby(sorted(intents, key=place), key=place):
+        same = tuple(group)
+        first = same[0]
+        source = _source(first.definition.get("start", BACKFILL)) if first.after == 0 else LOG
+        lanes = tuple(intent.vnodes for intent in same)
+        vnodes = [vnode for lane in lanes for vnode in lane]
+        extent = _extent(merge, source, first.after, first.upto, vnodes)
+        yield Work(first.after, first.upto, source, lanes, extent, first.schema_id, same)
+
+
+def _source(start: object) -> str:
+    """Where the first range of a sink comes from. After seq 0 there is no place to take: it begins with the log."""
+    return SNAPSHOT if start == BACKFILL else LOG if start == 0 else NOTHING
+
+
+def _first(definition: SinkDef, group: Sequence[int], merge: Merge) -> Work:
+    """How a sink begins: with the table as it is, or by taking its place in the log."""
+    start, head = definition.start, merge.log.head
+    upto = head if start in (BACKFILL, HEAD) else int(start)
+    if upto > head:
+        raise Invalid(
+            f"sink {definition.name!r} starts after seq {upto}, but table {definition.table!r} is at {head}",
+            hint="Start it at 'head', or at a seq that the table has.",
+            consumer=definition.name,
+            seq=upto,
+        )
+    source = _source(start)
+    extent = _extent(merge, source, 0, upto, group)
+    return Work(0, upto, source, _lanes(definition, group, extent), extent, merge.definition.schema_id)
+
+
+def _extent(merge: Merge, source: str, after: int, upto: int, vnodes: Sequence[int]) -> Extent:
+    if source == LOG:
+        return extent_of(files_of(merge.log, after, upto, vnodes, merge.definition.vnodes))
+    if source == NOTHING:
+        return Extent(0, 0, 0, 0)
+    part = merge if len(vnodes) == merge.definition.vnodes else merge.part(vnodes)
+    log = part.log_files()
+    return replace(extent_of([*((0, file) for file in part.base_files()), *log]), commits=len({seq for seq, _ in log}))
+
+
+def _ranges(definition: SinkDef, log: LogState, mark: int, group: Sequence[int]) -> Iterator[Work]:
+    """The range from a mark to the head, in parts that end with a commit."""
+    part: list[Any] = []
+    after = mark
+    files = files_of(log, mark, log.head, group, log.definition.vnodes) if mark < log.head else []
+    for seq, commit in groupby(files, key=lambda pair: pair[0]):
+        new = list(commit)
+        extent = extent_of([*part, *new])
+        if part and (extent.rows > BATCH_ROWS or extent.raw_bytes > BATCH_BYTES):
+            upto = part[-1][0]
+            yield _range(definition, log, after, upto, group, part)
+            part, after = [], upto
+        part += new
+        assert seq > after
+    if part:
+        yield _range(definition, log, after, part[-1][0], group, part)
+
+
+def _range(
+    definition: SinkDef, log: LogState, after: int, upto: int, group: Sequence[int], files: Sequence[Any]
+) -> Work:
+    extent = extent_of(files)
+    return Work(after, upto, LOG, _lanes(definition, group, extent), extent, log.definition.schema_id)
+
+
+def _lanes(definition: SinkDef, vnodes: Sequence[int], extent: Extent) -> tuple[tuple[int, ...], ...]:
+    """Few rows go in one lane; more are spread, each lane over neighbouring vnodes."""
+    if definition.to.lanes == 1:
+        return (tuple(vnodes),)
+    wanted = min(definition.to.lanes, -(-extent.rows // LANE_ROWS) or 1)
+    count = max(1, min(len(vnodes), max(wanted, -(-len(vnodes) // LANE_VNODES))))
+    bounds = [len(vnodes) * at // count for at in range(count + 1)]
+    return tuple(tuple(vnodes[low:high]) for low, high in pairwise(bounds))

@@ -1,0 +1,26 @@
+"""Who reads a table's log: what keeps it from being trimmed and its rows from expiring."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Readers(Protocol):
+    def marks(self) -> list[tuple[int, str]]:
+        """The seq up to which each living consumer has come, the one furthest behind first. `Conflict` when the state
+        is not the one that the lake was last looked after with: then nothing may go."""
+        ...
+
+    def epoch(self) -> int:
+        """What a trim writes into the log, so that an older state is noticed; 0 without a state."""
+        ...
+
+
+class Nobody:
+    """A table that no consumer reads."""
+
+    def marks(self) -> list[tuple[int, str]]:
+        return []
+
+    def epoch(self) -> int:
+        return 0

@@ -1,0 +1,384 @@
+"""The consumers of a lake, and the lives (generations) of each name.
+
+Another destination, another kind or a recreated table is a new life, without marks, and says so. Old lives stay on
+record. A retired consumer holds nothing and moves no mark until someone revives it.
+
+After a crash: a consumer is registered, retired or revived, or it is as it was.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    Row,
+    Table,
+    Text,
+    UniqueConstraint,
+    insert,
+    select,
+    update,
+)
+
+from strandline.errors import Conflict, Invalid, NotFound
+from strandline.intents import Intent, busy, intents, open_intents
+from strandline.leases import check_fence, leases
+from strandline.state import State, check_int, check_text, from_json, insert_missing, metadata, now_s, to_json
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+
+# One row a name: which generation it is now. It is locked by whatever changes something of the consumer.
+consumers = Table(
+    "strandline_consumers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("generation", Text),
+)
+generations = Table(
+    "strandline_generations",
+    metadata,
+    Column("generation", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("life", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("table_name", Text, nullable=False),
+    Column("table_generation", Text, nullable=False, index=True),
+    Column("destination", Text, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("is_retired", Boolean, nullable=False),
+    Column("created_s", Double, nullable=False),
+    UniqueConstraint("name", "life"),
+)
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """One life of a name that reads a table. `destination` is a text that identifies where its effect goes; `life`
+    counts the generations of the name, from 1."""
+
+    name: str
+    kind: str
+    table: str
+    table_generation: str
+    destination: str
+    generation: str
+    life: int
+    definition: Mapping[str, Any] = field(hash=False)
+    is_retired: bool
+    created_s: float
+
+    @property
+    def lease(self) -> str:
+        """The name of the lease under which it works."""
+        return _lease_of(self.name)
+
+    @property
+    def title(self) -> str:
+        """How it is called in a sentence."""
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What `register` found or made; `why` says in words what is not as it was before."""
+
+    consumer: Consumer
+    is_new: bool
+    why: str
+
+
+class Registry:
+    """The consumers of one state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        state.ensure(consumers, generations, intents, leases)
+
+    def register(
+        self,
+        name: str,
+        *,
+        kind: str,
+        table: str,
+        table_generation: str,
+        destination: str,
+        definition: Mapping[str, Any],
+        revive: bool = False,
+    ) -> Registered:
+        """Make a consumer known, or find it with its marks.
+
+        The same kind, destination and table generation keep the generation; a changed definition keeps it too, and is
+        a `Conflict` while an intent is open. Anything else is a new generation. A retired consumer stays retired, since
+        a person said so and the log may be gone, unless `revive` starts it as a new generation."""
+        told = _told(name, kind, table, table_generation, destination, definition)
+        with self._state.transaction() as connection:
+            insert_missing(connection, consumers, name=name)
+            found = current(connection, name, is_locking=True)
+            decided = _decide(connection, found, told, revive)
+            if decided.is_new:
+                new = replace(decided.consumer, generation=uuid.uuid4().hex)
+                decided = replace(decided, consumer=new)
+                _insert(connection, new)
+                _point(connection, name, new.generation)
+            elif decided.consumer != found:
+                _update(connection, decided.consumer)
+        return decided
+
+    def preview(
+        self,
+        name: str,
+        *,
+        kind: str,
+        table: str,
+        table_generation: str,
+        destination: str,
+        definition: Mapping[str, Any],
+        revive: bool = False,
+    ) -> Registered:
+        """What `register` would answer, or raise, at this moment. Nothing is written: a new life has no generation."""
+        told = _told(name, kind, table, table_generation, destination, definition)
+        with self._state.reading() as connection:
+            return _decide(connection, current(connection, name), told, revive)
+
+    def retire(self, name: str) -> Consumer:
+        """Let a consumer hold nothing and move no mark any more. Its marks and intents stay on record."""
+        return self._set_retired(name, True)
+
+    def revive(self, name: str) -> Consumer:
+        """Let a retired consumer work again, the same life from the marks that it has."""
+        return self._set_retired(name, False)
+
+    def adopt(self, consumer: Consumer) -> Consumer:
+        """Make a life that another state knew the current one of its name; `Conflict` when another one lives here. Its
+        `life` is the next free one if that number is taken."""
+        with self._state.transaction() as connection:
+            insert_missing(connection, consumers, name=_checked_name(consumer.name))
+            found = current(connection, consumer.name, is_locking=True)
+            if found is not None and found.generation != consumer.generation and not found.is_retired:
+                raise Conflict(
+                    f"{consumer.name!r} lives here as another generation, which writes to {found.destination}",
+                    hint=f"Retire that one first: strandline sink retire {consumer.name}",
+                    consumer=consumer.name,
+                    generation=consumer.generation,
+                    found=found.generation,
+                )
+            return put_life(connection, consumer)
+
+    def get(self, name: str) -> Consumer:
+        with self._state.reading() as connection:
+            return current(connection, name) or not_found(connection, name)
+
+    def all(self) -> list[Consumer]:
+        """Every consumer as it is now, by name, also the retired."""
+        with self._state.reading() as connection:
+            return all_current(connection)
+
+    def history(self, name: str) -> list[Consumer]:
+        """Every generation of a name, the newest last."""
+        query = select(generations).where(generations.c.name == name)
+        with self._state.reading() as connection:
+            return [_consumer(row) for row in connection.execute(query.order_by(generations.c.life))]
+
+    def _set_retired(self, name: str, is_retired: bool) -> Consumer:
+        with self._state.transaction() as connection:
+            found = current(connection, name, is_locking=True) or not_found(connection, name)
+            now: Consumer = replace(found, is_retired=is_retired)
+            _update(connection, now)
+        return now
+
+
+# --- inside a transaction ---------------------------------------------------------------------------------------
+
+
+def guard(
+    connection: Connection, name: str, generation: str, fence: int | None, *, is_retired_allowed: bool = False
+) -> Consumer:
+    """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one. A fence of
+    None: whatever the lease."""
+    if fence is not None:
+        check_fence(connection, _lease_of(name), check_int("fence", fence))
+    found: Consumer = current(connection, name, is_locking=True) or not_found(connection, name)
+    is_current = found.generation == generation
+    if not is_current or (found.is_retired and not is_retired_allowed):
+        raise Conflict(
+            f"{name!r} was {'retired' if is_current else 'registered anew'} meanwhile",
+            hint="Nothing was changed. Get the consumer again.",
+            consumer=name,
+            generation=generation,
+            found=found.generation,
+        )
+    return found
+
+
+def current(connection: Connection, name: str, *, is_locking: bool = False) -> Consumer | None:
+    """The life that a name has now."""
+    query = select(consumers.c.generation).where(consumers.c.name == name)
+    generation = connection.execute(query.with_for_update() if is_locking else query).scalar()
+    # A statement of its own: one that joins would look for the generation that the name had before it waited.
+    return None if generation is None else by_generation(connection, generation)
+
+
+def by_generation(connection: Connection, generation: str) -> Consumer | None:
+    row = connection.execute(select(generations).where(generations.c.generation == generation)).one_or_none()
+    return None if row is None else _consumer(row)
+
+
+def all_current(connection: Connection) -> list[Consumer]:
+    query = select(generations).where(generations.c.generation == consumers.c.generation)
+    return [_consumer(row) for row in connection.execute(query.order_by(generations.c.name))]
+
+
+def put_life(connection: Connection, consumer: Consumer) -> Consumer:
+    """Let a life with a given generation be the current one of its name, whose row is locked; it as it is on record."""
+    found = by_generation(connection, consumer.generation)
+    if found is not None and found.name != consumer.name:
+        raise Conflict(
+            f"the generation {consumer.generation} is one of {found.name!r}, not of {consumer.name!r}",
+            consumer=consumer.name,
+            generation=consumer.generation,
+        )
+    if found is not None:
+        kept = replace(consumer, life=found.life, created_s=found.created_s)
+        _update(connection, kept)
+    else:
+        taken = _lives(connection, consumer.name)
+        kept = replace(consumer, life=max(taken) + 1 if consumer.life in taken else consumer.life)
+        _insert(connection, kept)
+    _point(connection, consumer.name, consumer.generation)
+    return kept
+
+
+def not_found(connection: Connection, name: str) -> Any:
+    names = connection.execute(select(consumers.c.name).order_by(consumers.c.name)).scalars().all()
+    raise NotFound(
+        f"no consumer {name!r} in this state", hint=f"Consumers: {', '.join(names) or 'none yet'}", consumer=name
+    )
+
+
+def _decide(connection: Connection, found: Consumer | None, told: Consumer, revive: bool) -> Registered:
+    under_way = [] if found is None else open_intents(connection, [found.generation])
+    life = max(_lives(connection, told.name), default=0) + 1
+    return _decided(found, under_way, replace(told, life=life, created_s=now_s(connection)), revive)
+
+
+def _lives(connection: Connection, name: str) -> list[int]:
+    return list(connection.execute(select(generations.c.life).where(generations.c.name == name)).scalars())
+
+
+def _insert(connection: Connection, new: Consumer) -> None:
+    connection.execute(
+        insert(generations).values(
+            generation=new.generation, name=new.name, life=new.life, created_s=new.created_s, **_facts(new)
+        )
+    )
+
+
+def _update(connection: Connection, now: Consumer) -> None:
+    connection.execute(update(generations).where(generations.c.generation == now.generation).values(**_facts(now)))
+
+
+def _facts(consumer: Consumer) -> dict[str, Any]:
+    return {
+        "kind": consumer.kind,
+        "table_name": consumer.table,
+        "table_generation": consumer.table_generation,
+        "destination": consumer.destination,
+        "definition": to_json("definition", dict(consumer.definition)),
+        "is_retired": consumer.is_retired,
+    }
+
+
+def _point(connection: Connection, name: str, generation: str) -> None:
+    connection.execute(update(consumers).where(consumers.c.name == name).values(generation=generation))
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+def _told(
+    name: str, kind: str, table: str, table_generation: str, destination: str, definition: Mapping[str, Any]
+) -> Consumer:
+    """What a caller says, checked; it has no generation yet."""
+    _checked_name(name)
+    roles = {"kind": kind, "table": table, "table generation": table_generation, "destination": destination}
+    for role, value in roles.items():
+        check_text(role, value)
+    if not isinstance(definition, Mapping):
+        raise Invalid(f"definition is a {type(definition).__name__}; expected a mapping", consumer=name)
+    return Consumer(
+        name=name,
+        kind=kind,
+        table=table,
+        table_generation=table_generation,
+        destination=destination,
+        generation="",
+        life=1,
+        definition=from_json("definition", to_json("definition", dict(definition))),
+        is_retired=False,
+        created_s=0.0,
+    )
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise Invalid(f"consumer name {name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
+    return name
+
+
+def _decided(found: Consumer | None, under_way: Sequence[Intent], told: Consumer, revive: bool) -> Registered:
+    """Whether the consumer on record goes on or a new life begins, and why."""
+    if found is None:
+        return Registered(told, True, "registered for the first time")
+    if why := _changes(found, told, revive):
+        if under_way:
+            why.append(f"{len(under_way)} open intent(s) there are given up")
+        return Registered(told, True, "; ".join(why))
+    is_changed = to_json("definition", found.definition) != to_json("definition", told.definition)
+    if is_changed and under_way:
+        raise busy(found.name, under_way[0], "its definition cannot change")
+    why += ["definition changed"] if is_changed else []
+    why += ["it is retired and stays so"] if found.is_retired else []
+    why += [f"table was renamed from {found.table} to {told.table}"] if found.table != told.table else []
+    return Registered(replace(found, table=told.table, definition=told.definition), False, "; ".join(why))
+
+
+def _changes(found: Consumer, told: Consumer, revive: bool) -> list[str]:
+    """In which way a consumer is no longer the one on record; empty when it still is."""
+    why = []
+    if found.kind != told.kind:
+        why.append(f"kind changed from {found.kind} to {told.kind}")
+    if found.destination != told.destination:
+        why.append(f"destination changed from {found.destination} to {told.destination}")
+    if found.table_generation != told.table_generation:
+        why.append("table was recreated")
+    if revive and found.is_retired:
+        why.append("it had been retired")
+    return why
+
+
+def _consumer(row: Row[Any]) -> Consumer:
+    return Consumer(
+        name=row.name,
+        kind=row.kind,
+        table=row.table_name,
+        table_generation=row.table_generation,
+        destination=row.destination,
+        generation=row.generation,
+        life=row.life,
+        definition=from_json(f"the definition of {row.name!r}", row.definition),
+        is_retired=row.is_retired,
+        created_s=row.created_s,
+    )
+
+
+def _lease_of(name: str) -> str:
+    return f"consumer/{name}"

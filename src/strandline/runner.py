@@ -1,0 +1,291 @@
+"""Run a plan, once or for ever: sinks side by side, each under its lease, then what looks after the tables.
+
+One sink's failure is in its report and stops nobody else. A sink that another runner works on is left to it. A tick
+with nothing to do reads no data file, writes nothing and starts no Spark.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from strandline import plan as plans
+from strandline.consumers.compaction import CompactReport
+from strandline.cursor import Cursor, Tally
+from strandline.errors import Conflict, Internal, NotFound, StrandlineError
+from strandline.leases import LENGTH_S, Held, this_worker
+from strandline.plan import SinkPlan, Standing, registration, sink_plans, standings, table_of
+from strandline.progress import Progress, silent
+from strandline.registry import Consumer
+from strandline.status import BrokenTable
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+
+AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class SinkReport:
+    """What a tick did for one sink. `rows` and `bytes` left, `rows_read` and `bytes_read` were read for it; `withheld`
+    rows passed without leaving, `dead` ones were refused for good; `is_full` says that the table was sent as it is.
+    `is_busy`: another runner works on it."""
+
+    name: str
+    table: str
+    kind: str
+    destination: str
+    after: int | None = None
+    upto: int | None = None
+    rows: int = 0
+    bytes: int = 0
+    rows_read: int = 0
+    bytes_read: int = 0
+    withheld: int = 0
+    dead: int = 0
+    requests: int = 0
+    retries: int = 0
+    files: int = 0
+    jobs: int = 0
+    replays: int = 0
+    is_full: bool = False
+    is_new: bool = False
+    is_busy: bool = False
+    why: str = ""
+    seconds: float = 0.0
+    error: StrandlineError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        error = None
+        if self.error is not None:
+            error = {"kind": self.error.kind, "message": self.error.message, "hint": self.error.hint}
+        return {**{name: value for name, value in vars(self).items() if name != "error"}, "error": error}
+
+
+@dataclass(frozen=True)
+class TickReport:
+    """What a tick did: sinks that had something to do or could not, tables that were folded or let rows expire."""
+
+    sinks: tuple[SinkReport, ...]
+    compacted: tuple[CompactReport | BrokenTable, ...] = ()
+    expired: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_well(self) -> bool:
+        is_folded = all(isinstance(each, CompactReport) and not each.degraded for each in self.compacted)
+        return is_folded and all(sink.error is None for sink in self.sinks)
+
+    @property
+    def rows(self) -> int:
+        return sum(sink.rows for sink in self.sinks)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.sinks and not self.compacted and not self.expired
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "sinks": [sink.to_dict() for sink in self.sinks],
+            "compacted": [each.to_dict() for each in self.compacted],
+            "expired": list(self.expired),
+            "seconds": self.seconds,
+        }
+
+
+def tick(
+    lake: Lake, names: Sequence[str] | None = None, *, lease_s: float = LENGTH_S, progress: Progress = silent
+) -> TickReport:
+    """One pass over every sink that is behind, or over those named alone; then over the tables' care."""
+    started_s = time.monotonic()
+    if lake.has_ledger:
+        lake.ledger.bond.check()
+    _check_names(lake, names)
+    found = list(sink_plans(lake, names))
+    run = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink") as pool:
+        reports = tuple(report for report in pool.map(run.sink, found) if report is not None)
+    run.close()
+    compacted, expired = ((), ()) if names is not None else _care(lake, progress)
+    return TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3))
+
+
+def run(
+    lake: Lake,
+    every_s: float,
+    *,
+    lease_s: float = LENGTH_S,
+    stop: threading.Event | None = None,
+    heard: Callable[[TickReport | StrandlineError], None] = lambda report: None,
+    progress: Progress = silent,
+) -> None:
+    """Tick for ever, or until `stop` is set: one tick after the other, `every_s` from start to start. What goes wrong
+    with a tick as a whole is told to `heard` and tried again."""
+    stop = stop or threading.Event()
+    while True:
+        started_s = time.monotonic()
+        try:
+            heard(tick(lake, lease_s=lease_s, progress=progress))
+        except StrandlineError as error:
+            heard(error)
+        if stop.wait(max(0.0, started_s + every_s - time.monotonic())):
+            return
+
+
+def _check_names(lake: Lake, names: Sequence[str] | None) -> None:
+    if names is None:
+        return
+    known = sorted({*lake.declared, *standings(lake)})
+    for name in names:
+        if name not in known:
+            raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)
+
+
+class _Tick:
+    """One tick at work. The epoch that lake and state share rises before its first effect and after its last."""
+
+    def __init__(self, lake: Lake, lease_s: float, progress: _Progress) -> None:
+        self._lake = lake
+        self._lease_s = lease_s
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._is_renewed = False
+
+    def close(self) -> None:
+        if self._is_renewed:
+            self._lake.ledger.bond.renew()
+
+    def _before_effect(self) -> None:
+        with self._lock:
+            if not self._is_renewed:
+                self._lake.ledger.bond.renew()
+                self._is_renewed = True
+
+    def sink(self, plan: SinkPlan) -> SinkReport | None:
+        """Do what is planned for a sink; None when that is nothing."""
+        if not plan.works and plan.error is None and not (plan.is_new or plan.why):
+            return None
+        if plan.is_retired:
+            return None
+        started_s = time.monotonic()
+        tally = Tally()
+        report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
+        seqs: list[tuple[int, int]] = []
+        try:
+            if plan.error is not None:
+                raise plan.error
+            with self._lake.ledger.leases.held(f"consumer/{plan.name}", this_worker(), self._lease_s) as held:
+                seqs = self._deliver(plan.name, held, tally)
+        except Conflict as error:
+            if "owner" in error.fields and "lease" in error.fields and not tally.rows_read:
+                return replace(report, is_busy=True, why=error.message)
+            tally.errors.append(error)
+        except StrandlineError as error:
+            tally.errors.append(error)
+        except Exception as error:
+            tally.errors.append(Internal(f"sink {plan.name!r} failed: {type(error).__name__}: {error}"))
+        facts = {name: value for name, value in vars(tally).items() if name != "errors"}
+        return replace(
+            report,
+            **facts,
+            after=min((after for after, _ in seqs), default=None),
+            upto=max((upto for _, upto in seqs), default=None),
+            seconds=round(time.monotonic() - started_s, 3),
+            error=tally.errors[0] if tally.errors else None,
+        )
+
+    def _deliver(self, name: str, held: Held, tally: Tally) -> list[tuple[int, int]]:
+        """Carry out what is due for a sink by now; a second time when the first had to finish what was begun, since
+        only then a changed definition counts."""
+        started_s = time.monotonic()
+        done: list[tuple[int, int]] = []
+        consumer = None
+        for _ in range(2):
+            plan = next(sink_plans(self._lake, [name]))
+            if plan.error is not None:
+                tally.errors.append(plan.error)
+                break
+            if plan.is_retired:
+                break
+            consumer = self._registered(name, held)
+            cursor = self._cursor(consumer, held, tally)
+            for work in plan.works:
+                cursor.run(work)
+                done.append((work.after, work.upto))
+                self._progress.add(work.extent.rows, name)
+            if tally.errors or not any(work.replay for work in plan.works):
+                break
+        if consumer is not None and (done or tally.errors):
+            body = {name: value for name, value in vars(tally).items() if name != "errors"}
+            error = None if not tally.errors else {"kind": tally.errors[0].kind, "message": tally.errors[0].message}
+            span = {"after": min((a for a, _ in done), default=None), "upto": max((b for _, b in done), default=None)}
+            receipt = {**body, **span, "seconds": round(time.monotonic() - started_s, 3), "error": error}
+            self._lake.ledger.marks.advance(consumer, {}, fence=held.fence, receipt=receipt)
+        return done
+
+    def _registered(self, name: str, held: Held) -> Consumer:
+        """The sink as the state knows it from here on, with marks to move."""
+        lake, ledger = self._lake, self._lake.ledger
+        declared = lake.declared.get(name)
+        found = standings(lake).get(name, Standing())
+        table = table_of(lake, declared, found.consumer)
+        registered, _ = registration(lake, table, declared, found)
+        consumer = registered.consumer
+        if declared is not None and (registered.is_new or registered.consumer != found.consumer):
+            consumer = ledger.registry.register(name, **plans.facts_of(declared, table, found.consumer)).consumer
+            self._before_effect()
+        marks = ledger.marks.load(consumer)
+        missing = {vnode: 0 for vnode in range(table.definition.vnodes) if vnode not in marks}
+        if missing:
+            ledger.marks.start(consumer, missing, held.fence)
+        return consumer
+
+    def _cursor(self, consumer: Consumer, held: Held, tally: Tally) -> Cursor:
+        lake, ledger = self._lake, self._lake.ledger
+        declared = lake.declared.get(consumer.name)
+        return Cursor(
+            table_of(lake, declared, consumer),
+            consumer,
+            declared,
+            lake_id=lake.catalog.refresh().lake_id,
+            marks=ledger.marks,
+            letters=ledger.letters,
+            held=held,
+            tally=tally,
+            before_effect=self._before_effect,
+        )
+
+
+class _Progress:
+    """Adds up what several sinks have done; it never goes back."""
+
+    def __init__(self, progress: Progress, whole: int) -> None:
+        self._progress = progress
+        self._whole = whole
+        self._done = 0
+        self._lock = threading.Lock()
+        progress(0, whole, "")
+
+    def add(self, rows: int, what: str) -> None:
+        with self._lock:
+            self._done += rows
+            self._progress(self._done, max(self._done, self._whole), what)
+
+
+def _care(lake: Lake, progress: Progress) -> tuple[tuple[CompactReport | BrokenTable, ...], tuple[str, ...]]:
+    """Fold what is due, and let rows expire; what cannot be done for one table keeps no other from it."""
+    fold, expire = plans.cares(lake)
+    expired: list[str] = []
+    broken: list[BrokenTable] = []
+    for name in expire:
+        try:
+            if lake.table(name).expire() is not None:
+                expired.append(name)
+        except StrandlineError as error:
+            broken.append(BrokenTable(name, error.kind, error.message))
+    done = lake.compact(fold, progress=progress) if fold else []
+    return (*broken, *done), tuple(expired)

@@ -1,0 +1,153 @@
+"""One commit for many requests.
+
+What a request brings is decided on the snapshot that the commit is based on: what of a chunk the table has already,
+and whether a repeated request was done before. When another process got ahead, all is decided anew on the newer one.
+So rows and positions land together, and once, whoever sends them to whichever server of the lake.
+
+After a crash: the commit is there whole or not at all; who got no answer repeats the request, and it counts once.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.definitions import TableDef
+from strandline.errors import Conflict, StrandlineError, Unavailable
+from strandline.log import Log, prepare
+from strandline.retry import until_landed
+from strandline.schema import conform
+from strandline.server.chunk import Chunk, Places
+from strandline.server.positions import app_of, verdict
+from strandline.server.posts import Post, columns_of
+from strandline.storage.snapshot import Draft, Snapshot
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a request. `seq` is the commit that has it; None when it brought nothing new."""
+
+    rows: int
+    skipped: int = 0
+    seq: int | None = None
+    is_repeated: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        repeated = {"repeated": True} if self.is_repeated else {}
+        return {"rows": self.rows, "skipped": self.skipped, "seq": self.seq, **repeated}
+
+
+def token_of(key: str) -> str:
+    """The transaction of a request with an `Idempotency-Key`. It expires as every token does."""
+    return f"token/http/{key}"
+
+
+def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
+    """Commit the first of `posts`, all of them where one commit can say it; what became of each, in their order."""
+    try:
+        return until_landed(lambda: _commit(log, posts))
+    except Conflict as error:
+        raise Unavailable(
+            "others commit to this table so often that there was no getting in between", hint="Nothing was applied."
+        ) from error
+
+
+def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
+    state = log.refresh()
+    definition = state.definition
+    plan = _Plan(state.snapshot.txns)
+    for post in posts:
+        if not plan.has_room_for(post):
+            break
+        plan.add(post)
+    if not plan.is_due:
+        return plan.results(None)
+    files = log.write(prepare(plan.rows(definition), definition, None), definition) if plan.pieces else []
+
+    def amend(snapshot: Snapshot, draft: Draft) -> Draft:
+        if any(snapshot.txns.get(app) != value for app, value in plan.expected.items()):
+            raise Conflict("positions moved while the commit was made")
+        return replace(draft, txns=plan.moved, expiring_txns=dict.fromkeys(plan.tokens, snapshot.version + 1))
+
+    seq = log.commit(files, operation="RECEIVE", amend=amend).seq
+    crash_point("receiver.committed")
+    return plan.results(seq)
+
+
+class _Plan:
+    """What a commit will hold. `expected` are the transactions that it was decided on."""
+
+    def __init__(self, txns: Mapping[str, int]) -> None:
+        self.expected: dict[str, int | None] = {}
+        self.moved: dict[str, int] = {}
+        self.tokens: set[str] = set()
+        self.pieces: list[pa.Table] = []
+        # A dict, as every snapshot has it; nothing writes to it here.
+        self._txns = cast("dict[str, int]", txns)
+        self._results: list[tuple[Outcome | StrandlineError, bool]] = []
+        self._deleted: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self.pieces or self.moved)
+
+    def has_room_for(self, post: Post) -> bool:
+        """Whether no key with versions that the commit deletes is upserted after that."""
+        if post.upserted is None or not self._deleted:
+            return True
+        return not any(np.isin(post.upserted, deleted).any() for deleted in self._deleted)
+
+    def add(self, post: Post) -> None:
+        if post.deleted is not None and len(post.deleted):
+            self._deleted.append(post.deleted)
+        if post.chunk is not None and post.places is not None:
+            self._add_chunk(post.rows, post.chunk, post.places)
+            return
+        count = post.rows.num_rows
+        earlier = None
+        if post.token is not None:
+            earlier = self.expected[post.token] = self._txns.get(post.token)
+        if earlier is not None:
+            self._results.append((Outcome(count, seq=earlier, is_repeated=True), False))
+        elif post.token in self.tokens:
+            self._results.append((Outcome(count, is_repeated=True), True))
+        else:
+            self.tokens |= {post.token} if post.token is not None else set()
+            self._take(post.rows)
+            self._results.append((Outcome(count), True))
+
+    def _add_chunk(self, rows: pa.Table, chunk: Chunk, places: Places) -> None:
+        for vnode in chunk.ranges:
+            app = app_of(chunk.producer, vnode)
+            self.expected[app] = self._txns.get(app)
+        try:
+            found = verdict(chunk, places, ChainMap(self.moved, self._txns))
+        except Conflict as gap:
+            self._results.append((gap, False))
+            return
+        new = rows if found.is_new is None else rows.filter(pa.array(found.is_new))
+        self._take(new)
+        self.moved.update(found.moved)
+        outcome = Outcome(new.num_rows, rows.num_rows - new.num_rows)
+        self._results.append((outcome, bool(found.moved)))
+
+    def _take(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            self.pieces.append(rows)
+
+    def rows(self, definition: TableDef) -> pa.Table:
+        """All rows in their order. Some may have been checked before a column was added."""
+        columns = columns_of(definition)
+        return pa.concat_tables([conform(piece, columns) for piece in self.pieces])
+
+    def results(self, seq: int | None) -> list[Outcome | StrandlineError]:
+        return [
+            replace(found, seq=seq) if isinstance(found, Outcome) and is_in_commit else found
+            for found, is_in_commit in self._results
+        ]

@@ -1,0 +1,98 @@
+"""What an error is in HTTP: the one place where kinds become statuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+
+from strandline.errors import (
+    Conflict,
+    Corrupt,
+    Internal,
+    Invalid,
+    NotFound,
+    NotRetained,
+    StrandlineError,
+    Unavailable,
+)
+
+RETRY_AFTER_S = 1
+_STATUSES: dict[type[StrandlineError], int] = {
+    NotFound: 404,
+    NotRetained: 410,
+    Invalid: 422,
+    Conflict: 409,
+    Unavailable: 503,
+    Corrupt: 500,
+    Internal: 500,
+}
+_log = logging.getLogger(__name__)
+
+
+class Refusal(Exception):
+    """A request that is answered with a status of its own, because HTTP has a finer word than the error's kind."""
+
+    def __init__(self, status: int, error: StrandlineError) -> None:
+        super().__init__(status, error)
+        self.status = status
+        self.error = error
+
+
+def malformed(message: str, **fields: Any) -> Refusal:
+    """The body or a header is not what it says it is."""
+    return Refusal(400, Invalid(message, **fields))
+
+
+def unauthorized(message: str, hint: str) -> Refusal:
+    return Refusal(401, Invalid(message, hint=hint))
+
+
+def forbidden(message: str, hint: str) -> Refusal:
+    return Refusal(403, Invalid(message, hint=hint))
+
+
+def too_slow(message: str) -> Refusal:
+    return Refusal(408, Unavailable(message))
+
+
+def too_large(message: str, hint: str = "Send fewer rows at once.", **fields: Any) -> Refusal:
+    return Refusal(413, Invalid(message, hint=hint, **fields))
+
+
+def unsupported(message: str, hint: str) -> Refusal:
+    return Refusal(415, Invalid(message, hint=hint))
+
+
+def busy(message: str) -> Refusal:
+    return Refusal(429, Unavailable(message, hint="Send it again in a moment."))
+
+
+def answer(error: Exception) -> JSONResponse:
+    """The answer to a request that failed. What nobody expected goes to the log, not to the client."""
+    if isinstance(error, Refusal):
+        status, said = error.status, error.error
+    elif isinstance(error, StrandlineError):
+        status, said = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), error
+    elif isinstance(error, ClientDisconnect):
+        status, said = 400, Invalid("the connection ended before the body")
+    elif isinstance(error, OSError):
+        status, said = 503, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
+    else:
+        _log.error("a request failed", exc_info=error)
+        status, said = 500, Internal("this is a fault in Strandline", hint="Please report it with the server's log.")
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse({"error": _told(said)}, status, headers)
+
+
+def _told(error: StrandlineError) -> dict[str, Any]:
+    fields = json.loads(json.dumps(error.fields, default=str))
+    hint = {} if error.hint is None else {"hint": error.hint}
+    return {"kind": error.kind, "message": error.message, **hint, **fields}

@@ -1,0 +1,138 @@
+"""Requests that wait for their commit: as many as fit, and a commit at a time for each table.
+
+While a table's commit is under way others wait, and the next one takes them all: the more there are, the fewer commits
+each costs. An answer is given when its commit is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from strandline.crash import crash_point
+from strandline.errors import StrandlineError
+from strandline.log import Log
+from strandline.server.commit import Outcome, commit_posts
+from strandline.server.errors import busy
+from strandline.server.posts import Post
+
+Result = Outcome | StrandlineError
+COMMIT_BYTES = 128 << 20
+_LOOK_S = 0.001
+
+
+@dataclass
+class Budget:
+    """What all requests of the server may hold together, from their first byte to their answer."""
+
+    most_bytes: int
+    most_requests: int
+    bytes: int = 0
+    requests: int = 0
+
+    def claim(self, size: int) -> Claim:
+        """A place for a request that says it has `size` bytes; 429 when there is none."""
+        if self.requests >= self.most_requests:
+            raise busy(f"{self.requests} requests are under way; this server takes no more at once")
+        claim = Claim(self)
+        claim.hold(size)
+        return claim
+
+
+@dataclass
+class Claim:
+    """What one request holds, while its block lasts."""
+
+    budget: Budget
+    size: int = 0
+
+    def hold(self, size: int) -> None:
+        """Hold so much from here on; 429 when others leave no room for it."""
+        others = self.budget.bytes - self.size
+        if size > self.size and others and others + size > self.budget.most_bytes:
+            raise busy(f"requests under way hold {self.budget.bytes} bytes; at most {self.budget.most_bytes} are taken")
+        self.budget.bytes, self.size = others + size, size
+
+    def __enter__(self) -> Claim:
+        self.budget.requests += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.budget.requests -= 1
+        self.budget.bytes -= self.size
+
+
+@dataclass
+class TableQueue:
+    """The posts that wait for a commit of one table. Used by the event loop alone; commits run in `commits`.
+
+    `arriving` tells how many more requests for the table are on their way: only then it waits a moment for them."""
+
+    log: Log
+    commits: Executor
+    arriving: Callable[[], int]
+    commit_rows: int
+    linger_s: float
+    _waiting: deque[tuple[Post, asyncio.Future[Result]]] = field(default_factory=deque)
+    _work: asyncio.Task[None] | None = None
+
+    async def put(self, posts: Sequence[Post]) -> list[Result]:
+        """What became of posts that are committed one after the other, when all of them are."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Result]] = [loop.create_future() for _ in posts]
+        self._waiting.extend(zip(posts, futures, strict=True))
+        crash_point("receiver.queued")
+        if self._work is None or self._work.done():
+            self._work = loop.create_task(self._commit_all())
+        return list(await asyncio.gather(*futures))
+
+    async def drained(self) -> None:
+        """Wait until nothing waits."""
+        if self._work is not None:
+            await self._work
+
+    async def _commit_all(self) -> None:
+        while self._waiting:
+            await self._linger()
+            group = self._group()
+            results: Sequence[Result | Exception]
+            try:
+                results = await asyncio.get_running_loop().run_in_executor(
+                    self.commits, commit_posts, self.log, [post for post, _ in group]
+                )
+            except Exception as error:
+                results = [error] * len(group)
+            for (_, future), result in zip(group, results, strict=False):
+                if not future.done():
+                    _settle(future, result)
+            self._waiting.extendleft(reversed(group[len(results) :]))
+
+    async def _linger(self) -> None:
+        until_s = time.monotonic() + self.linger_s
+        while self.arriving() and time.monotonic() < until_s and len(self._waiting) < self.commit_rows:
+            await asyncio.sleep(_LOOK_S)
+
+    def _group(self) -> list[tuple[Post, asyncio.Future[Result]]]:
+        group = [self._waiting.popleft()]
+        rows, size = group[0][0].rows.num_rows, group[0][0].rows.nbytes
+        while self._waiting:
+            post = self._waiting[0][0]
+            rows, size = rows + post.rows.num_rows, size + post.rows.nbytes
+            if rows > self.commit_rows or size > COMMIT_BYTES:
+                break
+            group.append(self._waiting.popleft())
+        return group
+
+
+def _settle(future: asyncio.Future[Result], result: Result | Exception) -> None:
+    if isinstance(result, Outcome | StrandlineError):
+        future.set_result(result)
+    else:
+        future.set_exception(result)

@@ -1,0 +1,180 @@
+"""Take rows for the tables of a lake: bodies in, commits out.
+
+After a crash: a request that was answered is in a commit; one that was not may be, and is safe to repeat as the forward
+protocol says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from strandline.change import OP
+from strandline.errors import Invalid, StrandlineError, Unavailable
+from strandline.lake import Lake
+from strandline.server import body, positions
+from strandline.server.body import PLACE, UNFOLDED, Body, Form
+from strandline.server.chunk import HEADER, Chunk, check_producer
+from strandline.server.commit import Outcome, token_of
+from strandline.server.errors import malformed
+from strandline.server.posts import Post, posts_of
+from strandline.server.queue import Budget, Claim, Result, TableQueue
+from strandline.table import Table
+
+_CHECKERS = min(8, (os.cpu_count() or 1) + 2)
+_COMMITTERS = 32
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server takes at once. A body's rows may take `UNFOLDED` times `body_bytes` in memory."""
+
+    body_bytes: int = 64 << 20
+    queue_bytes: int = 256 << 20
+    queue_requests: int = 1000
+    commit_rows: int = 200_000
+    linger_ms: float = 5
+
+    def __post_init__(self) -> None:
+        for name in ("body_bytes", "queue_requests", "commit_rows"):
+            if getattr(self, name) < 1:
+                raise Invalid(f"{name} is {getattr(self, name)}; expected 1 or more", setting=name)
+        if self.linger_ms < 0:
+            raise Invalid(f"linger_ms is {self.linger_ms}; expected 0 or more", setting="linger_ms")
+        if self.queue_bytes < self.body_bytes:
+            raise Invalid(
+                f"queue_bytes is {self.queue_bytes}, less than the {self.body_bytes} of one body", setting="queue_bytes"
+            )
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a request says before its body."""
+
+    form: Form
+    chunk: Chunk | None
+    token: str | None
+    length: int | None
+
+    @staticmethod
+    def of(headers: Mapping[str, str]) -> Head:
+        """The headers, checked; a chunk's positions say more than its `Idempotency-Key`, which is then left alone."""
+        form = Form.of(headers.get("Content-Type"), headers.get("Content-Encoding"))
+        said = headers.get(HEADER)
+        chunk = None if said is None else Chunk.parse(said)
+        key = headers.get("Idempotency-Key")
+        if key is not None and not 1 <= len(key) <= 256:
+            raise malformed(f"the Idempotency-Key has {len(key)} characters; expected 1 to 256")
+        length = headers.get("Content-Length")
+        return Head(
+            form,
+            chunk,
+            None if key is None or chunk is not None else token_of(key),
+            None if length is None else int(length),
+        )
+
+
+class Receiver:
+    """The receiving side of a lake, for one event loop."""
+
+    def __init__(self, lake: Lake, limits: Limits, *, evolve: bool = True) -> None:
+        self._lake = lake
+        self._limits = limits
+        self._evolve = evolve
+        self._budget = Budget(limits.queue_bytes, limits.queue_requests)
+        self._arriving: Counter[str] = Counter()
+        self._queues: dict[str, TableQueue] = {}
+        self._checks = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="check")
+        self._commits = ThreadPoolExecutor(_COMMITTERS, thread_name_prefix="commit")
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Commit what waits; then nothing more is taken."""
+        while not all([await _is_drained(queue) for queue in self._queues.values()]):
+            pass
+        self._is_closed = True
+        self._checks.shutdown()
+        self._commits.shutdown()
+
+    async def ingest(self, name: str, headers: Mapping[str, str], stream: AsyncIterator[bytes]) -> Outcome:
+        """Take a request for a table; what became of it, once that is durable."""
+        if self._is_closed:
+            raise Unavailable("the server is stopping", hint="Send it again in a moment.")
+        head = Head.of(headers)
+        if head.length is not None:
+            body.check_length(head.length, self._limits.body_bytes)
+        with self._budget.claim(head.length or 0) as claim:
+            self._arriving[name] += 1
+            try:
+                found = await self._checked(name, head, stream, claim)
+            finally:
+                self._arriving[name] -= 1
+            if isinstance(found, Outcome):
+                return found
+            table, posts = found
+            results = await self._queue(table).put(posts)
+        return _together(results)
+
+    async def positions(self, name: str, producer: str) -> list[list[int]]:
+        check_producer(producer)
+        return await self._run(
+            lambda: positions.known(self._table(name).log.refresh().snapshot.txns, producer)
+        )
+
+    async def _checked(
+        self, name: str, head: Head, stream: AsyncIterator[bytes], claim: Claim
+    ) -> Outcome | tuple[Table, list[Post]]:
+        most = self._limits.body_bytes
+        data = await body.received(stream, most=most, hold=lambda size: claim.hold(max(size, head.length or 0)))
+        found = await self._run(lambda: self._check(name, head, data))
+        if not isinstance(found, Outcome):
+            claim.hold(sum(post.rows.nbytes for post in found[1]))
+        return found
+
+    def _check(self, name: str, head: Head, data: bytes) -> Outcome | tuple[Table, list[Post]]:
+        """The request's rows, ready for a commit; or its outcome when it is done already. Runs in a thread."""
+        table = self._table(name)
+        content = body.decode(data, head.form, most=UNFOLDED * self._limits.body_bytes)
+        txns = table.log.refresh().snapshot.txns
+        if head.chunk is None:
+            if head.token is not None and head.token in txns:
+                return Outcome(content.count, seq=txns[head.token], is_repeated=True)
+            if not content.count:
+                return Outcome(0)
+        elif all(end <= txns.get(positions.app_of(head.chunk.producer, v), -1) for v, (_, end) in head.chunk.ranges.items()):
+            # Rows that were taken once are not judged again by what the table has become since.
+            return Outcome(0, content.count)
+        elif self._evolve:
+            _add_columns(table, content)
+        try:
+            return table, posts_of(content, table.definition, chunk=head.chunk, token=head.token)
+        except Invalid as error:
+            error.fields.setdefault("table", name)
+            raise
+
+    def _table(self, name: str) -> Table:
+        self._lake.catalog.refresh().get(name)
+        return self._lake.table(name)
+
+    def _queue(self, table: Table) -> TableQueue:
+        generation = table.entry.generation
+        if generation not in self._queues:
+            self._queues[generation] = TableQueue(
+                table.log,
+                self._commits,
+                lambda: self._arriving[table.name],
+                self._limits.commit_rows,
+                self._limits.linger_ms / 1000,
+            )
+        return self._queues[generation]
+
+    async def _run(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._checks, act)

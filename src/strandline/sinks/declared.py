@@ -1,0 +1,122 @@
+"""A sink as a user declares it: which table goes where, and what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from strandline import secret
+from strandline.definitions import TableDef
+from strandline.errors import Invalid
+from strandline.shape import Shape
+from strandline.sinks.base import Sink
+
+KINDS = {
+    "http": ("strandline.sinks.http", "HttpSink"),
+    "parquet": ("strandline.sinks.parquet", "ParquetSink"),
+    "delta": ("strandline.sinks.delta", "DeltaSink"),
+    "iceberg": ("strandline.sinks.iceberg", "IcebergSink"),
+}
+BACKFILL, HEAD = "backfill", "head"
+Start = str | int
+
+
+@dataclass(frozen=True)
+class SinkDef:
+    """`start` says where a sink begins that has never run: with the table as it is (`backfill`), with what comes next
+    (`head`), or with the changes after a seq."""
+
+    name: str
+    table: str
+    to: Sink
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+    mask: Mapping[str, str] = field(default_factory=dict, hash=False)
+    salt: str | None = None
+    deletes: bool = True
+    start: Start = BACKFILL
+
+    @staticmethod
+    def declare(
+        name: str,
+        table: str,
+        to: Sink,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        mask: Mapping[str, str] | None = None,
+        salt: str | None = None,
+        deletes: bool = True,
+        start: Start = BACKFILL,
+    ) -> SinkDef:
+        if not isinstance(getattr(to, "kind", None), str) or not hasattr(to, "open"):
+            raise Invalid(
+                f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",
+                consumer=name,
+            )
+        if isinstance(columns, str):
+            raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
+        checked_start(start, name)
+        return SinkDef(
+            name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is kept of it: everything but secrets."""
+        return {
+            "to": {"kind": self.to.kind, **self.to.to_dict()},
+            "where": self.where,
+            "columns": None if self.columns is None else list(self.columns),
+            "mask": dict(self.mask),
+            "salt": secret.reference(self.salt),
+            "deletes": self.deletes,
+            "start": self.start,
+        }
+
+    @staticmethod
+    def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
+        """The sink that `to_dict` described. `given` is the same sink as it is declared now, if it is: it knows the
+        secrets."""
+        to = dict(facts["to"])
+        kind = to.pop("kind")
+        if kind not in KINDS:
+            raise Invalid(
+                f"sink {name!r} is of the kind {kind!r}, which this version does not know",
+                hint="Upgrade: pip install -U strandline",
+                consumer=name,
+            )
+        module, made = KINDS[kind]
+        is_here = given is not None and given.to.kind == kind
+        return SinkDef(
+            name,
+            table,
+            given.to if given is not None and is_here else getattr(import_module(module), made).from_dict(to),
+            facts["where"],
+            None if facts["columns"] is None else tuple(facts["columns"]),
+            facts["mask"],
+            given.salt if given is not None and facts["salt"] == secret.GIVEN else facts["salt"],
+            facts["deletes"],
+            facts["start"],
+        )
+
+    def shape(self, definition: TableDef, *, is_new: bool = False) -> Shape:
+        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more."""
+        salt = None if self.salt is None else secret.resolved(self.salt, f"salt of sink {self.name!r}")
+        return Shape.of(
+            definition,
+            where=self.where,
+            columns=self.columns,
+            mask=self.mask,
+            salt=salt,
+            deletes=self.deletes,
+            is_new=is_new,
+        )
+
+
+def checked_start(start: object, name: str) -> Start:
+    is_seq = isinstance(start, int) and not isinstance(start, bool) and start >= 0
+    if start in (BACKFILL, HEAD) or is_seq:
+        return start  # type: ignore[return-value]
+    raise Invalid(f"start of sink {name!r} is {start!r}; expected 'backfill', 'head' or a seq", consumer=name)

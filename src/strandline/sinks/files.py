@@ -1,0 +1,224 @@
+"""What sinks that write files share: the lane that turns changes into Parquet files, and the place they go to.
+
+A lane's files count only when `finish` says so: they are staged, or they lie where nothing looks before a commit names
+them. After a crash: they are leftovers that no reader takes for data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from strandline import encode, secret
+from strandline.errors import Internal, Invalid, NotFound, StrandlineError, Unavailable
+from strandline.schema import conform, conform_column
+from strandline.sinks.base import Batch, Result, passing
+from strandline.storage import LocalStorage, Staged, Storage, open_storage
+from strandline.storage.snapshot import DataFile
+
+Written = tuple[DataFile, Staged | None]
+
+_SECRET = ("secret", "token", "password", "encryption_key", "customer_key")
+_COPIED_BYTES = 8 << 20
+_SPOOL = "files"
+
+
+@dataclass(frozen=True)
+class FileLane:
+    """Write the rows that leave as Parquet files below `folder`, with the columns of `schema`.
+
+    The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`; with
+    `is_named_by_content` what is used once is a digest of the file's bytes, so that the same rows, written again, are
+    the same file, and a name never stands for other bytes. Then a file is on the local disk before it is sent."""
+
+    storage: Storage
+    batch: Batch
+    folder: str
+    prefix: str
+    is_staged: bool
+    schema: pa.Schema | None = None
+    is_named_by_content: bool = False
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The exact columns of the files. Unless `schema` says otherwise a delete may lack all but its key."""
+        if self.schema is not None:
+            return self.schema
+        required = {*self.batch.outgoing.names[:2], *self.batch.key}
+        return pa.schema([f if f.name in required else f.with_nullable(True) for f in self.batch.outgoing])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
+        count = _Count()
+        done: list[Written] = []
+        try:
+            for written in self._write(self._exact(batches, count)):
+                done.append(written)
+        except BaseException as error:
+            self._give_up(done)
+            if not isinstance(error, Exception):
+                raise
+            yield Result(error=self._named(error))
+            return
+        size = sum(file.size for file, _ in done)
+        yield Result(rows=count.rows, withheld=count.withheld, bytes=size, files=tuple(done))
+
+    def _exact(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
+        """The rows that leave, in the columns of the files."""
+        schema = self.columns
+        for batch in batches:
+            rows, withheld = passing(batch)
+            count.rows += rows.num_rows
+            count.withheld += withheld
+            if rows.num_rows:
+                yield from _conformed(pa.Table.from_batches([rows]), schema).to_batches()
+
+    def _write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+        columns = self.columns
+        in_file = set(columns.names)
+        cluster_by = self.batch.cluster_by if in_file.issuperset(self.batch.cluster_by) else ()
+        if self.is_named_by_content:
+            with TemporaryDirectory(prefix="strandline-") as place:
+                spool = LocalStorage(place)
+                for file in encode.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
+                    yield self._send(spool, file)
+        elif self.is_staged:
+            yield from encode.stage_files(self.storage, self._new_path, exact, columns, cluster_by=cluster_by)
+        else:
+            for file in encode.write_files(
+                self.storage, self.folder, self._new_name, exact, columns, cluster_by=cluster_by
+            ):
+                yield replace(file, path=f"{self.folder}/{file.path}"), None
+
+    def _send(self, spool: Storage, file: DataFile) -> Written:
+        """Copy a file to where it belongs, under a name that its bytes give it."""
+        here = f"{_SPOOL}/{file.path}"
+        with open(spool.url(here), "rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        path = f"{self.folder}/{self.prefix}-{digest}.parquet"
+        staged: Staged | None = None
+        with spool.input(here) as source:
+            if self.is_staged:
+                with self.storage.stage(path) as stage:
+                    _copy(source, stage.stream)
+                staged = stage.staged
+            else:
+                with self.storage.output(path) as output:
+                    _copy(source, output)
+        spool.delete([here])
+        return replace(file, path=path), staged
+
+    def _new_name(self) -> str:
+        return f"{self.prefix}-{uuid4().hex}.parquet"
+
+    def _new_path(self) -> str:
+        return f"{self.folder}/{self._new_name()}"
+
+    def _give_up(self, done: Sequence[Written]) -> None:
+        # What brought us here counts.
+        with suppress(StrandlineError, OSError):
+            self.storage.delete([file.path if staged is None else staged.temporary for file, staged in done])
+
+    def _named(self, error: Exception) -> StrandlineError:
+        if isinstance(error, StrandlineError):
+            return error
+        if isinstance(error, FileNotFoundError):
+            return missing(self.storage.uri, error)
+        if isinstance(error, OSError):
+            return Unavailable(f"{self.storage.uri} could not be written: {error}")
+        return Internal(f"a sink's task failed: {type(error).__name__}: {error}")
+
+
+def claimed(results: Sequence[Result]) -> list[Written]:
+    """The files of all lanes of a batch; raises the error of one that failed: half a batch must not count."""
+    for result in results:
+        if result.error is not None:
+            raise result.error
+    return [written for result in results for written in result.files]
+
+
+def missing(uri: str, error: Exception) -> NotFound:
+    return NotFound(
+        f"nothing can be written to {uri}: there is no such place ({error})",
+        hint="Create the bucket, or correct the address.",
+        path=uri,
+    )
+
+
+@dataclass
+class _Count:
+    rows: int = 0
+    withheld: int = 0
+
+
+def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        exact = conform(rows, schema)
+    except pa.ArrowException:
+        for field in schema:
+            if field.name in rows.column_names:
+                _check_cast(rows.column(field.name), field)
+        raise
+    for field in schema:
+        if not field.nullable and exact.column(field.name).null_count:
+            raise Invalid(
+                f"column {field.name!r}: the destination requires a value, and a row has none",
+                hint=f"Let the column {field.name!r} be nullable there: a delete has nothing but its key.",
+                column=field.name,
+            )
+    return exact
+
+
+def _check_cast(column: pa.ChunkedArray, field: pa.Field) -> None:
+    try:
+        conform_column(column, field.type)
+    except pa.ArrowException as error:
+        raise Invalid(
+            f"column {field.name!r}: a value cannot be written as {field.type}: {error}", column=field.name
+        ) from error
+
+
+def _copy(source: pa.NativeFile, target: pa.NativeFile) -> None:
+    while piece := source.read(_COPIED_BYTES):
+        target.write(piece)
+
+
+def address(uri: str | os.PathLike[str], options: Mapping[str, str] | None) -> str:
+    """The address of a sink's place, the same from wherever it is looked at; `Invalid` when it is none."""
+    return open_storage(os.fspath(uri) if isinstance(uri, os.PathLike) else uri, options).uri
+
+
+def opened(uri: str, options: Mapping[str, str] | None) -> Storage:
+    """The storage of a sink's place, with its secrets."""
+    known = {
+        name: secret.resolved(value, f"option {name!r} of {uri}")
+        if _is_secret(name) or secret.is_reference(str(value))
+        else value
+        for name, value in (options or {}).items()
+    }
+    return open_storage(uri, known)
+
+
+def kept(uri: str, options: Mapping[str, str] | None) -> dict[str, Any]:
+    """What is written down of a sink's place."""
+    shown = {name: secret.reference(value) if _is_secret(name) else value for name, value in (options or {}).items()}
+    return {"uri": uri, "options": shown or None}
+
+
+def check_place(storage: Storage) -> None:
+    """Before anything is sent there: the place exists, and of two creators of one file one wins."""
+    try:
+        storage.check_put_new()
+    except FileNotFoundError as error:
+        raise missing(storage.uri, error) from error
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in _SECRET)

@@ -1,0 +1,192 @@
+"""The door to an Iceberg catalog: settings that can be written down without their secrets, and errors by our names.
+
+`pyiceberg` is loaded when a catalog is opened, not before: Spark tasks and programs without an Iceberg sink need not
+have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from strandline import secret
+from strandline.errors import Invalid, StrandlineError, Unavailable
+from strandline.storage import Storage, open_storage
+
+_SECRET = re.compile(r"(token|credential|secret|password|account-key|secret.access.key|sas-token|authorization)$", re.I)
+_PASSWORDS = (re.compile(r"(?<=:)[^:@/?#][^@/?#]*(?=@)"), re.compile(r"(?<=[?&]password=)[^&#]+"))
+_S3 = {
+    "endpoint": ("s3.endpoint",),
+    "region": ("s3.region", "client.region"),
+    "access_key_id": ("s3.access-key-id", "client.access-key-id"),
+    "secret_access_key": ("s3.secret-access-key", "client.secret-access-key"),
+    "session_token": ("s3.session-token", "client.session-token"),
+}
+
+
+class Settings(Mapping[str, Any]):
+    """Settings that never change, so that a sink is a value; they are shown without their secrets."""
+
+    def __init__(self, values: Mapping[str, Any], role: str) -> None:
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise Invalid(f"the {role} is a {type(values).__name__}; expected a mapping of names to values")
+        self._role = role
+        self._values = {
+            name: Settings(value, f"{role}, {name}") if isinstance(value, Mapping) else value
+            for name, value in sorted(values.items())
+            if value is not None
+        }
+        for name, value in self._values.items():
+            if not isinstance(value, Settings | str | int | float):
+                raise Invalid(f"{name!r} of the {role} is a {type(value).__name__}; expected a text or a number")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self.kept())
+
+    def kept(self) -> dict[str, Any]:
+        """What may be written down: secrets only as references."""
+        return self._with_secrets(lambda text, _: secret.reference(text) or "")
+
+    def resolved(self) -> dict[str, Any]:
+        """The settings with their secrets, which are read anew at each call."""
+        return self._with_secrets(secret.resolved)
+
+    def without_secrets(self, text: str) -> str:
+        """A message of another library, which may repeat what it was given."""
+        found: set[str] = set()
+
+        def note(value: str, role: str) -> str:
+            with suppress(Invalid):
+                found.add(secret.resolved(value, role))
+            return value
+
+        self._with_secrets(note)
+        for value in found - {""}:
+            text = text.replace(value, "***")
+        return text
+
+    def _with_secrets(self, change: Callable[[str, str], str]) -> dict[str, Any]:
+        changed: dict[str, Any] = {}
+        for name, value in self._values.items():
+            role = f"{name!r} of the {self._role}"
+            if isinstance(value, Settings):
+                changed[name] = value._with_secrets(change)
+            elif _SECRET.search(name) or (name == "uri" and secret.is_reference(str(value))):
+                changed[name] = change(str(value), role)
+            elif name == "uri":
+                changed[name] = _with_password(str(value), lambda text, role=role: change(text, f"password in {role}"))
+            else:
+                changed[name] = value
+        return changed
+
+
+def _with_password(uri: str, change: Callable[[str], str]) -> str:
+    for pattern in _PASSWORDS:
+        uri = pattern.sub(lambda found: quote(change(unquote(found.group(0))), safe=":"), uri, count=1)
+    return uri
+
+
+def described(settings: Settings) -> str:
+    """Which catalog it is, without secrets: another text is another catalog."""
+    parts = [str(settings[name]) for name in ("type", "name") if name in settings]
+    if "uri" in settings:
+        parts.append(_with_password(str(settings["uri"]), lambda _: "given"))
+    return " ".join([*parts, *([f"warehouse {settings['warehouse']}"] if "warehouse" in settings else [])])
+
+
+def open_catalog(settings: Settings, destination: str) -> Any:
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError as error:
+        raise Unavailable(
+            f"{destination}: an Iceberg sink needs pyiceberg, which cannot be loaded: {error}",
+            hint="pip install 'pyiceberg>=0.12'",
+        ) from error
+    known = settings.resolved()
+    name = known.pop("name", None)
+    with talking(destination, settings):
+        return load_catalog(name, **known)
+
+
+@contextmanager
+def talking(destination: str, settings: Settings) -> Iterator[None]:
+    """Errors of pyiceberg and of what lies below it, by what the reader does next. `Unavailable` says nothing about
+    whether a commit landed."""
+    from pyiceberg import exceptions as their
+    from sqlalchemy import exc as sql
+
+    def said(error: Exception) -> str:
+        return settings.without_secrets(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+
+    try:
+        yield
+    except StrandlineError:
+        raise
+    except (their.UnauthorizedError, their.ForbiddenError, their.AuthorizationExpiredError, their.OAuthError) as error:
+        raise Invalid(
+            f"{destination}: the catalog refused us: {said(error)}",
+            hint="Check the sink's credential or token, and what it may do there.",
+        ) from error
+    except (their.NotInstalledError, ModuleNotFoundError) as error:
+        raise Unavailable(
+            f"{destination}: a library for this catalog is missing: {said(error)}",
+            hint="Install it, e.g.: pip install 'pyiceberg[glue]'",
+        ) from error
+    except (
+        their.BadRequestError,
+        their.NoSuchPropertyException,
+        their.NoSuchIdentifierError,
+        their.ValidationException,
+        sql.ArgumentError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+    ) as error:
+        raise Invalid(
+            f"{destination}: {said(error)}",
+            hint="Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog.",
+        ) from error
+    except Exception as error:
+        # Each catalog brings a client of its own, and its errors: requests, SQLAlchemy, thrift, boto.
+        raise Unavailable(
+            f"{destination}: {said(error)}", hint="Nothing is lost: the next tick looks what arrived, and goes on."
+        ) from error
+
+
+def data_place(table: Any, options: Mapping[str, str]) -> tuple[Storage, str, str]:
+    """Where a table's data files go: a storage, the folder in it, and what Iceberg puts before a path in the storage.
+
+    `options` are settings of the object store; without them those of the catalog count, as pyiceberg knows them."""
+    location = str(table.location_provider().data_path)
+    root, _, folder = location.rpartition("/")
+    parts = urlsplit(root)
+    if parts.scheme in ("", "file"):
+        # pyiceberg takes the path as it is written: there is no %20 in it.
+        return open_storage(parts.netloc + parts.path), folder, root
+    if parts.scheme not in ("s3", "s3a", "s3n"):
+        raise Invalid(
+            f"the Iceberg table's files are at {location}, and a sink writes to folders and s3:// only",
+            hint="Use a table whose location is one of these.",
+            path=location,
+        )
+    known = {
+        option: str(value)
+        for option, names in _S3.items()
+        if (value := next((table.io.properties[name] for name in names if table.io.properties.get(name)), None))
+    }
+    return open_storage(f"s3://{parts.netloc}{parts.path}", {**known, **options}), folder, root

@@ -1,0 +1,100 @@
+"""Columns of a batch as columns of an Iceberg table.
+
+Iceberg has no 8 and 16 bit integers and no JSON: these become `int` and `string`. A table gains the columns it lacks
+and widens its numbers; what does not fit is refused by the column's name, before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+from strandline.schema import is_json
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """What an Iceberg table's Parquet files hold for `kind`; parts of nested values are nullable."""
+    if pt.is_integer(kind):
+        return pa.int64() if kind.bit_width > 32 else pa.int32()
+    if is_json(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_large_binary(kind) or pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz else None)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return pa.list_(stored_type(kind.value_type))
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(part.name, stored_type(part.type)) for part in kind])
+    if pt.is_map(kind):
+        return pa.map_(stored_type(kind.key_type), stored_type(kind.item_type))
+    return kind
+
+
+def stored_schema(columns: pa.Schema) -> pa.Schema:
+    """The columns of a new table: all of them may be null, since a delete has nothing but its key."""
+    return pa.schema([pa.field(field.name, stored_type(field.type)) for field in columns])
+
+
+def _widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    if pt.is_decimal128(narrow) and pt.is_decimal128(wide):
+        return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
+    return (narrow, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a batch's columns fit a table: what the table lacks, and the columns of files that it takes."""
+
+    lacking: pa.Schema
+    files: pa.Schema
+
+
+def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
+    """`table` is a pyiceberg table, at its newest."""
+    there = table.schema().as_arrow()
+    lacking, files = [], []
+    for field in stored_schema(columns):
+        at = there.get_field_index(field.name)
+        if at < 0:
+            _check_not_renamed(table, field.name, destination)
+            lacking.append(field)
+            files.append(field)
+            continue
+        found = stored_type(there.field(at).type)
+        is_wider = _widens(found, field.type)
+        if found != field.type and not is_wider and not _widens(field.type, found):
+            raise Invalid(
+                f"column {field.name!r} is {field.type} here and {found} in {destination}",
+                hint="Leave the column out (columns=[…]), or send to another table.",
+                column=field.name,
+            )
+        field = pa.field(field.name, field.type if is_wider else found, there.field(at).nullable)
+        files.append(field)
+        if is_wider:
+            lacking.append(field)
+    for field in there:
+        if not field.nullable and field.name not in columns.names:
+            raise Invalid(
+                f"{destination} requires a value in the column {field.name!r}, and the sink has no such column",
+                hint="Make the column optional there, or send to another table.",
+                column=field.name,
+            )
+    return Fit(pa.schema(lacking), pa.schema(files))
+
+
+def _check_not_renamed(table: Any, name: str, destination: str) -> None:
+    """Files say which column is which by name alone. A column that was renamed there keeps its old name for the files
+    that have it; a new column of that name would take their values away."""
+    for mapped in table.name_mapping():
+        if name in mapped.names and mapped.field_id in table.schema().field_ids:
+            now = table.schema().find_column_name(mapped.field_id)
+            raise Invalid(
+                f"column {name!r} was renamed to {now!r} in {destination}",
+                hint=f"Rename it back to {name!r}, or send to another table.",
+                column=name,
+            )

@@ -1,0 +1,294 @@
+"""Consumers: which life of a name is the current one, and why; one at a time, also for racing processes."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select, update
+
+import strandline as sl
+from strandline import registry as module
+from strandline.leases import Leases
+from strandline.marks import Marks
+from strandline.registry import Registered, Registry
+from strandline.state import State
+from support import refused
+
+FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": "s3://a", "definition": {"where": "x"}}
+
+
+@pytest.fixture
+def state(state_url):
+    with State(state_url, timeout_s=20) as opened:
+        yield opened
+
+
+@pytest.fixture
+def registry(state):
+    return Registry(state)
+
+
+@pytest.fixture
+def marks(state):
+    return Marks(state)
+
+
+@pytest.fixture
+def leases(state):
+    return Leases(state)
+
+
+@pytest.fixture
+def consumer(registry):
+    return registry.register("a", **FACTS).consumer
+
+
+@pytest.fixture
+def fence(leases, consumer):
+    return leases.acquire(consumer.lease, "me", 600).fence
+
+
+def open_intent(marks, consumer, fence, *, vnodes=(0, 1), after=0, upto=5):
+    return marks.open_intent(consumer, lane="0", vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence)
+
+
+def test_a_consumer_is_what_was_registered(registry, marks):
+    first = registry.register("a", **FACTS)
+    assert first.is_new
+    consumer = first.consumer
+    assert {name: getattr(consumer, name) for name in FACTS} == FACTS
+    assert len(consumer.generation) == 32 and not consumer.is_retired and consumer.life == 1
+    assert abs(consumer.created_s - time.time()) < 60
+    assert registry.get("a") == consumer
+    assert registry.all() == [consumer]
+    assert marks.load(consumer) == {}
+    assert hash(consumer) == hash(registry.get("a"))
+
+
+def test_the_same_destination_and_table_keep_the_marks(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 7}, fence)
+    again = registry.register("a", **FACTS)
+    assert (again.consumer, again.is_new, again.why) == (consumer, False, "")
+    renamed = registry.register("a", **{**FACTS, "table": "renamed"})
+    assert (renamed.consumer.generation, renamed.is_new) == (consumer.generation, False)
+    assert registry.get("a").table == "renamed"
+    changed = registry.register("a", **{**FACTS, "definition": {"where": "y"}})
+    assert (changed.consumer.generation, changed.is_new) == (consumer.generation, False)
+    assert "definition" in changed.why
+    assert registry.get("a").definition == {"where": "y"}
+    assert marks.load(registry.get("a")) == {0: 7}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"destination": "s3://b"}, "destination changed from s3://a to s3://b"),
+        ({"table_generation": "g2"}, "table was recreated"),
+        ({"kind": "view"}, "kind changed from sink to view"),
+    ],
+)
+def test_another_destination_or_a_recreated_table_is_a_new_generation_without_marks(
+    registry, marks, leases, consumer, fence, change, why
+):
+    marks.start(consumer, {0: 7, 1: 7}, fence)
+    open_intent(marks, consumer, fence, after=7, upto=9)
+    new = registry.register("a", **FACTS | change)
+    assert new.is_new and why in new.why and "1 open intent" in new.why
+    assert new.consumer.generation != consumer.generation
+    assert marks.load(new.consumer) == {} and marks.intents(new.consumer) == []
+    assert registry.history("a") == [consumer, new.consumer]
+    assert marks.load(consumer) == {0: 7, 1: 7}, "the old one stays on record"
+    with refused(sl.Conflict, consumer="a", generation=consumer.generation, found=new.consumer.generation):
+        marks.advance(consumer, {0: (7, 8)}, fence=fence)
+    back = registry.register("a", **FACTS)
+    assert back.is_new and marks.load(back.consumer) == {}, "what was unread meanwhile may be gone"
+    assert [each.generation for each in registry.history("a")][2] == back.consumer.generation
+    assert [each.life for each in registry.history("a")] == [1, 2, 3]
+
+
+def test_a_definition_does_not_change_while_an_intent_is_open(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 0, 1: 0}, fence)
+    intent = open_intent(marks, consumer, fence)
+    with refused(sl.Conflict, consumer="a", intent=intent.id, lane="0"):
+        registry.register("a", **FACTS | {"definition": {"where": "y"}})
+    assert registry.get("a") == consumer
+    assert registry.register("a", **FACTS).consumer == consumer, "the same one may be registered"
+    marks.advance(consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent)
+    assert not registry.register("a", **FACTS | {"definition": {"where": "y"}}).is_new
+
+
+def test_an_intent_is_opened_only_for_the_definition_on_record(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 0, 1: 0}, fence)
+    now = registry.register("a", **FACTS | {"definition": {"where": "y"}}).consumer
+    with refused(sl.Conflict, consumer="a"):
+        open_intent(marks, consumer, fence)
+    assert open_intent(marks, now, fence).definition == {"where": "y"}
+
+
+def test_an_unknown_consumer_is_not_found_and_the_known_are_named(registry, marks, consumer):
+    for call in (registry.get, registry.retire, registry.revive):
+        with refused(sl.NotFound, consumer="b") as caught:
+            call("b")
+        assert "a" in caught.value.hint
+    with refused(sl.NotFound, consumer="a"):
+        marks.load(replace(consumer, generation="0" * 32))
+
+
+def test_a_retired_consumer_stays_retired_until_it_is_revived(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 7}, fence)
+    assert registry.retire("a").is_retired and registry.get("a").is_retired
+    again = registry.register("a", **FACTS)
+    assert not again.is_new and again.consumer.is_retired and "retired" in again.why
+    with refused(sl.Conflict, consumer="a"):
+        marks.advance(consumer, {0: (7, 8)}, fence=fence)
+    revived = registry.register("a", revive=True, **FACTS)
+    assert revived.is_new and not revived.consumer.is_retired and "retired" in revived.why
+    assert marks.load(revived.consumer) == {}
+    assert not registry.register("a", revive=True, **FACTS).is_new
+
+
+def test_a_retired_consumer_that_is_revived_is_the_same_life_with_its_marks(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 7}, fence)
+    registry.retire("a")
+    assert registry.revive("a") == consumer == registry.get("a")
+    assert registry.revive("a") == consumer, "nothing to do"
+    assert registry.register("a", **FACTS) == Registered(consumer, False, "")
+    marks.advance(consumer, {0: (7, 8)}, fence=fence)
+
+
+def contents(state):
+    with state.reading() as connection:
+        tables = (module.consumers, module.generations)
+        return [sorted(map(tuple, connection.execute(select(table)))) for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_new"),
+    [
+        ({}, False),
+        ({"table": "renamed"}, False),
+        ({"definition": {"where": "y"}}, False),
+        ({"destination": "s3://b"}, True),
+        ({"name": "b"}, True),
+    ],
+)
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_a_preview_says_what_register_does_and_writes_nothing(state, registry, consumer, change, is_new, is_retired):
+    if is_retired:
+        registry.retire("a")
+    for revive in (False, True):
+        before = contents(state)
+        told = {"name": "a", **FACTS, **change, "revive": revive}
+        foreseen = registry.preview(**told)
+        assert contents(state) == before
+        done = registry.register(**told)
+        is_revived = is_retired and revive and not is_new
+        assert done.is_new == foreseen.is_new == ((is_new and not revive) or is_revived)
+        assert foreseen.why == done.why
+        if done.is_new:
+            assert foreseen.consumer.generation == ""
+        made = {"generation": done.consumer.generation, "created_s": done.consumer.created_s}
+        assert replace(foreseen.consumer, **made) == done.consumer
+
+
+def test_a_preview_of_a_definition_that_cannot_change_is_refused_too(registry, marks, consumer, fence):
+    marks.start(consumer, {0: 0, 1: 0}, fence)
+    intent = open_intent(marks, consumer, fence)
+    with refused(sl.Conflict, consumer="a", intent=intent.id):
+        registry.preview("a", **FACTS | {"definition": {"where": "y"}})
+
+
+# --- lives that another state knew -----------------------------------------------------------------------------
+
+
+def test_a_life_is_adopted_with_its_generation_and_goes_on(new_state_url):
+    with State(new_state_url()) as old, State(new_state_url()) as new:
+        first = Registry(old).register("a", **FACTS).consumer
+        second = Registry(old).register("a", **FACTS | {"destination": "s3://b"}).consumer
+        registry = Registry(new)
+        assert registry.adopt(second) == second == registry.get("a")
+        assert second.life == 2
+        assert registry.register("a", **FACTS | {"destination": "s3://b"}) == Registered(second, False, "")
+        assert registry.register("a", **FACTS).consumer.life == 3
+        with refused(sl.Conflict, consumer="a", generation=first.generation, found=registry.get("a").generation):
+            registry.adopt(first)
+        registry.retire("a")
+        assert registry.adopt(first) == first == registry.get("a")
+        assert [each.life for each in registry.history("a")] == [1, 2, 3]
+        assert registry.register("a", **FACTS | {"kind": "view"}).consumer.life == 4
+
+
+def test_a_life_that_is_known_already_is_adopted_as_it_is_told(registry, consumer):
+    retired = replace(consumer, is_retired=True, definition={"where": "y"}, table="renamed")
+    assert registry.adopt(retired) == retired == registry.get("a")
+    assert registry.adopt(consumer) == consumer == registry.get("a")
+    assert registry.history("a") == [consumer]
+
+
+def test_an_adopted_life_whose_number_is_taken_gets_the_next(registry, consumer):
+    registry.retire("a")
+    foreign = replace(consumer, generation="f" * 32)
+    assert registry.adopt(foreign) == replace(foreign, life=2)
+    with refused(sl.Conflict, consumer="b", generation=foreign.generation):
+        registry.adopt(replace(foreign, name="b"))
+    with refused(sl.Invalid):
+        registry.adopt(replace(foreign, name="b/c", generation="e" * 32))
+    assert [each.name for each in registry.all()] == ["a"]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""}, {"name": "a/b"}, {"name": "a b"}, {"name": None}, {"name": "x" * 129}, {"kind": ""},
+        {"table": "a\0b"}, {"destination": "\ud800"}, {"destination": None}, {"table_generation": 7},
+        {"definition": {"x": float("nan")}}, {"definition": {"x": object()}}, {"definition": []}, {"definition": None},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_registered_is_refused(registry, wrong):
+    for call in (registry.register, registry.preview):
+        with refused(sl.Invalid):
+            call(**{"name": "a", **FACTS, **wrong})
+    assert registry.all() == []
+
+
+def test_odd_texts_come_back_as_they_were(registry):
+    odd = {"destination": "ünï ' \" ; -- \\ % :x \n", "definition": {"ключ": ["\0", "\ud800", 1.5, None, {"": 2**70}]}}
+    assert registry.register("a", **FACTS | odd).consumer.destination == odd["destination"]
+    assert registry.get("a").definition == odd["definition"]
+    assert registry.register("a", **FACTS | odd).why == ""
+
+
+def test_a_definition_on_record_that_is_no_json_is_corrupt(state, registry, consumer):
+    with state.transaction() as connection:
+        connection.execute(update(module.generations).values(definition="{"))
+    with refused(sl.Corrupt):
+        registry.get("a")
+
+
+REGISTER = """
+from strandline.registry import Registry
+from strandline.state import State
+def work(number, url):
+    facts = dict(kind="sink", table="t", table_generation="g1", definition={})
+    with State(url) as state:
+        registry = Registry(state)
+        same = registry.register("same", destination="s3://a", **facts)
+        other = registry.register("other", destination=f"s3://{number}", **facts)
+        return same.is_new, same.consumer.generation, other.is_new, other.consumer.generation
+"""
+
+
+def test_racing_processes_register_one_consumer_once(state_url, in_processes):
+    answers = [answer for _, answer in in_processes(REGISTER, 4, state_url)]
+    assert sum(is_new for is_new, _, _, _ in answers) == 1
+    assert len({generation for _, generation, _, _ in answers}) == 1
+    with State(state_url) as state:
+        registry = Registry(state)
+        assert [each.name for each in registry.all()] == ["other", "same"]
+        assert registry.get("same").generation == answers[0][1]
+        history = [each.generation for each in registry.history("other")]
+        assert sorted(history) == sorted(generation for _, _, _, generation in answers)
+        assert registry.get("other").generation == history[-1]
