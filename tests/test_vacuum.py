@@ -782,9 +782,9 @@ def test_what_is_written_while_a_fold_and_a_vacuum_run_survives(items):
         other.delete([1])
         return fold(*args, **options)
 
-    def write_then_trim(upto):
+    def write_then_trim(upto, **told):
         other.upsert([{"id": 3, "name": "during the vacuum"}])
-        return trim(upto)
+        return trim(upto, **told)
 
     items.baseline.commit_fold, items.log.trim = write_then_fold, write_then_trim
     items.compact(full=True)

@@ -127,8 +127,8 @@ class DeadLetters:
 
     def get(self, id: str) -> DeadLetter:
         """The letter with that id, of which a beginning that no other has suffices."""
-        check_text("id", id)
-        query = select(deadletters).where(deadletters.c.id.startswith(id, autoescape=True))
+        begins = deadletters.c.id.startswith(check_text("id", id).lower(), autoescape=True)
+        query = select(deadletters).where(begins)
         with self._state.reading() as connection:
             found = connection.execute(query.order_by(deadletters.c.id).limit(_SHOWN + 1)).all()
         if not found:

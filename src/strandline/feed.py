@@ -92,18 +92,12 @@ class Feed:
         if is_snapshot:
             merge = replace(table.merge(upto), log=log)
             self._merge = merge if self._is_all else merge.part(self.vnodes)
-            base = [(0, file) for file in self._merge.base_files()]
-            files = [*base, *self._merge.log_files()]
+            files = [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
         else:
             files = self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
         self.extent = extent_of(files)
-        self.paths = [
-            *(
-                f"{self._merge.baseline.folder}/{file.path}"
-                for file in (self._merge.base_files() if self._merge else ())
-            ),
-            *(f"{log.folder}/{file.path}" for seq, file in files if seq),
-        ]
+        base = self._merge.baseline.folder if self._merge else ""
+        self.paths = [f"{log.folder if seq else base}/{file.path}" for seq, file in files]
         self._batch_rows = encode.batch_rows([file for _, file in files])
         own = [SEQ, *(self.definition.key or [ROW])]
         self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))

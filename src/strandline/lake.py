@@ -339,6 +339,9 @@ class _Readers:
     def epoch(self) -> int:
         return self.lake.ledger.bond.epoch() if self.lake.has_ledger else 0
 
+    def forget(self, keys: pa.Table) -> int:
+        return self.lake.ledger.letters.forget(self.entry.generation, keys) if self.lake.has_ledger else 0
+
 
 @dataclass(frozen=True)
 class LakeVacuum:

@@ -109,7 +109,7 @@ class Marks:
 
     def start(self, consumer: Consumer, seqs: Mapping[int, int], fence: int) -> None:
         """Set the first marks; `Conflict` for a vnode that has one."""
-        _check_seqs(seqs)
+        check_seqs(seqs)
         with self._state.transaction() as connection:
             guard(connection, consumer.name, consumer.generation, fence)
             found = _marks(connection, consumer.generation)
@@ -163,17 +163,15 @@ class Marks:
 
         `Conflict` while an intent is open: its effect may be half done; `force` gives it up. A runner at work meanwhile
         finds another mark than it expects at its next advance. A retired consumer stays retired."""
-        _check_seqs(seqs or {})
+        check_seqs(seqs or {})
         with self._state.transaction() as connection:
             guard(connection, consumer.name, consumer.generation, None, is_retired_allowed=True)
             if (under_way := open_intents(connection, [consumer.generation])) and not force:
                 raise busy(consumer.name, under_way[0], "its marks cannot be reset")
             connection.execute(delete(intents).where(intents.c.generation == consumer.generation))
-            which = marks.c.generation == consumer.generation
-            if seqs is not None:
-                which = and_(which, marks.c.vnode.in_(sorted(seqs)))
-            connection.execute(delete(marks).where(which))
-            _insert_marks(connection, consumer.generation, seqs or {})
+            if seqs is None:
+                connection.execute(delete(marks).where(marks.c.generation == consumer.generation))
+            _set_marks(connection, consumer.generation, seqs or {})
 
     def slowest_by(self, table_generation: str, vnodes: int) -> list[tuple[int, str]]:
         """Who holds the log of a table: the lowest mark over all its vnodes and the name of each living consumer, the
@@ -290,7 +288,31 @@ class Marks:
         return {row.generation: Receipt(row.at_s, from_json("receipt", row.body)) for row in rows}
 
 
+def check_seqs(seqs: Mapping[int, int]) -> None:
+    for vnode, seq in seqs.items():
+        check_int("vnode", vnode)
+        check_int("seq", seq)
+
+
 # --- inside a transaction ---------------------------------------------------------------------------------------
+
+
+def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]) -> None:
+    """Let the marks of a locked consumer be at least so high, by command; intents that they passed are given up."""
+    found = _marks(connection, generation)
+    _set_marks(connection, generation, {vnode: max(seq, found.get(vnode, 0)) for vnode, seq in seqs.items()})
+    for intent in open_intents(connection, [generation]):
+        if any(seqs.get(vnode, intent.after) > intent.after for vnode in intent.vnodes):
+            connection.execute(delete(intents).where(intents.c.id == intent.id))
+
+
+def lower_marks(connection: Connection, generation: str, head: int) -> None:
+    """Let no mark of a locked consumer be beyond the head of its table, by command; intents that go there are given
+    up: their rows would be others."""
+    found = _marks(connection, generation)
+    _set_marks(connection, generation, {vnode: head for vnode, seq in found.items() if seq > head})
+    beyond = and_(intents.c.generation == generation, intents.c.upto > head)
+    connection.execute(delete(intents).where(beyond))
 
 
 def _marks(connection: Connection, generation: str) -> dict[int, int]:
@@ -306,6 +328,12 @@ def _insert_marks(connection: Connection, generation: str, seqs: Mapping[int, in
     if seqs:
         rows = [{"generation": generation, "vnode": vnode, "seq": seq} for vnode, seq in sorted(seqs.items())]
         connection.execute(insert(marks), rows)
+
+
+def _set_marks(connection: Connection, generation: str, seqs: Mapping[int, int]) -> None:
+    which = and_(marks.c.generation == generation, marks.c.vnode.in_(sorted(seqs)))
+    connection.execute(delete(marks).where(which))
+    _insert_marks(connection, generation, seqs)
 
 
 def _compare(name: str, found: Mapping[int, int], expected: Mapping[int, int]) -> None:
@@ -343,12 +371,6 @@ def _keep_receipt(connection: Connection, generation: str, body: str) -> None:
     mine = receipts.c.generation == generation
     oldest = select(receipts.c.id).where(mine).order_by(receipts.c.id.desc()).limit(1).offset(RECEIPTS)
     connection.execute(delete(receipts).where(mine, receipts.c.id <= oldest.scalar_subquery()))
-
-
-def _check_seqs(seqs: Mapping[int, int]) -> None:
-    for vnode, seq in seqs.items():
-        check_int("vnode", vnode)
-        check_int("seq", seq)
 
 
 def _moved(name: str, vnode: int, expected: int | None, found: int | None) -> Conflict:

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from strandline.consumers import retention
-from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.feed import Extent, extent_of, files_of
 from strandline.intents import Intent
 from strandline.log import LogState
@@ -266,6 +266,15 @@ def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Wor
     """What a sink has to do to reach the head of `merge`: first what it has begun, then what is new."""
     log, vnodes = merge.log, merge.definition.vnodes
     marks = {vnode: standing.marks.get(vnode, 0) for vnode in range(vnodes)}
+    if max(marks.values()) > log.head:
+        raise Conflict(
+            f"sink {definition.name!r} has delivered up to seq {max(marks.values())}, but the log of table"
+            f" {definition.table!r} ends at {log.head}: the lake was restored from an older copy",
+            hint=f"Nothing was sent. Start the sink again: strandline mark reset {definition.name}",
+            consumer=definition.name,
+            expected=max(marks.values()),
+            found=log.head,
+        )
     works = list(_replays(standing.intents, merge))
     for work in works:
         marks.update(dict.fromkeys(work.vnodes, work.upto))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import pyarrow as pa
+
 
 class Readers(Protocol):
     def marks(self) -> list[tuple[int, str]]:
@@ -15,6 +17,10 @@ class Readers(Protocol):
         """What a trim writes into the log, so that an older state is noticed; 0 without a state."""
         ...
 
+    def forget(self, keys: pa.Table) -> int:
+        """Erase keys from what is kept of refused rows; how many there were."""
+        ...
+
 
 class Nobody:
     """A table that no consumer reads."""
@@ -23,4 +29,7 @@ class Nobody:
         return []
 
     def epoch(self) -> int:
+        return 0
+
+    def forget(self, keys: pa.Table) -> int:
         return 0

@@ -19,7 +19,7 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.change import DELETE, OP, ROW, SEQ, UPSERT
+from strandline.change import DELETE, OP, UPSERT
 from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import duck_type, spark_type
@@ -111,11 +111,14 @@ class Shape:
 
     def _exprs(self, quote: str, predicate: str | None, *, is_duckdb: bool) -> list[str]:
         tells_deletes = self.definition.is_keyed and self.sends_deletes
-        passes = "true" if predicate is None else f"coalesce(({predicate}), false)"
-        leaves = f"({OP} = '{UPSERT}' AND {passes})"
+        masked = {name: self._masked(name, quote, is_duckdb) for name in self.names}
+        if predicate is None:
+            # A delete carries its key alone already.
+            op = OP if tells_deletes else f"CASE WHEN {OP} = '{UPSERT}' THEN {OP} ELSE '{WITHHELD}' END AS {OP}"
+            return [op, *(f"{value} AS {quote}{name}{quote}" for name, value in masked.items())]
+        leaves = f"({OP} = '{UPSERT}' AND coalesce(({predicate}), false))"
         exprs = [f"CASE WHEN {leaves} THEN {OP} ELSE '{DELETE if tells_deletes else WITHHELD}' END AS {OP}"]
-        for name in self.names:
-            value = self._masked(name, quote, is_duckdb)
+        for name, value in masked.items():
             kept = value if name in self.definition.key else f"CASE WHEN {leaves} THEN {value} END"
             exprs.append(f"{kept} AS {quote}{name}{quote}")
         return exprs
@@ -132,11 +135,6 @@ class Shape:
         if how == "null":
             return f"CAST(NULL AS {duck_type(kind) if is_duckdb else spark_type(kind)})"
         return column
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """The columns that name a row that left: the key, or `_seq` and `_row`."""
-        return self.definition.key or (SEQ, ROW)
 
 
 def _ever(definition: TableDef) -> pa.Schema:

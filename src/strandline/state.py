@@ -84,6 +84,7 @@ class State:
         self._secrets = _secrets(self._url)
         self._path = _path(self._url)
         self._file: tuple[int, int] | None = None
+        self._made: set[str] = set()
         self.shown = _shown(self._url)
         with self._translated():
             self._engine = self._new_engine()
@@ -155,11 +156,15 @@ class State:
 
     def ensure(self, *tables: Table) -> None:
         """Create those of the tables that are missing; any number of processes may do so at once."""
+        names = {table.name for table in tables}
+        if names <= self._made:
+            return
         with self.reading() as connection:
-            if {table.name for table in tables} <= set(inspect(connection).get_table_names()):
-                return
-        with self.transaction() as connection:
-            self._create(connection, *tables)
+            is_made = names <= set(inspect(connection).get_table_names())
+        if not is_made:
+            with self.transaction() as connection:
+                self._create(connection, *tables)
+        self._made |= names
 
     # --- the lake ----------------------------------------------------------------------------------------------
 
@@ -230,6 +235,7 @@ class State:
         with self.reading() as connection:
             names = inspect(connection).get_table_names()
             is_made = inspect(connection).has_table(meta.name)
+        self._made = set(names)
         if not is_made:
             if names and self._is_sqlite:
                 raise Invalid(

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.change import OP, UPSERT
+from strandline.consumers import retention
 from strandline.errors import StrandlineError
-from strandline.expiry import expired_rows
+from strandline.expiry import expired_rows, horizon_for, micros
 from strandline.health import Health
+from strandline.lag import Lag, lag_of
+from strandline.marks import Receipt
+from strandline.plan import Standing, standings, table_of
 from strandline.rejects import Rejects
 from strandline.storage.snapshot import DataFile
 
@@ -46,6 +50,7 @@ class TableStatus:
     oldest_seq: int
     pins: int
     degraded: tuple[str, ...]
+    waits_for: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "last_commit_at": self.last_commit_at.isoformat()}
@@ -64,17 +69,47 @@ class BrokenTable:
 
 
 @dataclass(frozen=True)
+class SinkStatus:
+    """One sink: how far it has come and what it did last. `error` is why its last attempt failed, or why nothing can be
+    said of it; `owner` is who works on it now."""
+
+    name: str
+    table: str
+    kind: str
+    destination: str
+    generation: str
+    life: int
+    is_retired: bool
+    is_declared: bool
+    marks: Mapping[int, int]
+    lag: Lag
+    intents: int
+    letters: int
+    owner: str | None
+    last: Receipt | None
+    error: str | None
+    holds_log: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        last = None if self.last is None else {"at_s": self.last.at_s, **self.last.body}
+        return {**vars(self), "lag": self.lag.to_dict(), "marks": dict(self.marks), "last": last}
+
+
+@dataclass(frozen=True)
 class Status:
-    """A lake at one moment."""
+    """A lake at one moment. `state_fault` says why its state may only be read."""
 
     uri: str
     lake_id: str
     format: int
     tables: tuple[TableStatus | BrokenTable, ...]
+    sinks: tuple[SinkStatus, ...] = ()
+    state_fault: str | None = None
 
     @property
     def is_healthy(self) -> bool:
-        return all(isinstance(table, TableStatus) and not table.degraded for table in self.tables)
+        is_whole = all(isinstance(table, TableStatus) and not table.degraded for table in self.tables)
+        return is_whole and self.state_fault is None and not any(sink.error for sink in self.sinks)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -82,6 +117,8 @@ class Status:
             "lake_id": self.lake_id,
             "format": self.format,
             "tables": [table.to_dict() for table in self.tables],
+            "sinks": [sink.to_dict() for sink in self.sinks],
+            "state_fault": self.state_fault,
         }
 
 
@@ -89,7 +126,57 @@ def status_of(lake: Lake, *, exact: bool = False) -> Status:
     """The lake's status; `exact` counts the rows of tables whose statistics do not tell."""
     catalog = lake.catalog.refresh()
     tables = tuple(_checked(lake, name, exact) for name in sorted(catalog.tables))
-    return Status(lake.storage.uri, catalog.lake_id, catalog.format, tables)
+    fault = None
+    try:
+        if lake.has_ledger:
+            lake.ledger.bond.check()
+        sinks = _sinks(lake)
+    except StrandlineError as error:
+        sinks, fault = (), str(error)
+    return Status(lake.storage.uri, catalog.lake_id, catalog.format, tables, sinks, fault)
+
+
+def _sinks(lake: Lake) -> tuple[SinkStatus, ...]:
+    standing = standings(lake)
+    known = [found.consumer for found in standing.values() if found.consumer is not None]
+    last = lake.ledger.marks.last_receipts(known) if known else {}
+    letters = lake.ledger.letters.counts() if known else {}
+    return tuple(
+        _sink(lake, name, standing.get(name, Standing()), last, letters) for name in sorted({*lake.declared, *standing})
+    )
+
+
+def _sink(
+    lake: Lake, name: str, found: Standing, last: Mapping[str, Receipt], letters: Mapping[str, int]
+) -> SinkStatus:
+    declared, consumer = lake.declared.get(name), found.consumer
+    generation = "" if consumer is None else consumer.generation
+    receipt = last.get(generation)
+    error = None if receipt is None or not receipt.body.get("error") else str(receipt.body["error"]["message"])
+    lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
+    try:
+        lag = lag_of(found.marks, table_of(lake, declared, consumer).merge(), time.time())
+    except StrandlineError as fault:
+        error = None if is_retired else fault.message
+    lease = None if consumer is None else lake.ledger.leases.find(consumer.lease)
+    return SinkStatus(
+        name=name,
+        table=declared.table if declared else consumer.table if consumer else "",
+        kind=declared.to.kind if declared else consumer.kind if consumer else "",
+        destination=declared.to.destination if declared else consumer.destination if consumer else "",
+        generation=generation,
+        life=0 if consumer is None else consumer.life,
+        is_retired=is_retired,
+        is_declared=declared is not None,
+        marks=found.marks,
+        lag=lag,
+        intents=len(found.intents),
+        letters=letters.get(generation, 0),
+        owner=None if lease is None else lease.owner,
+        last=receipt,
+        error=None if is_retired else error,
+        holds_log=consumer is not None and not is_retired,
+    )
 
 
 def _checked(lake: Lake, name: str, exact: bool) -> TableStatus | BrokenTable:
@@ -136,7 +223,23 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
             f"vnode {vnode}: {found['message']}: {found['path']}"
             for vnode, found in Health(log.storage, table.entry.folder).read().items()
         ),
+        waits_for=_waits_for(table),
     )
+
+
+def _waits_for(table: Table) -> str | None:
+    """What keeps rows that are past their retention."""
+    retention_s = table.definition.care.retention
+    if retention_s is None:
+        return None
+    try:
+        held = retention.waiting(table)
+    except StrandlineError as error:
+        return error.message
+    horizon = micros(horizon_for(retention_s, dt.datetime.now(dt.UTC)))
+    if held is None or held.before >= horizon:
+        return None
+    return f"sink {held.consumer!r}, which has not acknowledged what came after seq {held.seq}"
 
 
 def _is_one_batch_of_upserts(unfolded: Sequence[tuple[int, DataFile]]) -> bool:

@@ -397,10 +397,13 @@ class Table:
         return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
 
     def purge(self, keys: object, *, progress: Progress = silent) -> PurgeReport:
-        """Erase rows for good: from the log, the baseline, every readable version and the refused rows.
+        """Erase rows for good: from the log, the baseline, every readable version, the refused rows and the dead
+        letters of sinks.
 
-        The bytes leave the disk with the next vacuum after the grace time."""
-        return purge(self, self._keys(keys, "purge"), progress=progress)
+        The bytes leave the disk with the next vacuum after the grace time. What sinks have sent is not reached."""
+        rows = self._keys(keys, "purge")
+        self.readers.forget(rows)
+        return purge(self, rows, progress=progress)
 
     def merge(self, at: At = None) -> Merge:
         """What a read at `at` consists of."""

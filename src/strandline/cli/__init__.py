@@ -13,16 +13,24 @@ import strandline
 from strandline.cli import (
     backup,
     compact,
+    deadletter,
     demo,
     doctor,
     export,
     ingest,
     init,
+    mark,
+    plan,
     query,
     rejects,
     restore,
+    run,
+    serve,
+    sink,
     status,
     table,
+    tick,
+    token,
     vacuum,
 )
 from strandline.cli.answer import print_error
@@ -36,7 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, init, ingest, rejects, query, export, status, compact, vacuum, doctor, backup, restore):
+for verb in (demo, init, ingest, rejects, query, export, plan, tick, run, status, compact, vacuum, serve):
+    verb.register(app)
+for verb in (doctor, backup, restore, sink, mark, deadletter, token):
     verb.register(app)
 app.add_typer(table.app)
 
@@ -51,16 +61,40 @@ def _print_version(is_asked: bool) -> None:
 def _root(
     context: typer.Context,
     lake: Annotated[
-        str,
-        typer.Option(metavar="PATH|URI", envvar="STRANDLINE_LAKE", help="The lake: a folder or s3://bucket/prefix."),
-    ] = DEFAULT_LAKE,
+        str | None,
+        typer.Option(
+            metavar="PATH|URI",
+            envvar="STRANDLINE_LAKE",
+            help=f"The lake: a folder or s3://bucket/prefix; else {DEFAULT_LAKE}.",
+        ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            envvar="STRANDLINE_APP",
+            help="Instead: a lake in a Python module, with the sinks that it declares.",
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", envvar="STRANDLINE_STATE", help="The database of the lake's state; else a file in the lake."
+        ),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    source = context.get_parameter_source("lake")
-    context.obj = Root(lake, debug, source is not None and source.name == "COMMANDLINE")
+    known = {name: value for name, value in (("lake", lake), ("app", app), ("state", state)) if value}
+    sources = {name: context.get_parameter_source(name) for name in known}
+    said = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    context.obj = Root(
+        {name: value for name, value in known.items() if name in said},
+        {name: value for name, value in known.items() if name not in said},
+        debug,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from strandline.adoption import adopt_state
 from strandline.cli.answer import Answer, counted
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.doctor import Finding, Report, examine
-from strandline.storage import open_storage
+from strandline.errors import Conflict, StrandlineError
+from strandline.storage import Storage, open_storage
 
 
 def register(app: typer.Typer) -> None:
@@ -23,17 +27,69 @@ def doctor(
     call: Call,
     repair: Annotated[bool, typer.Option("--repair", help="Write bad checkpoints anew.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every row as well.")] = False,
+    adopt_state: Annotated[
+        bool, typer.Option("--adopt-state", help="Recover the marks of sinks from their destinations.")
+    ] = False,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="SINK", help="With --adopt-state: retire this sink unasked.")
+    ] = None,
 ) -> Answer:
     """Examine the lake: does everything hold that should, and what waits to be done?
 
-    Ends with 1 when something is wrong."""
+    Ends with 1 when something is wrong.
+
+    With --adopt-state, after the state of the lake's sinks was lost or put back from an old copy: ask every destination
+    how far it has come, and go on from there."""
+    if adopt_state:
+        return _adopted(call, skip or ())
+    if skip:
+        raise typer.BadParameter("--skip goes with --adopt-state")
+    if call.app is not None:
+        return _examined(call, call.lake().storage, deep, repair)
     call.check_folder()
     storage = open_storage(call.path)
     if not any(True for _ in storage.list("catalog")):
         raise call.no_lake(f"no lake at {storage.uri}")
+    return _examined(call, storage, deep, repair)
+
+
+def _examined(call: Call, storage: Storage, deep: bool, repair: bool) -> Answer:
     with progress_bar("Examining") as progress:
         report = examine(storage, deep=deep, repair=repair, progress=progress)
+    report = replace(report, findings=(*report.findings, *_state_findings(call)))
     return Answer(report.to_dict(), lambda out: _show(out, call, report), 0 if report.is_sound else 1)
+
+
+def _state_findings(call: Call) -> list[Finding]:
+    """Whether the lake's sinks can go on: its state is there and is not an older one."""
+    try:
+        lake = call.lake()
+        if lake.has_ledger:
+            lake.ledger.bond.check()
+    except StrandlineError as error:
+        command = "doctor --adopt-state" if isinstance(error, Conflict) else None
+        return [Finding("wrong", None, error.message, error.fields.get("state", call.path), command=command)]
+    return []
+
+
+def _adopted(call: Call, skip: Sequence[str]) -> Answer:
+    lake = call.lake()
+    found = adopt_state(lake, skip=skip)
+
+    def show(out: Console) -> None:
+        for each in found:
+            if each.marks is None:
+                out.print(f"{each.name}: retired: {each.why}.", soft_wrap=True)
+                again = call.command(f"mark reset {each.name}")
+                out.print(Text(f"  Say where it goes on: {again} (the whole table; --to SEQ, --head)", "dim"))
+            else:
+                low, high = min(each.marks.values()), max(each.marks.values())
+                at = f"seq {low:,}" if low == high else f"seqs {low:,} to {high:,}"
+                out.print(f"{each.name}: goes on after {at}, {each.why}.", soft_wrap=True)
+        said = f"{counted(len(found), 'sink')} adopted." if found else "There are no sinks to adopt."
+        out.print(f"Lake and state belong together again. {said}")
+
+    return Answer({"lake": lake.storage.uri, "sinks": [each.to_dict() for each in found]}, show)
 
 
 def _show(out: Console, call: Call, report: Report) -> None:

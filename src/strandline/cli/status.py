@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows, size
 from strandline.cli.broken import show_broken, show_degraded
 from strandline.cli.verb import Call, verb
-from strandline.status import BrokenTable, Status, TableStatus
+from strandline.status import BrokenTable, SinkStatus, Status, TableStatus
 
 _NUMBERS = ("ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE")
 
@@ -24,7 +26,7 @@ def status(
     call: Call,
     exact: Annotated[bool, typer.Option("--exact", help="Count rows where statistics only give a bound.")] = False,
 ) -> Answer:
-    """Show what the lake holds: rows, seqs, files, what is not folded yet.
+    """Show what the lake holds: rows, seqs, files, what is not folded yet; and how far its sinks are.
 
     Ends with 1 when something is wrong."""
     found = call.lake().status(exact=exact)
@@ -45,11 +47,40 @@ def _show(out: Console, call: Call, found: Status) -> None:
             out.print(f"{table.name}: {counted(table.rejects, 'row was', 'rows were')} refused. See: {see}")
         if table.pins:
             out.print(f"{table.name}: {counted(table.pins, 'pin')}. See: {call.command(f'table pins {table.name}')}")
+        if table.waits_for:
+            said = f"{table.name}: rows past their retention stay, because of {table.waits_for}"
+            out.print(Text(said, "yellow"), soft_wrap=True)
     for table in good:
         show_degraded(out, call, table.name, table.degraded)
     show_broken(out, call, (table for table in found.tables if isinstance(table, BrokenTable)))
     if not found.tables:
         out.print(f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}")
+    if found.sinks:
+        _show_sinks(out, call, found.sinks)
+    if found.state_fault:
+        out.print(Text.assemble(("state: ", "bold red"), call.for_lake(found.state_fault)), soft_wrap=True)
+
+
+def _show_sinks(out: Console, call: Call, found: Sequence[SinkStatus]) -> None:
+    out.print()
+    rows = [
+        (
+            sink.name,
+            sink.table,
+            sink.destination,
+            "" if sink.is_retired else sinks.lag_text(sink.lag),
+            sinks.last_text(sink.last),
+            sinks.state_text(sink),
+        )
+        for sink in found
+    ]
+    show_rows(out, ("SINK", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
+    for sink in found:
+        if sink.error is not None:
+            out.print(Text.assemble((f"{sink.name} failed: ", "bold red"), sink.error), soft_wrap=True)
+        if sink.letters:
+            see = call.command(f"deadletter list {sink.name}")
+            out.print(f"{sink.name}: {counted(sink.letters, 'dead letter')}. See: {see}", soft_wrap=True)
 
 
 def _row(table: TableStatus) -> list[str]:

@@ -1,54 +1,95 @@
-"""What every verb shares: `--lake`, `--json`, `--debug`, errors without a stack trace, and the exit code."""
+"""What every verb shares: which lake it is about, `--json`, `--debug`, errors without a stack trace, the exit code."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
 
+from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
-from strandline.lake import Lake, open_existing
+from strandline.lake import Lake
 
 DEFAULT_LAKE = "./lake"
 
-_LAKE = typer.Option(metavar="PATH|URI", help="The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE).")
+_PLACE = {
+    "lake": typer.Option(metavar="PATH|URI", help="The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE)."),
+    "app": typer.Option(metavar="MODULE:NAME", help="Instead: a lake in a Python module (or STRANDLINE_APP)."),
+    "state": typer.Option(metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE)."),
+}
+_COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|tick|token)\b)")
+_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 _JSON = typer.Option("--json", help="Print one JSON document.")
 _DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
 
 
 @dataclass(frozen=True)
 class Root:
-    """What was said before the verb."""
+    """What was said before the verb, and what only the environment says: `lake`, `app` and `state`."""
 
-    lake: str
-    is_debug: bool
-    is_lake_given: bool = False
+    said: Mapping[str, str] = field(default_factory=dict, hash=False)
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    is_debug: bool = False
+
+    def call(self, after: Mapping[str, str], *, is_json: bool, is_debug: bool) -> Call:
+        """One call of a verb that takes a lake. What is said in it counts before the environment; a program says
+        itself which lake and which state."""
+        said, known = {**self.said, **after}, self.environment
+        if "app" in said and "lake" in said:
+            raise typer.BadParameter("give --app or --lake, not both")
+        if not said.keys() & {"app", "lake"} and known.keys() >= {"app", "lake"}:
+            raise typer.BadParameter("STRANDLINE_APP and STRANDLINE_LAKE are both set; give --app or --lake")
+        app = None if "lake" in said else said.get("app", known.get("app"))
+        if app is not None and "state" in said:
+            raise typer.BadParameter("--state goes with --lake; of an --app the program says where its state is")
+        return Call(
+            said.get("lake", known.get("lake", DEFAULT_LAKE)),
+            is_json,
+            is_debug or self.is_debug,
+            is_lake_given=bool(said.keys() & {"app", "lake"}),
+            app=app,
+            state=None if app else said.get("state", known.get("state")),
+            is_state_given="state" in said,
+        )
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a verb. `is_lake_given` says whether `path` was said in this call."""
+    """One call of a verb. `is_lake_given` says whether the lake was said in this call. With `app`, `found` is the lake
+    of that program, and `path` is where it is."""
 
     path: str
     is_json: bool
     is_debug: bool
     is_lake_given: bool = False
+    app: str | None = None
+    state: str | None = None
+    is_state_given: bool = False
+    found: Lake | None = None
+
+    def with_app(self) -> Call:
+        """The same with the program's lake, if a program is named."""
+        if self.app is None:
+            return self
+        lake = project.find(self.app)
+        return replace(self, path=lake.storage.uri, found=lake)
 
     def lake(self) -> Lake:
         """The lake, which must be there."""
         self.check_folder()
-        try:
-            return open_existing(self.path)
-        except NotFound as error:
-            raise self.no_lake(error.message) from error
+        lake = self.found or Lake(self.path, state=self.state)
+        if not lake.exists:
+            raise self.no_lake(f"no lake at {lake.storage.uri}")
+        return lake
 
     def no_lake(self, message: str) -> NotFound:
         return NotFound(message, hint=f"Create one: strandline init {shlex.quote(self.path)}", path=self.path)
@@ -78,7 +119,15 @@ class Call:
     def command(self, rest: str) -> str:
         """A command to type next, for the same lake."""
         at = "" if self.path == DEFAULT_LAKE else f" --lake {shlex.quote(self.path)}"
+        if self.app is not None:
+            at = f" --app {shlex.quote(self.app)}"
+        elif self.state is not None and self.is_state_given:
+            at += f" --state {shlex.quote(_PASSWORD.sub('***', self.state))}"
         return f"strandline{at} {rest}"
+
+    def for_lake(self, text: str) -> str:
+        """A text whose commands are for this lake."""
+        return _COMMAND.sub(lambda _: self.command(""), text)
 
 
 def verb(
@@ -88,22 +137,18 @@ def verb(
 
     def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
         def run(context: typer.Context, **values: Any) -> None:
-            root = context.obj if isinstance(context.obj, Root) else Root(DEFAULT_LAKE, False)
-            lake = values.pop("lake", None)
-            if root.is_lake_given and not has_lake:
-                raise typer.BadParameter(f"{name} takes no --lake")
-            call = Call(
-                lake or root.lake,
-                values.pop("as_json"),
-                values.pop("debug") or root.is_debug,
-                bool(lake) or root.is_lake_given,
-            )
-            raise typer.Exit(_run(call, lambda: function(call, **values)))
+            root = context.obj if isinstance(context.obj, Root) else Root()
+            if root.said and not has_lake:
+                raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
+            after = {option: said for option in _PLACE if (said := values.pop(option, None))}
+            root = root if has_lake else Root(is_debug=root.is_debug)
+            call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
+            raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
         signature = inspect.signature(function, eval_str=True)
         _, *own = signature.parameters.values()
         shared = [
-            *([_option("lake", Annotated[str | None, _LAKE], None)] if has_lake else []),
+            *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
             _option("as_json", Annotated[bool, _JSON], False),
             _option("debug", Annotated[bool, _DEBUG], False),
         ]
@@ -150,8 +195,8 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
 
 def _hint(call: Call, error: StrandlineError) -> str | None:
     """The error's hint, for this lake; of what is not kept, what is; on S3 without keys, that they are missing."""
-    if error.hint and "strandline doctor" in error.hint:
-        error.hint = error.hint.replace("strandline doctor", call.command("doctor"))
+    if error.hint:
+        error.hint = call.for_lake(error.hint)
     if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
         return f"The oldest seq that can be read is {error.fields['oldest']}."
     is_remote = "s3://" in call.path + error.message and error.kind == "Unavailable"

@@ -1,7 +1,7 @@
 """What is exported: a table at a seq, or the changes between two, each in DuckDB's words and in Spark's.
 
-Changes that a filter does not let through still count: a row that no longer matches has to go from a copy that the
-exported changes keep. So an upsert that the filter refuses leaves as a delete, and deletes always leave.
+Changes that a filter does not let through still count (see `shape`): a row that no longer matches has to go from a copy
+that the exported changes keep, so it leaves as a delete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from strandline import decode, encode
 from strandline import schema as schemas
-from strandline.change import DELETE, OP, SEQ
+from strandline.change import OP, SEQ
 from strandline.condition import Predicate
 from strandline.consumers.damage import damaged_files
 from strandline.dialect import ScanFile, listed
@@ -27,9 +27,11 @@ from strandline.fold import changes_sql
 from strandline.frames import log_scan, spark_frame
 from strandline.lanes import ReadLane
 from strandline.log import LogState
-from strandline.merge import Merge, needed_columns
+from strandline.merge import Merge
 from strandline.pins import new_pin
 from strandline.predicate import parse
+from strandline.shape import Shape
+from strandline.sinks.base import WITHHELD
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
@@ -210,67 +212,37 @@ class ChangeRange(Source):
         self.after = after
         self.seq = upto
         key, version = self.definition.key, self.definition.version
-        if version is not None and where is not None:
-            raise Invalid(
-                f"changes of table {table.name!r} cannot be filtered: by its version column {version!r} an older row"
-                " may stand, and the delete that a refused row leaves as would remove it",
-                hint="Export all changes, or the rows of the whole table with a filter.",
-                table=table.name,
-                column=version,
-            )
         self.names = list(dict.fromkeys([*key, *self.names, *([version] if version else [])]))
         self.cluster_by = self.definition.clustering(self.names)
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         fields = [self.definition.schema.field(name) for name in self.names]
         self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
         self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
-        self._needed = list(dict.fromkeys([*self.names, *self.lane_by]))
-        more = [self.definition.schema.field(name).with_nullable(True) for name in self._needed]
+        self._shape = Shape.of(self.definition, where=where, columns=list(dict.fromkeys([*self.names, *self.lane_by])))
+        more = [self.definition.schema.field(name).with_nullable(True) for name in self._shape.names]
         self.needed = pa.schema([*hidden, *(field for field in more)])
-        self._read = [OP, *needed_columns(self.definition, self._needed, self.predicate)]
+        self._read = [OP, *self._shape.needed]
 
     def kept(self) -> AbstractContextManager[None]:
         return self.table.pins.held(new_pin("export", seq=self.after, log_version=self._log.head))
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        predicate = self.predicate.duckdb if self.predicate else None
         changes = changes_sql(self._log, self._files, self._read, None)
-        only = f" WHERE {predicate}" if self._drops(predicate) else ""
-        exprs = ", ".join(self._exprs(predicate, '"'))
+        exprs = ", ".join([SEQ, *self._shape.duckdb()])
         with self.table.duck.transaction() as cursor:
-            relation = cursor.sql(f"SELECT {exprs} FROM ({changes}){only}")
+            relation = cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
             yield self._batches(relation, self.order, self.schema)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        predicate = self.predicate.spark if self.predicate else None
         changes = log_scan(spark, self._log, self._files, self._read)
-        if predicate is not None and self._drops(predicate):
-            changes = changes.where(predicate)
-        return changes.selectExpr(*self._exprs(predicate, "`"))
+        return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
 
     def scan(self) -> Scan | None:
         if self.predicate is not None:
             return None
         lane = ReadLane(self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ)
         return Scan(self._log.scans(self._files), lane)
-
-    def _drops(self, predicate: str | None) -> bool:
-        """Whether rows that the filter refuses are left out: without a key nothing else could be said of them."""
-        return predicate is not None and not self.definition.is_keyed
-
-    def _exprs(self, predicate: str | None, quote: str) -> list[str]:
-        """What is selected of a change: as it is, or of one that the filter refuses the key alone, as a delete."""
-        columns = [SEQ, *self._needed]
-        if predicate is None or not self.definition.is_keyed:
-            return [f"{quote}{name}{quote}" for name in (OP, *columns)]
-        passes = f"coalesce(({predicate}), false)"
-        kept = {SEQ, *self.definition.key}
-        named = {name: f"{quote}{name}{quote}" for name in columns}
-        return [
-            f"CASE WHEN {passes} THEN {OP} ELSE '{DELETE}' END AS {OP}",
-            *(n if name in kept else f"CASE WHEN {passes} THEN {n} END AS {n}" for name, n in named.items()),
-        ]
 
 
 def new_source(

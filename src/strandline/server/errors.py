@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from strandline.errors import (
@@ -30,7 +31,6 @@ _STATUSES: dict[type[StrandlineError], int] = {
     Corrupt: 500,
     Internal: 500,
 }
-_log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
@@ -72,24 +72,33 @@ def busy(message: str) -> Refusal:
 
 
 def answer(error: Exception) -> JSONResponse:
-    """The answer to a request that failed. What nobody expected goes to the log, not to the client."""
-    if isinstance(error, Refusal):
-        status, said = error.status, error.error
-    elif isinstance(error, StrandlineError):
-        status, said = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), error
-    elif isinstance(error, ClientDisconnect):
-        status, said = 400, Invalid("the connection ended before the body")
-    elif isinstance(error, OSError):
-        status, said = 503, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
-    else:
-        _log.error("a request failed", exc_info=error)
-        status, said = 500, Internal("this is a fault in Strandline", hint="Please report it with the server's log.")
+    """The answer to a request that failed."""
+    status, said = _said(error)
     headers = {}
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": _told(said)}, status, headers)
+
+
+def _said(error: Exception) -> tuple[int, StrandlineError]:
+    if isinstance(error, Refusal):
+        return error.status, error.error
+    if isinstance(error, StrandlineError):
+        return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), error
+    if isinstance(error, HTTPException):
+        kind = NotFound if error.status_code == 404 else Invalid
+        return error.status_code, kind(str(error.detail))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return 400, Invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    if isinstance(error, ClientDisconnect):
+        return 400, Invalid("the connection ended before the body did")
+    if isinstance(error, OSError):
+        return 503, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
+    # What nobody expected is for the server's log, not for the client.
+    return 500, Internal("a fault in Strandline", hint="Please report it with the server's log.")
 
 
 def _told(error: StrandlineError) -> dict[str, Any]:

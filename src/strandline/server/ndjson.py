@@ -63,7 +63,9 @@ def _binary(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         try:
             values.append(_decoded(value, field.type))
         except ValueError as error:
-            raise Invalid(f"row {row}, column {field.name!r}: not base64: {error}", row=row, column=field.name) from error
+            raise Invalid(
+                f"row {row}, column {field.name!r}: not base64: {error}", row=row, column=field.name
+            ) from error
     return pa.chunked_array([pa.array(values, field.type)])
 
 

@@ -36,6 +36,11 @@ def known(txns: Mapping[str, int], producer: str) -> list[list[int]]:
     return runs
 
 
+def has_all(chunk: Chunk, txns: Mapping[str, int]) -> bool:
+    """Whether nothing of a chunk is new. Positions do not move back, so that stays so."""
+    return all(end <= txns.get(app_of(chunk.producer, vnode), -1) for vnode, (_, end) in chunk.ranges.items())
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What of a chunk is new: which of its rows (None: all of them), and where positions stand after it."""
@@ -68,7 +73,7 @@ def verdict(chunk: Chunk, places: Places, txns: Mapping[str, int]) -> Verdict:
 def _gap(chunk: Chunk, vnode: int, position: int | None, start: int, txns: Mapping[str, int]) -> Conflict:
     has = "nothing of it" if position is None else f"everything before (seq, index) {unpack(position)}"
     return Conflict(
-        f"the chunk of producer {chunk.producer!r} begins at {unpack(start)} in vnode {vnode}, but this table has {has}",
+        f"the chunk of producer {chunk.producer!r} begins at {unpack(start)} in vnode {vnode}; this table has {has}",
         hint="Nothing was applied.",
         positions=known(txns, chunk.producer),
     )

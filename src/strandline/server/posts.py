@@ -105,8 +105,8 @@ def _without_values(rows: pa.Table, is_delete: pa.ChunkedArray, definition: Tabl
 
 
 def _by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) -> list[Post]:
-    """With versions, a delete clears the key for versions of any height. One commit holds one change of a key and cannot
-    say that, so an upsert after a delete of its key takes another."""
+    """With versions, a delete clears its key for versions of any height. One commit has one change of a key and cannot
+    say both, so an upsert after a delete of its key takes another."""
     hashes = _numbers(pa.chunked_array([hash_keys([post.rows.column(name) for name in definition.key])]))
     deletes = np.asarray(is_delete.to_numpy(), np.bool_)
     cuts, cleared = [0], set[int]()

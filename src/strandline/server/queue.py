@@ -73,7 +73,8 @@ class Claim:
 class TableQueue:
     """The posts that wait for a commit of one table. Used by the event loop alone; commits run in `commits`.
 
-    `arriving` tells how many more requests for the table are on their way: only then it waits a moment for them."""
+    `arriving` tells how many more requests for the table are on their way. A commit waits a moment for them, or when the
+    one before had more posts; a client that is alone waits for nobody."""
 
     log: Log
     commits: Executor
@@ -82,6 +83,7 @@ class TableQueue:
     linger_s: float
     _waiting: deque[tuple[Post, asyncio.Future[Result]]] = field(default_factory=deque)
     _work: asyncio.Task[None] | None = None
+    _last_posts: int = 1
 
     async def put(self, posts: Sequence[Post]) -> list[Result]:
         """What became of posts that are committed one after the other, when all of them are."""
@@ -115,8 +117,9 @@ class TableQueue:
             self._waiting.extendleft(reversed(group[len(results) :]))
 
     async def _linger(self) -> None:
+        """Who was answered together comes back together, though not at the same moment."""
         until_s = time.monotonic() + self.linger_s
-        while self.arriving() and time.monotonic() < until_s and len(self._waiting) < self.commit_rows:
+        while (self.arriving() or len(self._waiting) < self._last_posts) and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)
 
     def _group(self) -> list[tuple[Post, asyncio.Future[Result]]]:
@@ -128,6 +131,7 @@ class TableQueue:
             if rows > self.commit_rows or size > COMMIT_BYTES:
                 break
             group.append(self._waiting.popleft())
+        self._last_posts = len(group)
         return group
 
 

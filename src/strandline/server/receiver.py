@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -98,9 +98,9 @@ class Receiver:
 
     async def close(self) -> None:
         """Commit what waits; then nothing more is taken."""
-        while not all([await _is_drained(queue) for queue in self._queues.values()]):
-            pass
         self._is_closed = True
+        for queue in list(self._queues.values()):
+            await queue.drained()
         self._checks.shutdown()
         self._commits.shutdown()
 
@@ -117,17 +117,13 @@ class Receiver:
                 found = await self._checked(name, head, stream, claim)
             finally:
                 self._arriving[name] -= 1
-            if isinstance(found, Outcome):
-                return found
-            table, posts = found
-            results = await self._queue(table).put(posts)
-        return _together(results)
+                if not self._arriving[name]:
+                    del self._arriving[name]
+            return found if isinstance(found, Outcome) else await self._committed(*found)
 
     async def positions(self, name: str, producer: str) -> list[list[int]]:
         check_producer(producer)
-        return await self._run(
-            lambda: positions.known(self._table(name).log.refresh().snapshot.txns, producer)
-        )
+        return await self._run(lambda: positions.known(self._table(name).log.refresh().snapshot.txns, producer))
 
     async def _checked(
         self, name: str, head: Head, stream: AsyncIterator[bytes], claim: Claim
@@ -149,7 +145,7 @@ class Receiver:
                 return Outcome(content.count, seq=txns[head.token], is_repeated=True)
             if not content.count:
                 return Outcome(0)
-        elif all(end <= txns.get(positions.app_of(head.chunk.producer, v), -1) for v, (_, end) in head.chunk.ranges.items()):
+        elif positions.has_all(head.chunk, txns):
             # Rows that were taken once are not judged again by what the table has become since.
             return Outcome(0, content.count)
         elif self._evolve:
@@ -164,17 +160,39 @@ class Receiver:
         self._lake.catalog.refresh().get(name)
         return self._lake.table(name)
 
-    def _queue(self, table: Table) -> TableQueue:
+    async def _committed(self, table: Table, posts: Sequence[Post]) -> Outcome:
         generation = table.entry.generation
-        if generation not in self._queues:
-            self._queues[generation] = TableQueue(
+        queue = self._queues.get(generation)
+        if queue is None:
+            queue = self._queues[generation] = TableQueue(
                 table.log,
                 self._commits,
                 lambda: self._arriving[table.name],
                 self._limits.commit_rows,
                 self._limits.linger_ms / 1000,
             )
-        return self._queues[generation]
+        return _together(await queue.put(posts))
 
     async def _run(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._checks, act)
+
+
+def _add_columns(table: Table, content: Body) -> None:
+    """Add the columns of a body that the table lacks, so that a sender's table may grow."""
+    if content.schema is None or not content.count:
+        return
+    known = {*table.schema.names, OP, *PLACE}
+    new = [field.with_nullable(True) for field in content.schema if field.name not in known]
+    if new:
+        table.evolve(pa.schema(new))
+
+
+def _together(results: Sequence[Result]) -> Outcome:
+    """What became of one request whose posts took several commits; the first of them that failed speaks for it."""
+    total = Outcome(0)
+    for result in results:
+        if isinstance(result, StrandlineError):
+            raise result
+        seq = total.seq if result.seq is None else result.seq
+        total = Outcome(total.rows + result.rows, total.skipped + result.skipped, seq, result.is_repeated)
+    return total

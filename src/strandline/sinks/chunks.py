@@ -69,7 +69,7 @@ class Rule:
     def past(self, chunk: Chunk, row: int | None) -> Rule:
         """The rule by which a refused row of a chunk, or all its rows, stay behind; what is before it is done."""
         span = (chunk.start, chunk.end) if row is None else _one(chunk.at(row))
-        kept = (each for each in self.dead if each[1] > chunk.start)
+        kept = (each for each in self.dead if each[1] > chunk.start and not (span[0] <= each[0] and each[1] <= span[1]))
         return replace(self, done=chunk.start, dead=(*kept, span))
 
 
@@ -138,8 +138,8 @@ class Chunk:
         """The same, cut where its first vnode ends if it begins within that: what goes on must say so (`is_first`), and
         what is new must say that."""
         vnode = self.start[0]
-        beyond = [each for each in self.of.vnodes if vnode < each <= self.end[0]]
-        if not self.of.is_first or self.start[1:] == (self.of.after + 1, 0) or not beyond:
+        is_within = self.start[1:] != (self.of.after + 1, 0)
+        if not (self.of.is_first and is_within and self.ranges[-1][1] > vnode):
             return [self]
         own = int(np.searchsorted(_numbers(self.rows, VNODE), vnode, side="right"))
         return self._split(own, (vnode + 1, self.of.after + 1, 0))
@@ -175,6 +175,7 @@ class Cutter:
         for batch in batches:
             if batch.num_rows:
                 yield from self._cut(self._leaving(batch))
+            del batch  # before the next one is made
         yield self._closed((self._vnodes[-1] + 1, self._batch.after + 1, 0))
 
     def _cut(self, rows: pa.RecordBatch) -> Iterator[Chunk]:

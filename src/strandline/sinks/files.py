@@ -7,12 +7,13 @@ them. After a crash: they are leftovers that no reader takes for data.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ Written = tuple[DataFile, Staged | None]
 _SECRET = ("secret", "token", "password", "encryption_key", "customer_key")
 _COPIED_BYTES = 8 << 20
 _SPOOL = "files"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -162,26 +164,26 @@ def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         exact = conform(rows, schema)
     except pa.ArrowException:
-        for field in schema:
-            if field.name in rows.column_names:
-                _check_cast(rows.column(field.name), field)
+        for column in schema:
+            if column.name in rows.column_names:
+                _check_cast(rows.column(column.name), column)
         raise
-    for field in schema:
-        if not field.nullable and exact.column(field.name).null_count:
+    for column in schema:
+        if not column.nullable and exact.column(column.name).null_count:
             raise Invalid(
-                f"column {field.name!r}: the destination requires a value, and a row has none",
-                hint=f"Let the column {field.name!r} be nullable there: a delete has nothing but its key.",
-                column=field.name,
+                f"column {column.name!r}: the destination requires a value, and a row has none",
+                hint="Let the column be nullable there: a delete has nothing but its key.",
+                column=column.name,
             )
     return exact
 
 
-def _check_cast(column: pa.ChunkedArray, field: pa.Field) -> None:
+def _check_cast(values: pa.ChunkedArray, column: pa.Field) -> None:
     try:
-        conform_column(column, field.type)
+        conform_column(values, column.type)
     except pa.ArrowException as error:
         raise Invalid(
-            f"column {field.name!r}: a value cannot be written as {field.type}: {error}", column=field.name
+            f"column {column.name!r}: a value cannot be written as {column.type}: {error}", column=column.name
         ) from error
 
 
@@ -190,26 +192,47 @@ def _copy(source: pa.NativeFile, target: pa.NativeFile) -> None:
         target.write(piece)
 
 
-def address(uri: str | os.PathLike[str], options: Mapping[str, str] | None) -> str:
-    """The address of a sink's place, the same from wherever it is looked at; `Invalid` when it is none."""
-    return open_storage(os.fspath(uri) if isinstance(uri, os.PathLike) else uri, options).uri
+@dataclass(frozen=True)
+class FileSink:
+    """A sink whose destination is a folder or an S3 prefix. `options` are S3 settings as a lake takes them."""
 
+    kind: ClassVar[str]
+    is_ordered: ClassVar[bool] = False
 
-def opened(uri: str, options: Mapping[str, str] | None) -> Storage:
-    """The storage of a sink's place, with its secrets."""
-    known = {
-        name: secret.resolved(value, f"option {name!r} of {uri}")
-        if _is_secret(name) or secret.is_reference(str(value))
-        else value
-        for name, value in (options or {}).items()
-    }
-    return open_storage(uri, known)
+    uri: str
+    options: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
 
+    def __post_init__(self) -> None:
+        uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        # The same place from wherever it is looked at.
+        object.__setattr__(self, "uri", open_storage(uri, self.options).uri)
 
-def kept(uri: str, options: Mapping[str, str] | None) -> dict[str, Any]:
-    """What is written down of a sink's place."""
-    shown = {name: secret.reference(value) if _is_secret(name) else value for name, value in (options or {}).items()}
-    return {"uri": uri, "options": shown or None}
+    @property
+    def destination(self) -> str:
+        return self.uri
+
+    @property
+    def lanes(self) -> int:
+        return 1
+
+    def to_dict(self) -> dict[str, Any]:
+        options = self.options or {}
+        shown = {name: secret.reference(value) if _is_secret(name) else value for name, value in options.items()}
+        return {"uri": self.uri, "options": shown or None}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        return cls(facts["uri"], options=facts.get("options"))
+
+    def storage(self) -> Storage:
+        """The destination, with what its options refer to."""
+        known = {
+            name: secret.resolved(value, f"option {name!r} of {self.uri}")
+            if _is_secret(name) or secret.is_reference(str(value))
+            else value
+            for name, value in (self.options or {}).items()
+        }
+        return open_storage(self.uri, known)
 
 
 def check_place(storage: Storage) -> None:
@@ -218,6 +241,15 @@ def check_place(storage: Storage) -> None:
         storage.check_put_new()
     except FileNotFoundError as error:
         raise missing(storage.uri, error) from error
+
+
+def clear_unfinished(storage: Storage, folder: str) -> None:
+    """Remove what attempts that are over left behind unfinished."""
+    try:
+        storage.delete([info.path for info in storage.temporaries(folder)])
+    except (StrandlineError, OSError) as error:
+        # A store may not let us list them; what was delivered counts.
+        _log.warning("unfinished files in %s could not be removed: %s", storage.url(folder), error)
 
 
 def _is_secret(name: str) -> bool:

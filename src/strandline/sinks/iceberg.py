@@ -14,23 +14,26 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 
-from strandline import secret
+from strandline.change import OP, SEQ
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Invalid, Unavailable
+from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.retry import ATTEMPTS
 from strandline.sinks.base import Batch, Lane, Producer, Result, is_delivered
 from strandline.sinks.files import FileLane, claimed
 from strandline.sinks.iceberg_catalog import Settings, data_place, described, open_catalog, talking
 from strandline.sinks.iceberg_rows import rewrite
 from strandline.sinks.iceberg_types import fit, stored_schema
+from strandline.storage import Storage
 
 CHANGES, UPSERT = "changes", "upsert"
+T = TypeVar("T")
+_CHANGES_BELOW = "changes"  # the folder for what is not part of the table: the changes that `upsert` applies
 _NEW_TABLE = {
     "format-version": "2",
     # A table that gets a snapshot at each tick would otherwise keep a manifest for each, and every metadata file.
@@ -40,7 +43,7 @@ _NEW_TABLE = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class IcebergSink:
     """An Iceberg table. `catalog` is what `pyiceberg.catalog.load_catalog` takes: `type`, `uri`, `warehouse`, …
 
@@ -50,52 +53,46 @@ class IcebergSink:
     kind: ClassVar[str] = "iceberg"
     is_ordered: ClassVar[bool] = False
 
-    catalog: Mapping[str, Any]
+    catalog: Settings
     table: str
-    mode: str = field(default=CHANGES, kw_only=True)
-    options: Mapping[str, str] | None = field(default=None, kw_only=True)
+    mode: str
+    options: Settings
 
-    def __post_init__(self) -> None:
-        if self.mode not in (CHANGES, UPSERT):
-            raise Invalid(f"mode is {self.mode!r}; expected 'changes' or 'upsert'")
-        if not isinstance(self.table, str) or len(self._identifier) < 2 or not all(self._identifier):
-            raise Invalid(f"table is {self.table!r}; expected a namespace and a name", hint="Such as: 'ns.messages'")
-        object.__setattr__(self, "catalog", Settings(self.catalog, "Iceberg catalog"))
-        object.__setattr__(self, "options", Settings(self.options or {}, "object store's options"))
+    def __init__(
+        self, catalog: Mapping[str, Any], table: str, *, mode: str = CHANGES, options: Mapping[str, str] | None = None
+    ) -> None:
+        if mode not in (CHANGES, UPSERT):
+            raise Invalid(f"mode is {mode!r}; expected 'changes' or 'upsert'")
+        if not isinstance(table, str) or "." not in table or not all(table.split(".")):
+            raise Invalid(f"table is {table!r}; expected a namespace and a name", hint="Such as: 'ns.messages'")
+        object.__setattr__(self, "catalog", Settings(catalog, "Iceberg catalog"))
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "mode", mode)
+        object.__setattr__(self, "options", Settings(options or {}, "object store's options"))
 
     @property
-    def _identifier(self) -> tuple[str, ...]:
+    def identifier(self) -> tuple[str, ...]:
         return tuple(self.table.split("."))
 
     @property
     def destination(self) -> str:
         mode = "" if self.mode == CHANGES else f", {self.mode}"
-        return f"Iceberg table {self.table} ({described(self._catalog)}{mode})"
+        return f"Iceberg table {self.table} ({described(self.catalog)}{mode})"
 
     @property
     def lanes(self) -> int:
         return 1
 
-    @property
-    def _catalog(self) -> Settings:
-        assert isinstance(self.catalog, Settings)
-        return self.catalog
-
     def to_dict(self) -> dict[str, Any]:
-        assert isinstance(self.options, Settings)
-        return {
-            "catalog": self._catalog.kept(),
-            "table": self.table,
-            "mode": self.mode,
-            "options": self.options.kept(),
-        }
+        kept = {"catalog": self.catalog.kept(), "options": self.options.kept()}
+        return {**kept, "table": self.table, "mode": self.mode}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         return cls(facts["catalog"], facts["table"], mode=facts["mode"], options=facts["options"])
 
     def open(self, producer: Producer) -> IcebergDelivery:
-        return IcebergDelivery(self, producer, open_catalog(self._catalog, self.destination))
+        return IcebergDelivery(self, producer, open_catalog(self.catalog, self.destination))
 
 
 class IcebergDelivery:
@@ -113,16 +110,17 @@ class IcebergDelivery:
     def lane(self, batch: Batch) -> Lane:
         table, columns = self._prepared(batch)
         self._life = table.metadata.table_uuid
-        storage, folder, _ = data_place(table, self._options())
-        if self._sink.mode == CHANGES:
-            return FileLane(storage, batch, folder, batch.id, is_staged=False, schema=columns)
-        changed = pa.schema([*batch.outgoing][:2] + [*columns])
-        return FileLane(storage, batch, _changes_below(folder, batch), "part", is_staged=False, schema=changed)
+        storage, folder, _ = self._place(table)
+        if self._sink.mode == UPSERT:
+            # Deletes are among them, which have nothing but their key.
+            changed = [batch.outgoing.field(OP), batch.outgoing.field(SEQ), *(c.with_nullable(True) for c in columns)]
+            folder, columns = f"{folder}/{_CHANGES_BELOW}", pa.schema(changed)
+        return FileLane(storage, batch, folder, batch.id, is_staged=False, schema=columns)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         crash_point("sink.files_written")
         files = [file.path for file, _ in claimed(results)]
-        self._land(batch, files)
+        _until_landed(lambda: self._land(batch, files))
         crash_point("sink.committed")
         if self._sink.mode == UPSERT and files:
             self._sweep(batch)
@@ -137,7 +135,7 @@ class IcebergDelivery:
     # --- the table ----------------------------------------------------------------------------------------------
 
     def _talking(self) -> AbstractContextManager[None]:
-        return talking(self._sink.destination, self._sink._catalog)
+        return talking(self._sink.destination, self._sink.catalog)
 
     def _load(self) -> Any | None:
         """The table at its newest, or None when there is none."""
@@ -145,34 +143,38 @@ class IcebergDelivery:
 
         with self._talking():
             try:
-                return self._catalog.load_table(self._sink._identifier)
+                return self._catalog.load_table(self._sink.identifier)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
+    def _place(self, table: Any) -> tuple[Storage, str, str]:
+        return data_place(table, self._sink.options.resolved())
+
     def _prepared(self, batch: Batch) -> tuple[Any, pa.Schema]:
-        """The table, with every column of the batch, and the columns of the files to write."""
-        is_upsert = self._sink.mode == UPSERT
-        columns = batch.columns if is_upsert else batch.outgoing
-        if is_upsert and not batch.key:
+        """The table, with every column of the batch, and the columns of files that fit it."""
+        if self._sink.mode == UPSERT and not batch.key:
             raise Invalid(
-                f"{self._sink.destination}: table {self._producer.table!r} has no key, so its rows cannot be replaced",
+                f"{self._sink.destination}: {self._producer.table!r} has no key, so its rows cannot be replaced",
                 hint="Use mode='changes'.",
                 consumer=self._producer.consumer,
             )
-        for attempt in _attempts():
-            table = self._load() or self._created(columns)
-            self._check(table, is_upsert=is_upsert)
-            fitting = fit(columns, table, self._sink.destination)
-            if not len(fitting.lacking):
-                return table, fitting.files
-            attempt(lambda: self._evolve(table, fitting.lacking))
-        raise attempt.failure()
+        columns = batch.columns if self._sink.mode == UPSERT else batch.outgoing
+        return _until_landed(lambda: self._fitting(columns))
+
+    def _fitting(self, columns: pa.Schema) -> tuple[Any, pa.Schema]:
+        table = self._load() or self._created(columns)
+        self._check(table)
+        found = fit(columns, table, self._sink.destination)
+        if len(found.lacking):
+            # A commit of its own, and harmless alone: the columns stay empty until rows come.
+            with self._talking(), table.update_schema() as update:
+                update.union_by_name(found.lacking)
+        return table, found.files
 
     def _created(self, columns: pa.Schema) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
 
-        identifier = self._sink._identifier
-        schema = stored_schema(columns)
+        identifier, schema = self._sink.identifier, stored_schema(columns)
         with self._talking():
             try:
                 try:
@@ -183,3 +185,125 @@ class IcebergDelivery:
                     return self._catalog.create_table(identifier, schema, properties=_NEW_TABLE)
             except TableAlreadyExistsError:
                 return self._catalog.load_table(identifier)
+
+    def _check(self, table: Any) -> None:
+        """Refuse a table that this sink cannot write to."""
+        if not table.spec().is_unpartitioned():
+            why = f"is partitioned by {', '.join(part.name for part in table.spec().fields)}"
+        elif table.metadata.format_version > 2:
+            why = f"has format version {table.metadata.format_version}"
+        elif self._sink.mode == UPSERT and {OP, SEQ} & set(table.schema().column_names):
+            why = f"has the columns {OP} and {SEQ}: it holds changes, not rows"
+        else:
+            return
+        raise Invalid(
+            f"{self._sink.destination} {why}",
+            hint="Send to another table: unpartitioned, of format version 2. One that is not there is created.",
+            consumer=self._producer.consumer,
+        )
+
+    # --- the mark -----------------------------------------------------------------------------------------------
+
+    @property
+    def _mark(self) -> str:
+        """What the names of the mark's properties begin with; the seq follows, and the highest counts.
+
+        A batch without rows makes no snapshot, so the catalog cannot tell that another process went on meanwhile. With
+        one property for all seqs such a batch, landing late, would set the mark back."""
+        return f"strandline.mark.{self._producer.generation}."
+
+    def _marks(self, table: Any) -> dict[int, str]:
+        names = [name for name in table.properties if name.startswith(self._mark)]
+        return {int(name.removeprefix(self._mark)): name for name in names}
+
+    def _held(self, table: Any | None) -> int | None:
+        return None if table is None else max(self._marks(table), default=None)
+
+    def _holds(self, table: Any | None, batch: Batch) -> bool:
+        return is_delivered(self._held(table), batch, self._producer, self._sink.destination)
+
+    def _land(self, batch: Batch, files: Sequence[str]) -> None:
+        """Commit the batch unless it is there. The commit is based on the very metadata that says it is not."""
+        table = self._load()
+        if table is None and batch.is_first and self._life is None:
+            table, _ = self._prepared(batch)
+        if table is None or self._life not in (None, table.metadata.table_uuid):
+            raise Conflict(
+                f"{self._sink.destination} was dropped while sink {self._producer.consumer!r} wrote to it",
+                hint=f"Nothing was added. To send the table again: strandline mark reset {self._producer.consumer}",
+                consumer=self._producer.consumer,
+            )
+        if not self._holds(table, batch):
+            self._commit(table, batch, files)
+
+    def _commit(self, table: Any, batch: Batch, files: Sequence[str]) -> None:
+        from pyiceberg.table.update import AssertTableUUID
+
+        with self._talking():
+            transaction = table.transaction()
+            if files and self._sink.mode == UPSERT:
+                self._replace(table, transaction, batch, files)
+            elif files:
+                root = self._place(table)[2]
+                paths = [f"{root}/{path}" for path in files]
+                transaction.add_files(paths, self._said(batch), check_duplicate_files=False)
+            old = list(self._marks(table).values())
+            transaction.set_properties({f"{self._mark}{batch.upto}": self._note(batch)})
+            if old:
+                transaction.remove_properties(*old)
+            # Not `commit_transaction`: after a conflict that adds the same files to whatever is there by then, although
+            # it may be this batch, and when it gives up it deletes manifests, although the commit may have landed.
+            table._do_commit(
+                updates=transaction._updates,
+                requirements=(*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
+            )
+
+    def _replace(self, table: Any, transaction: Any, batch: Batch, changes: Sequence[str]) -> None:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+        storage, folder, root = self._place(table)
+        done = rewrite(table, batch, storage, folder, changes)
+        if not done.removed and not done.added:
+            return
+        if table.metadata.name_mapping() is None:
+            mapping = table.schema().name_mapping.model_dump_json()
+            transaction.set_properties({"schema.name-mapping.default": mapping})
+        with transaction.update_snapshot(self._said(batch)).overwrite() as snapshot:
+            # It says which manifests to look through, not what to delete.
+            snapshot.delete_by_predicate(AlwaysTrue())
+            for file in done.removed:
+                snapshot.delete_data_file(file)
+            for path in done.added:
+                snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, f"{root}/{path}"))
+
+    def _said(self, batch: Batch) -> dict[str, str]:
+        """What a snapshot's summary says, for people."""
+        return {"strandline.consumer": self._producer.consumer, "strandline.seq": str(batch.upto)}
+
+    def _note(self, batch: Batch) -> str:
+        who = self._producer
+        facts = {"seq": batch.upto, "batch": batch.id, "lake": who.lake_id, "consumer": who.consumer}
+        return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation})
+
+    def _sweep(self, batch: Batch) -> None:
+        """Delete the changes of a batch that is delivered, also those of attempts that ended badly."""
+        table = self._load()
+        if table is None:
+            return
+        storage, folder, _ = self._place(table)
+        # The batch counts, whatever becomes of them.
+        with suppress(StrandlineError, OSError):
+            below = storage.list(f"{folder}/{_CHANGES_BELOW}")
+            storage.delete([file.path for file in below if f"/{batch.id}-" in file.path])
+
+
+def _until_landed(act: Callable[[], T]) -> T:
+    """What `act` returns. It looks at the table anew each time it is called, so it is safe to call it again when nobody
+    knows whether the last commit landed."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return act()
+        except Unavailable:
+            time.sleep(random.uniform(0.5, 1) * min(2.0, 0.05 * 2**attempt))
+    return act()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from strandline import secret
@@ -25,6 +26,10 @@ _S3 = {
     "secret_access_key": ("s3.secret-access-key", "client.secret-access-key"),
     "session_token": ("s3.session-token", "client.session-token"),
 }
+
+
+class Change(Protocol):
+    def __call__(self, text: str, role: str) -> str: ...
 
 
 class Settings(Mapping[str, Any]):
@@ -60,7 +65,7 @@ class Settings(Mapping[str, Any]):
 
     def kept(self) -> dict[str, Any]:
         """What may be written down: secrets only as references."""
-        return self._with_secrets(lambda text, _: secret.reference(text) or "")
+        return self._with_secrets(lambda text, role: secret.reference(text) or "")
 
     def resolved(self) -> dict[str, Any]:
         """The settings with their secrets, which are read anew at each call."""
@@ -70,17 +75,17 @@ class Settings(Mapping[str, Any]):
         """A message of another library, which may repeat what it was given."""
         found: set[str] = set()
 
-        def note(value: str, role: str) -> str:
+        def note(text: str, role: str) -> str:
             with suppress(Invalid):
-                found.add(secret.resolved(value, role))
-            return value
+                found.add(secret.resolved(text, role))
+            return text
 
         self._with_secrets(note)
         for value in found - {""}:
             text = text.replace(value, "***")
         return text
 
-    def _with_secrets(self, change: Callable[[str, str], str]) -> dict[str, Any]:
+    def _with_secrets(self, change: Change) -> dict[str, Any]:
         changed: dict[str, Any] = {}
         for name, value in self._values.items():
             role = f"{name!r} of the {self._role}"
@@ -89,7 +94,7 @@ class Settings(Mapping[str, Any]):
             elif _SECRET.search(name) or (name == "uri" and secret.is_reference(str(value))):
                 changed[name] = change(str(value), role)
             elif name == "uri":
-                changed[name] = _with_password(str(value), lambda text, role=role: change(text, f"password in {role}"))
+                changed[name] = _with_password(str(value), partial(change, role=f"password in {role}"))
             else:
                 changed[name] = value
         return changed

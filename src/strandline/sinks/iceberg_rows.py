@@ -1,20 +1,26 @@
 """What a batch of changes does to an Iceberg table that holds the current rows: copy-on-write.
 
-A data file that holds a changed key is written again without it, together with the new rows; the others stay. So a
-batch costs what the files it touches take, which for keys from all over the table is the whole table. In memory are
-the keys of the batch and one data file at a time, its texts in dictionaries as far as the file has them.
+A data file that holds a changed key is written again without it, new rows get a file of their own, and the other
+files stay. So a batch costs what the files it touches take: for keys from all over the table, the whole table. When
+small files have become many they are packed into one. In memory are the keys of the batch and one data file, its
+texts in dictionaries where the file has them so.
+
+Nothing here is part of the table yet; after a crash, what was written is never part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from strandline import decode, encode
@@ -26,9 +32,10 @@ from strandline.sinks.iceberg_types import stored_type
 from strandline.storage import Storage
 
 _FILE, _AT = "_file", "_at"
+_SMALL_BYTES, _MANY = 8 << 20, 16
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rewrite:
     """The data files that leave the table, as pyiceberg has them, and the paths of those that come, in the storage."""
 
@@ -37,17 +44,31 @@ class Rewrite:
 
 
 def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Sequence[str]) -> Rewrite:
-    """Write the files that make `table`, at its newest, what the files of `changes` want; nothing claims them yet."""
-    done = Rewrite()
+    """Write the files that make `table`, at its newest, what the files of `changes` want."""
     columns = pa.schema([f.with_type(stored_type(f.type)) for f in table.schema().as_arrow()]).remove_metadata()
+    cluster_by = batch.cluster_by if set(batch.cluster_by) <= set(columns.names) else ()
     last = _last_changes(storage, changes, batch.key, columns)
-    if last.num_rows:
-        rows = _rows(table, storage, changes, last, batch.key, columns, done)
-        cluster_by = batch.cluster_by if set(batch.cluster_by) <= set(columns.names) else ()
-        files = encode.write_files(
-            storage, folder, lambda: f"{batch.id}-{uuid4().hex}.parquet", rows, columns, cluster_by=cluster_by
-        )
-        done.added += [f"{folder}/{file.path}" for file in files]
+    done = Rewrite()
+    if not last.num_rows:
+        return done
+
+    def write(rows: Iterable[pa.RecordBatch]) -> None:
+        new_name = f"{batch.id}-{{}}.parquet".format
+        files = encode.write_files(storage, folder, lambda: new_name(uuid4().hex), rows, columns, cluster_by=cluster_by)
+        done.added.extend(f"{folder}/{file.path}" for file in files)
+
+    every = list(table.scan().plan_files())
+    near = {task.file.file_path for task in table.scan(row_filter=_near(last, batch.key)).plan_files()}
+    small = [task for task in every if task.file.file_size_in_bytes < _SMALL_BYTES]
+    packed = small if len(small) >= _MANY else []
+    stay = (_kept(table, task, last, batch.key, columns) for task in packed)
+    write(chain(_upserts(storage, changes, last, columns), chain.from_iterable(stay)))
+    done.removed.extend(task.file for task in packed)
+    for task in every:
+        is_near = task.file.file_path in near and task not in packed
+        if is_near and _is_changed(_read(table, task, batch.key), last, batch.key).any():
+            write(_kept(table, task, last, batch.key, columns))
+            done.removed.append(task.file)
     return done
 
 
@@ -58,55 +79,41 @@ def _last_changes(storage: Storage, changes: Sequence[str], key: Sequence[str], 
         with decode.open_file(storage, path) as file:
             part = pa.Table.from_batches(decode.batches(file, [*key, OP, SEQ]))
         exact = [conform_column(part.column(name), columns.field(name).type) for name in key]
-        parts.append(
-            pa.table(
-                [*exact, part[OP], part[SEQ], np.full(part.num_rows, number), np.arange(part.num_rows)],
-                [*key, OP, SEQ, _FILE, _AT],
-            )
-        )
+        places = [np.full(part.num_rows, number), np.arange(part.num_rows)]
+        parts.append(pa.table([*exact, part[OP], part[SEQ], *places], [*key, OP, SEQ, _FILE, _AT]))
     if not parts:
         return pa.table({})
     ordered = pa.concat_tables(parts).sort_by([(name, "ascending") for name in [*key, SEQ]])
     return ordered.filter(pc.invert(same_as_next(ordered, key)))
 
 
-def _rows(
-    table: Any,
-    storage: Storage,
-    changes: Sequence[str],
-    last: pa.Table,
-    key: Sequence[str],
-    columns: pa.Schema,
-    done: Rewrite,
-) -> Iterator[pa.RecordBatch]:
-    """The new rows, then what stays of the files that lose one; `done.removed` grows on the way."""
-    upserts = last.filter(pc.equal(last[OP], UPSERT))
+def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows that are new or replace one."""
+    last = last.filter(pc.equal(last[OP], UPSERT))
     for number, path in enumerate(changes):
-        wanted = np.sort(upserts.filter(pc.equal(upserts[_FILE], number))[_AT].to_numpy())
-        if len(wanted):
-            yield from _picked(storage, path, wanted, columns)
-    for task in table.scan(row_filter=_near(last, key)).plan_files():
-        if _is_changed(_read(table, task, key), last, key).any():
-            rows = _read(table, task, columns.names)
-            kept = rows.filter(pa.array(~_is_changed(rows, last, key)))
-            done.removed.append(task.file)
-            yield from _exact(kept, columns).to_batches()
+        wanted = np.sort(last.filter(pc.equal(last[_FILE], number))[_AT].to_numpy())
+        start = 0
+        with decode.open_file(storage, path) as file:
+            inside = [name for name in columns.names if name in file.schema_arrow.names]
+            for batch in decode.batches(file, inside) if len(wanted) else ():
+                first, end = np.searchsorted(wanted, [start, start + batch.num_rows])
+                rows = batch.take(pa.array(wanted[first:end] - start))
+                yield from conform(pa.Table.from_batches([rows]), columns).to_batches()
+                start += batch.num_rows
 
 
-def _picked(storage: Storage, path: str, wanted: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    start = 0
-    with decode.open_file(storage, path) as file:
-        inside = [name for name in columns.names if name in file.schema_arrow.names]
-        for batch in decode.batches(file, inside):
-            first, end = np.searchsorted(wanted, [start, start + batch.num_rows])
-            if end > first:
-                rows = pa.Table.from_batches([batch.take(pa.array(wanted[first:end] - start))])
-                yield from conform(rows, columns).to_batches()
-            start += batch.num_rows
+def _kept(table: Any, task: Any, last: pa.Table, key: Sequence[str], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a data file that no change touches, in the columns that the writer expects."""
+    rows = _read(table, task, columns.names)
+    rows = rows.filter(pa.array(~_is_changed(rows, last, key)))
+    exact = [
+        rows[f.name] if pt.is_dictionary(rows[f.name].type) else conform_column(rows[f.name], f.type) for f in columns
+    ]
+    yield from pa.table(exact, columns.names).to_batches()
 
 
 def _near(last: pa.Table, key: Sequence[str]) -> Any:
-    """What files may hold a changed key, as far as their statistics tell."""
+    """Which rows may have a changed key, as far as the statistics of files can tell."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
 
     near: Any = AlwaysTrue()
@@ -118,14 +125,19 @@ def _near(last: pa.Table, key: Sequence[str]) -> Any:
 
 
 def _read(table: Any, task: Any, names: Sequence[str]) -> pa.Table:
-    """Columns of a data file as the table has them now, whoever wrote it; rows that are deleted in it left out."""
+    """Columns of a data file as the table has them now, whoever wrote it; rows that are deleted in it are left out."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
 
+    logging.getLogger("pyiceberg.io.pyarrow").addFilter(_is_news)
+    with table.io.new_input(task.file.file_path).open() as stream:
+        coded = decode._coded_columns(pq.read_metadata(stream))
     schema = table.schema().select(*names)
-    texts = [f.name for f in schema.as_arrow() if stored_type(f.type) in (pa.string(), pa.binary())]
-    scan = ArrowScan(table.metadata, table.io, schema, AlwaysTrue(), dictionary_columns=tuple(texts))
-    return scan.to_table([task])
+    return ArrowScan(table.metadata, table.io, schema, AlwaysTrue(), dictionary_columns=tuple(coded)).to_table([task])
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Iceberg does not have a dictionary type")
 
 
 def _is_changed(rows: pa.Table, last: pa.Table, key: Sequence[str]) -> Any:
@@ -133,14 +145,6 @@ def _is_changed(rows: pa.Table, last: pa.Table, key: Sequence[str]) -> Any:
     here = pa.table([conform_column(rows[name], last[name].type) for name in key], list(key))
     here = here.append_column(_AT, pa.array(np.arange(rows.num_rows)))
     found = here.join(last.select(list(key)), list(key), join_type="left semi")[_AT].to_numpy()
-    mask = np.zeros(rows.num_rows, bool)
-    mask[found] = True
-    return mask
-
-
-def _exact(rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """The columns that the writer expects; texts stay in their dictionaries."""
-    exact = [
-        rows[f.name] if pt.is_dictionary(rows[f.name].type) else conform_column(rows[f.name], f.type) for f in columns
-    ]
-    return pa.table(exact, columns.names)
+    changed = np.zeros(rows.num_rows, bool)
+    changed[found] = True
+    return changed

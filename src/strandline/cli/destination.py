@@ -1,0 +1,65 @@
+"""Where a sink goes, as people type it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import typer
+
+from strandline.sinks.base import Sink
+from strandline.sinks.declared import BACKFILL, HEAD, Start
+
+
+def destination(
+    to: str,
+    *,
+    kind: str | None = None,
+    token: str | None = None,
+    receiver: str | None = None,
+    catalog: Sequence[str] | None = None,
+) -> Sink:
+    """The sink for a text such as `https://…`, a folder or `s3://bucket/prefix`, or with a kind the name of an Iceberg
+    table. Options of other kinds are refused."""
+    kind = kind or ("http" if to.startswith(("http://", "https://")) else "parquet")
+    for option, value, own in (("--token", token, "http"), ("--receiver", receiver, "http")):
+        if value is not None and kind != own:
+            raise typer.BadParameter(f"{option} is for a sink of the kind {own}, and this one is {kind}")
+    if bool(catalog) != (kind == "iceberg"):
+        raise typer.BadParameter(f"--catalog is what a sink of the kind iceberg needs, and this one is {kind}")
+    # Each kind brings libraries of its own; few calls need them.
+    if kind == "http":
+        from strandline.sinks.http import STRANDLINE, HttpSink
+
+        return HttpSink(to, token=token, receiver=receiver or STRANDLINE)
+    if kind == "iceberg":
+        from strandline.sinks.iceberg import IcebergSink
+
+        return IcebergSink(pairs(catalog or (), "--catalog", "uri=https://…"), to)
+    if kind == "delta":
+        from strandline.sinks.delta import DeltaSink
+
+        return DeltaSink(to)
+    from strandline.sinks.parquet import ParquetSink
+
+    return ParquetSink(to)
+
+
+def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
+    """What texts such as `name=value` say."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not (name and sign and value):
+            raise typer.BadParameter(f"{option} is {text!r}; expected NAME=VALUE, such as {example}")
+        if name in found:
+            raise typer.BadParameter(f"{option} gives {name} twice")
+        found[name] = value
+    return found
+
+
+def start_of(text: str) -> Start:
+    if text in (BACKFILL, HEAD):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, {HEAD} or a seq")

@@ -1,0 +1,123 @@
+"""Send what is new, again and again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from strandline import duration, runner
+from strandline.cli.answer import Answer, plain, stderr, stdout
+from strandline.cli.options import length
+from strandline.cli.tick import cared, did
+from strandline.cli.verb import Call, verb
+from strandline.consumers.compaction import CompactReport
+from strandline.errors import StrandlineError
+from strandline.runner import TickReport
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "run")(run)
+
+
+def run(
+    call: Call,
+    every: Annotated[str, typer.Option(metavar="TIME", help="From the start of a tick to the next.")] = "10s",
+) -> Answer:
+    """Tick again and again, until Ctrl-C or SIGTERM: the tick under way is finished first, at once the second time.
+
+    Says what ticks did that did something; with --json a document a line."""
+    every_s = length(every, "--every") or 0.0
+    lake = call.lake()
+    voice = _Voice(call)
+    voice.say(f"Every {duration.shown(every_s)}: {lake.storage.uri}. Ctrl-C ends it.")
+    # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
+    with _stopping() as stop, ThreadPoolExecutor(1) as worker:
+        worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
+    # All that it had to say is said.
+    raise typer.Exit
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that the first signal sets; the second ends the process."""
+    stop = threading.Event()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            # Whatever is under way may be killed at any moment; the next run goes on from there.
+            os._exit(128 + number)
+        stop.set()
+        stderr().print(Text("Stopping when the tick under way is done; once more to stop at once.", "dim"))
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Voice:
+    """Tells of each tick that did something, and once when there is nothing more to do."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._is_idle = False
+
+    def say(self, text: str | Text) -> None:
+        if not self._call.is_json:
+            stdout().print(text, soft_wrap=True)
+            sys.stdout.flush()
+
+    def tell(self, heard: TickReport | StrandlineError) -> None:
+        now = dt.datetime.now(dt.UTC)
+        was_idle, self._is_idle = self._is_idle, isinstance(heard, TickReport) and heard.is_idle
+        if self._is_idle and was_idle:
+            return
+        if self._call.is_json and not self._is_idle:
+            document = {"at": now.isoformat(timespec="milliseconds"), **_data(heard)}
+            sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+        parts = ["up to date"] if self._is_idle else list(self._parts(heard))
+        self.say(Text.assemble((f"{now.astimezone():%H:%M:%S}  ", "dim"), Text("; ").join(map(_text, parts))))
+
+    def _parts(self, heard: TickReport | StrandlineError) -> Iterator[str | Text]:
+        if isinstance(heard, StrandlineError):
+            hint = f" {self._call.for_lake(heard.hint)}" if heard.hint else ""
+            yield Text.assemble((f"{heard.kind}: ", "bold red"), f"{heard.message}.{hint}")
+            return
+        for sink in heard.sinks:
+            if sink.is_busy:
+                yield f"{sink.name}: left to another runner"
+            elif done := did(sink):
+                yield f"{sink.name}: {done}"
+            if sink.error is not None:
+                yield Text.assemble((f"{sink.name}: {sink.error.kind}: ", "bold red"), sink.error.message)
+        yield from cared(heard)
+        for each in heard.compacted:
+            if not isinstance(each, CompactReport):
+                yield Text.assemble((f"{each.name}: {each.kind}: ", "bold red"), each.message)
+            elif each.degraded:
+                yield f"{each.table}: not folded: {each.degraded[0].message}"
+
+
+def _text(part: str | Text) -> Text:
+    return part if isinstance(part, Text) else Text(part)
+
+
+def _data(heard: TickReport | StrandlineError) -> dict[str, object]:
+    if isinstance(heard, TickReport):
+        return heard.to_dict()
+    return {"error": {"kind": heard.kind, "message": heard.message, "hint": heard.hint, **heard.fields}}

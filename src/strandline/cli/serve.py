@@ -1,0 +1,64 @@
+"""Serve the lake over HTTP."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from strandline.cli.answer import Answer
+from strandline.cli.verb import Call, verb
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "serve")(serve)
+
+
+def serve(
+    call: Call,
+    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine's need a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8321,
+    body_mib: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 64,
+    queue_mib: Annotated[int, typer.Option(min=1, help="What all requests under way may hold.")] = 256,
+    queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may be under way.")] = 1000,
+    commit_rows: Annotated[int, typer.Option(min=1, help="How many rows may share a commit.")] = 200_000,
+    linger_ms: Annotated[float, typer.Option(min=0, help="How long a commit waits for requests on their way.")] = 5,
+    evolve: Annotated[
+        bool, typer.Option("--evolve/--no-evolve", help="Whether a sender's new columns are added to the table.")
+    ] = True,
+) -> Answer:
+    """Serve the lake over HTTP: POST /ingest/TABLE, GET /status, GET /healthz.
+
+    Ctrl-C or SIGTERM stops it: what is under way is committed and answered first."""
+    # The server's libraries load late: no other verb needs them.
+    from strandline.server import run
+    from strandline.tokens import Tokens
+
+    lake = call.lake()
+    # A bucket for which no state was ever named has no tokens.
+    has_state = lake.storage.is_local or lake.has_ledger
+
+    def listening(url: str) -> None:
+        said = json.dumps({"lake": lake.storage.uri, "url": url})
+        sys.stdout.write(f"{said if call.is_json else f'Serving {lake.storage.uri} on {url}'}\n")
+        sys.stdout.flush()
+
+    run.serve(
+        lake,
+        tokens=Tokens(lake.state) if has_state else None,
+        host=host,
+        port=port,
+        on_listening=listening,
+        body_bytes=body_mib << 20,
+        queue_bytes=queue_mib << 20,
+        queue_requests=queue_requests,
+        commit_rows=commit_rows,
+        linger_ms=linger_ms,
+        evolve=evolve,
+    )
+    # All that it had to say was said when it began to listen.
+    raise typer.Exit

@@ -1,0 +1,182 @@
+"""Add sinks and look at them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from strandline import steering
+from strandline.cli import sinks
+from strandline.cli.answer import Answer, counted, moment, show_rows
+from strandline.cli.destination import destination, pairs, start_of
+from strandline.cli.options import Yes, names
+from strandline.cli.verb import Call, verb
+from strandline.errors import Invalid
+from strandline.lake import Lake
+from strandline.plan import NOTHING, Standing, facts_of, sink_plans, standings
+from strandline.registry import Consumer
+from strandline.sinks.declared import BACKFILL, SinkDef
+
+SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(name="sink", help="Add sinks, which send a table's changes, and look at them.")
+    verb(group, "add")(add)
+    verb(group, "list")(list_)
+    verb(group, "show")(show)
+    app.add_typer(group, no_args_is_help=True)
+
+
+def add(
+    call: Call,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new sink.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table whose changes it sends.")],
+    to: Annotated[
+        str,
+        typer.Option(metavar="DEST", help="https://…, a folder, s3://bucket/prefix, or an Iceberg table's name."),
+    ],
+    kind: Annotated[
+        Literal["http", "parquet", "delta", "iceberg"] | None,
+        typer.Option(help="What DEST is; else http for an address of a server, parquet for all others."),
+    ] = None,
+    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, and the key.")] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=HOW", help="Hide a column: hash, null or redact. Repeatable.")
+    ] = None,
+    salt: Annotated[str | None, typer.Option(metavar="env:NAME", help="Where the salt of hashes is kept.")] = None,
+    deletes: Annotated[bool, typer.Option("--deletes/--no-deletes", help="Whether deletes are sent.")] = True,
+    start: Annotated[
+        str, typer.Option(metavar="WHERE", help="backfill: the table first; head: only what comes; or after a seq.")
+    ] = BACKFILL,
+    token: Annotated[str | None, typer.Option(metavar="env:NAME", help="http: where its token is kept.")] = None,
+    receiver: Annotated[
+        Literal["strandline", "any"] | None, typer.Option(help="http: what is at the other end; else strandline.")
+    ] = None,
+    catalog: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="iceberg: a setting of its catalog. Repeatable.")
+    ] = None,
+    yes: Yes = False,
+) -> Answer:
+    """Add a sink, which every tick of the lake then serves, or change one.
+
+    Another destination or table is a new life: it starts again, and asks first."""
+    begin, masks = start_of(start), pairs(mask or (), "--mask", "email=hash")
+    lake = call.lake()
+    if name in lake.declared:
+        raise Invalid(f"sink {name!r} is declared in {call.app}", hint="Change it there.", consumer=name)
+    made = lake.sink(
+        name,
+        table,
+        to=destination(to, kind=kind, token=token, receiver=receiver, catalog=catalog),
+        where=where,
+        columns=None if columns is None else names(columns),
+        mask=masks,
+        salt=salt,
+        deletes=deletes,
+        start=begin,
+    )
+    found = standings(lake).get(name, Standing()).consumer
+    if found is not None and not found.is_retired and not yes:
+        _ask(call, lake, made, found)
+    done = steering.add(lake, made)
+    plan = next(sink_plans(lake, [name]))
+    data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows}
+
+    def render(out: Console) -> None:
+        if not done.is_new:
+            out.print(f"Sink {name} is as it was." if not done.why else f"Sink {name}: {done.why}; it goes on from there.")
+        else:
+            what = {BACKFILL: f"the table as it is, about {counted(plan.rows, 'row')},"}.get(str(begin), "")
+            first = f"{what} is sent first" if what else f"it starts at {_beginning(begin)}"
+            out.print(f"Added the sink {name}: {table} → {made.to.destination}; {first}.", soft_wrap=True)
+        if plan.works and not all(work.source == NOTHING for work in plan.works):
+            out.print(f"Send it: {call.command(f'tick {name}')}", soft_wrap=True)
+
+    return Answer(data, render)
+
+
+def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer) -> None:
+    """Before a sink that lives becomes another one."""
+    facts = facts_of(made, lake.table(made.table), found)
+    would = lake.ledger.registry.preview(made.name, **facts, revive=True)
+    if would.is_new:
+        question = f"There is a sink {made.name}: {found.table} → {found.destination}. {would.why[:1].upper()}"
+        question += f"{would.why[1:]}: it starts again, and sends nothing more to where it was. Go on?"
+        call.confirm(question, f"sink {made.name!r} starts again elsewhere", table=made.table)
+
+
+def _beginning(start: str | int) -> str:
+    return f"what comes after seq {start}" if isinstance(start, int) else "what comes next"
+
+
+def list_(call: Call) -> Answer:
+    """List the sinks."""
+    lake = call.lake()
+    found = sinks.all_of(call, lake)
+
+    def render(out: Console) -> None:
+        if not found:
+            out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
+            return
+        rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
+        show_rows(out, ("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
+
+    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, render)
+
+
+def show(call: Call, name: SinkName) -> Answer:
+    """Show a sink: what it sends where, how far it is, and its lives."""
+    lake = call.lake()
+    (found,) = sinks.all_of(call, lake, [name])
+    lives = lake.ledger.registry.history(name) if lake.has_ledger else []
+    declared = lake.declared.get(name)
+    definition = lives[-1].definition if declared is None else declared.to_dict()
+    data = {**found.to_dict(), "definition": definition, "lives": [_data(life) for life in lives]}
+
+    def render(out: Console) -> None:
+        out.print(f"{name}: {found.table} → {found.destination}", soft_wrap=True)
+        for word, fact in (*_facts(definition), *sinks.facts(found)):
+            out.print(f"{word:16}{fact}", soft_wrap=True)
+        if lives:
+            out.print()
+            rows = [_life(life, is_last=life is lives[-1]) for life in lives]
+            show_rows(out, ("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows, numbers=("LIFE",))
+        if found.error:
+            out.print(Text.assemble(("failed: ", "bold red"), found.error), soft_wrap=True)
+
+    return Answer(data, render)
+
+
+def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A definition for people; it holds no secrets."""
+    to = {key: value for key, value in definition["to"].items() if key not in ("kind", "uri", "url") and value}
+    start = definition["start"]
+    return [
+        ("kind", definition["to"]["kind"]),
+        *((key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in to.items()),
+        ("where", definition["where"] or "all rows"),
+        ("columns", ", ".join(definition["columns"]) if definition["columns"] else "all"),
+        ("mask", ", ".join(f"{key}={how}" for key, how in definition["mask"].items()) or "none"),
+        *([("salt", definition["salt"])] if definition["salt"] else []),
+        ("deletes", "sent" if definition["deletes"] else "not sent"),
+        ("began", "with the table as it was" if start == BACKFILL else f"with {_beginning(start)}"),
+    ]
+
+
+def _life(life: Consumer, *, is_last: bool) -> tuple[str, ...]:
+    since = moment(dt.datetime.fromtimestamp(life.created_s, dt.UTC))
+    now = "" if not is_last else "retired" if life.is_retired else "now"
+    return str(life.life), since, life.table, life.destination, now
+
+
+def _data(life: Consumer) -> dict[str, Any]:
+    since = dt.datetime.fromtimestamp(life.created_s, dt.UTC)
+    return {**{key: value for key, value in vars(life).items() if key != "created_s"}, "created_at": since}

@@ -1,0 +1,125 @@
+"""Sinks as several verbs name and show them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli.answer import counted, moment, size
+from strandline.cli.verb import Call
+from strandline.errors import NotFound, StrandlineError
+from strandline.lag import Lag
+from strandline.lake import Lake
+from strandline.marks import Receipt
+from strandline.plan import standings
+from strandline.status import SinkStatus
+
+
+def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
+    """The sinks that a call names, which must be there, each once; all without names."""
+    known = sorted({*lake.declared, *standings(lake)})
+    for name in names or ():
+        if name not in known:
+            way = f"Sinks: {', '.join(known)}" if known else f"There are none yet. Add one: {adding(call)}"
+            raise NotFound(f"there is no sink {name!r}", hint=way, consumer=name)
+    return list(dict.fromkeys(names)) if names else known
+
+
+def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[SinkStatus]:
+    """The sinks that a call names, or all, as they are now. A state that does not belong to the lake is an error."""
+    check_state(lake)
+    chosen = named(call, lake, names)
+    return [sink for sink in lake.status().sinks if sink.name in chosen]
+
+
+def check_state(lake: Lake) -> None:
+    """What a tick checks first: `Conflict` unless lake and state belong together."""
+    if lake.has_ledger:
+        lake.ledger.bond.check()
+
+
+def adding(call: Call) -> str:
+    return call.command("sink add NAME TABLE --to DEST")
+
+
+def facts(sink: SinkStatus) -> list[tuple[str, str]]:
+    """How far a sink is, for people."""
+    begun = f"{counted(sink.intents, 'batch', 'batches')}, which the next tick repeats" if sink.intents else "nothing"
+    return [
+        ("life", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
+        ("mark", marks_text(sink.marks)),
+        ("lag", lag_text(sink.lag)),
+        ("under way", begun),
+        ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
+        ("last", last_text(sink.last)),
+        ("state", state_text(sink)),
+    ]
+
+
+def lag_text(lag: Lag) -> str:
+    if lag.is_none:
+        return "none"
+    since = "" if lag.seconds is None else f", {length(lag.seconds)}"
+    return f"{counted(lag.commits, 'commit')}, {counted(lag.rows, 'row')}{since}"
+
+
+def length(seconds: float) -> str:
+    """A length of time that reads well: 42 s, 5 min, 3 h, 12 d."""
+    for unit, size_s, upto_s in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < upto_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def marks_text(marks: Mapping[int, int]) -> str:
+    """One number when all vnodes are at the same seq, else the vnodes that are at each."""
+    if not marks:
+        return "none: it has not started"
+    if len(set(marks.values())) == 1:
+        return f"seq {next(iter(marks.values())):,}"
+    at = sorted(marks)
+    starts = [at[0], *(after for before, after in pairwise(at) if marks[after] != marks[before] or after != before + 1)]
+    parts = []
+    for start, following in pairwise([*starts, None]):
+        last = max(vnode for vnode in at if vnode >= start and (following is None or vnode < following))
+        which = f"vnode {start}" if start == last else f"vnodes {start}-{last}"
+        parts.append(f"{which} at seq {marks[start]:,}")
+    return ", ".join(parts)
+
+
+def last_text(last: Receipt | None) -> str:
+    """What a sink did last, and when (UTC)."""
+    if last is None:
+        return "never ran"
+    body, at = last.body, moment(dt.datetime.fromtimestamp(last.at_s, dt.UTC))
+    if body.get("error") and not body.get("rows"):
+        return f"failed, {at}"
+    return f"{counted(body.get('rows', 0), 'row')}, {size(body.get('bytes', 0))}, {at}"
+
+
+def state_text(sink: SinkStatus) -> str:
+    """In a word or two; what an error says has a line of its own."""
+    if sink.is_retired:
+        return "retired"
+    if sink.owner is not None:
+        return f"working ({owner_text(sink.owner)})"
+    if sink.error is not None:
+        return "failed"
+    return "never ran" if sink.last is None else "ok"
+
+
+def owner_text(owner: str) -> str:
+    """Host and process of a worker."""
+    parts = owner.rsplit(":", 4)
+    return ":".join(parts[:2]) if len(parts) == 5 else owner
+
+
+def show_failure(out: Console, call: Call, name: str, error: StrandlineError) -> None:
+    """Why a sink could not do its work, and what to do."""
+    out.print(Text.assemble((f"{name}: {error.kind}: ", "bold red"), error.message), soft_wrap=True)
+    if error.hint:
+        out.print(Text(f"  {call.for_lake(error.hint)}", "dim"), soft_wrap=True)

@@ -1,0 +1,106 @@
+"""Send what is new, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from strandline.cli import sinks
+from strandline.cli.answer import Answer, counted, size
+from strandline.cli.broken import show_broken, show_degraded
+from strandline.cli.plan import planned
+from strandline.cli.progress import progress_bar
+from strandline.cli.verb import Call, verb
+from strandline.consumers.compaction import CompactReport
+from strandline.lake import Lake
+from strandline.plan import Plan, sink_plans
+from strandline.runner import SinkReport, TickReport
+from strandline.status import BrokenTable
+
+
+def register(app: typer.Typer) -> None:
+    verb(app, "tick")(tick)
+
+
+def tick(
+    call: Call,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SINK", help="The sinks; without a name all of them, and then the tables' care."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do; write nothing.")] = False,
+) -> Answer:
+    """Send what is new to every sink, then fold what is due and let rows expire.
+
+    Ends with 1 when a sink or a table could not be done."""
+    lake = call.lake()
+    chosen = sinks.named(call, lake, names) if names else None
+    if dry_run:
+        sinks.check_state(lake)
+        return planned(call, lake, lake.plan() if chosen is None else Plan(tuple(sink_plans(lake, chosen))))
+    with progress_bar("Sending") as progress:
+        report = lake.tick(only=chosen, progress=progress)
+    return Answer(report.to_dict(), lambda out: _show(out, call, lake, report), 0 if report.is_well else 1)
+
+
+def _show(out: Console, call: Call, lake: Lake, report: TickReport) -> None:
+    for sink in report.sinks:
+        _show_sink(out, call, sink)
+    for line in cared(report):
+        out.print(f"{line}.", soft_wrap=True)
+    for each in report.compacted:
+        if isinstance(each, CompactReport):
+            show_degraded(out, call, each.table, (f"vnode {d.vnode}: {d.message}: {d.path}" for d in each.degraded))
+    show_broken(out, call, (each for each in report.compacted if isinstance(each, BrokenTable)))
+    if report.is_idle:
+        out.print("Everything is up to date.")
+        if not sinks.named(call, lake, None):
+            out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
+
+
+def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
+    if sink.is_busy:
+        out.print(Text(f"{sink.name}: left to another runner: {sink.why}", "yellow"), soft_wrap=True)
+        return
+    if done := did(sink, to=f" to {sink.destination}"):
+        out.print(f"{sink.name}: {done}.", soft_wrap=True)
+    if sink.why:
+        out.print(Text(f"  {'new: ' if sink.is_new else ''}{sink.why}", "yellow"), soft_wrap=True)
+    if sink.dead:
+        out.print(f"  See: {call.command(f'deadletter list {sink.name}')}", soft_wrap=True)
+    if sink.error is not None:
+        sinks.show_failure(out, call, sink.name, sink.error)
+
+
+def did(sink: SinkReport, *, to: str = "") -> str:
+    """What a sink did in a tick, in words; empty when it did nothing."""
+    if sink.after is None or sink.upto is None:
+        return ""
+    seqs = f"seq {sink.after:,} → {sink.upto:,}"
+    extras = [
+        *([f"{counted(sink.withheld, 'row')} withheld"] if sink.withheld else []),
+        *([f"{counted(sink.dead, 'row')} refused"] if sink.dead else []),
+        *([f"repeated {counted(sink.replays, 'batch', 'batches')} begun earlier"] if sink.replays else []),
+    ]
+    if not (sink.rows or sink.is_full or extras):
+        if sink.error is not None:
+            return ""
+        what = f"starts at seq {sink.upto:,}" if not sink.rows_read and sink.is_new else f"{seqs} was there already"
+        return f"{what} of {sink.table}"
+    what = f"sent {'the table' if sink.is_full else 'changes of'} {sink.table}{to}"
+    much = f"{counted(sink.rows, 'row')}, {size(sink.bytes)}, {seqs}, {sink.seconds:.1f} s"
+    return f"{what}: {'; '.join([much, *extras])}"
+
+
+def cared(report: TickReport) -> Iterator[str]:
+    """What a tick did for the tables, in words."""
+    for each in report.compacted:
+        if isinstance(each, CompactReport) and each.vnodes:
+            rows = f"{counted(each.rows, 'row')}, {each.seconds:.1f} s"
+            yield f"{each.table}: folded {counted(each.vnodes, 'vnode')} up to seq {each.upto}: {rows}"
+    for table in report.expired:
+        yield f"{table}: rows past their time are hidden"

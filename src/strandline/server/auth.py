@@ -1,0 +1,51 @@
+"""Who may do what: bearer tokens and their roles.
+
+Without any token in the lake everyone who reaches the server may do everything, which is meant for this machine alone.
+A server that others reach is `is_public` and takes nobody without one, also when the last was revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from strandline.server.errors import forbidden, unauthorized
+from strandline.tokens import Known, Role, Tokens, role_of
+
+_FRESH_S = 1.0
+
+
+class Auth:
+    """Checks requests. What the state says of tokens is looked up once a second: a revoked one works no longer."""
+
+    def __init__(self, tokens: Tokens | None, *, is_public: bool = False) -> None:
+        self._tokens = tokens
+        self._is_public = is_public
+        self._known: Sequence[Known] = ()
+        self._looked_s = -_FRESH_S
+        self._lock = asyncio.Lock()
+
+    async def check(self, authorization: str | None, roles: Sequence[Role]) -> None:
+        """Let a request pass that carries a token of one of these roles, or of an admin."""
+        known = await self._refreshed()
+        if not known and not self._is_public:
+            return
+        scheme, _, secret = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise unauthorized("a token is needed", hint="Send it: Authorization: Bearer TOKEN")
+        role = role_of(secret.strip(), known)
+        if role is None:
+            raise unauthorized("the token is not known", hint="Make one: strandline token add NAME --role ROLE")
+        if role != "admin" and role not in roles:
+            raise forbidden(f"a {role} may not do this", hint=f"Use a token with the role {roles[0]}.")
+
+    async def _refreshed(self) -> Sequence[Known]:
+        if self._tokens is None:
+            return ()
+        if time.monotonic() - self._looked_s >= _FRESH_S:
+            async with self._lock:
+                if time.monotonic() - self._looked_s >= _FRESH_S:
+                    self._known = await asyncio.to_thread(self._tokens.known)
+                    self._looked_s = time.monotonic()
+        return self._known

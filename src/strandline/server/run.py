@@ -1,0 +1,111 @@
+"""Run the server: one process, from the line that says where it listens to a quiet end.
+
+SIGTERM and Ctrl-C end it: nothing new is taken, what is under way is committed and answered.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from strandline.errors import Invalid, Unavailable
+from strandline.lake import Lake
+from strandline.server.app import make_app
+from strandline.tokens import Tokens
+
+HOST = "127.0.0.1"
+PORT = 8321
+_STOP_S = 30
+_IDLE_S = 75
+_BACKLOG = 2048
+
+
+def serve(
+    lake: Lake,
+    *,
+    tokens: Tokens | None,
+    host: str = HOST,
+    port: int = PORT,
+    on_listening: Callable[[str], None],
+    **limits: Any,
+) -> None:
+    """Serve a lake until a signal ends it; `on_listening` gets the address. `limits` are those of `make_app`. Only this
+    machine may be served without a token."""
+    is_public = not _is_loopback(host)
+    if is_public and not (tokens and tokens.all()):
+        raise Invalid(
+            f"{host} can be reached by others, and this lake has no tokens",
+            hint="Make one first: strandline token add NAME --role writer",
+            host=host,
+        )
+    app = make_app(lake, tokens=tokens, is_public=is_public, **limits)
+    with _bound(host, port) as listener:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_keep_alive=_IDLE_S,
+            timeout_graceful_shutdown=_STOP_S,
+        )
+        server = _Server(config, lambda: on_listening(_address(host, listener.getsockname()[1])))
+        before = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            # It raises the signal again at its end, which our handlers then take for another wish to stop.
+            server.run(sockets=[listener])
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+class _Server(uvicorn.Server):
+    """A server that tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_listening()
+
+
+def _is_loopback(host: str) -> bool:
+    return bool(host) and all(ipaddress.ip_address(found[4][0]).is_loopback for found in _found(host, 0))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = _found(host, port)[0]
+    # Of sockets that say TCP the event loop sends small answers at once; others wait 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        return listener
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"{_address(host, port)} cannot be listened on: {error.strerror}",
+            hint="Choose another with --port, or a free one with --port 0.",
+            host=host,
+            port=port,
+        ) from error
+
+
+def _found(host: str, port: int) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise Invalid(f"{host!r} is not an address of this machine: {error.strerror}", host=host) from error
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,190 @@
+"""A Delta table that collects a table's changes, through the `deltalake` library.
+
+Lanes write files below `data/` of the table, where nothing sees them; `finish` claims them in one commit that also
+says up to which seq the producer has delivered (`txn` of `strandline/<generation>`). The library does not drop a
+repeated `txn`, so each commit is decided on a table that was just loaded and is tried for the next version of that one
+alone: of two finishers the log lets one win, and the other one looks again and finds the batch delivered.
+
+After a crash: what the `txn` says is delivered. Files that no commit claims are left to the table's own vacuum: one
+that was handed to a commit may have landed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.retry import ATTEMPTS
+from strandline.sinks import base
+from strandline.sinks.base import Batch, Producer, Result
+from strandline.sinks.delta_types import fitted, lacking, stored_schema
+from strandline.sinks.files import FileLane, FileSink, check_place, claimed, clear_unfinished
+from strandline.storage import Storage
+from strandline.storage.base import cleared_away
+from strandline.storage.snapshot import DataFile
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
+
+
+class DeltaSink(FileSink):
+    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; it is created if there is none."""
+
+    kind: ClassVar[str] = "delta"
+
+    def open(self, producer: Producer) -> DeltaDelivery:
+        return DeltaDelivery(self.storage(), producer)
+
+
+@dataclass(frozen=True)
+class DeltaDelivery:
+    storage: Storage
+    producer: Producer
+
+    def is_delivered(self, batch: Batch) -> bool:
+        return self._has(self._load(), batch)
+
+    def lane(self, batch: Batch) -> FileLane:
+        """Writes files that fit the table; before that it is created, or gets the columns that it lacks."""
+        if batch.is_first:
+            check_place(self.storage)
+        wanted = stored_schema(batch)
+        table = self._settled(
+            lambda table: table is not None and not lacking(table, wanted), lambda table: self._grow(table, wanted)
+        )
+        columns = fitted(table, wanted, self.storage.uri)
+        return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
+
+    def finish(self, batch: Batch, results: Sequence[Result]) -> None:
+        files = [file for file, _ in claimed(results)]
+        crash_point("sink.files_written")
+        self._settled(lambda table: self._has(table, batch), lambda table: self._claim(table, batch, files))
+        crash_point("sink.committed")
+        if batch.is_replay:
+            clear_unfinished(self.storage, _folder(batch))
+
+    def position(self, vnodes: int) -> Mapping[int, int]:
+        held = self._held(self._load())
+        return {} if held is None else dict.fromkeys(range(vnodes), held)
+
+    def close(self) -> None:
+        pass
+
+    def _load(self) -> DeltaTable | None:
+        """The table as it is now, or None when there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            return DeltaTable(self.storage.uri, storage_options=self._options)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise self._named(error) from error
+
+    @property
+    def _app(self) -> str:
+        return f"strandline/{self.producer.generation}"
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return dict(self.storage.delta_options) or None
+
+    def _held(self, table: DeltaTable | None) -> int | None:
+        return None if table is None else table.transaction_version(self._app)
+
+    def _has(self, table: DeltaTable | None, batch: Batch) -> bool:
+        return base.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
+
+    def _settled(
+        self, is_settled: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
+    ) -> DeltaTable:
+        """The table once it is as wanted, by our commit or by another's.
+
+        What a commit says of itself is not relied on: it may have landed although it failed. The table tells."""
+        from deltalake.exceptions import DeltaError
+
+        failure: Exception | None = None
+        for attempt in range(ATTEMPTS + 1):
+            table = self._load()
+            if is_settled(table):
+                assert table is not None
+                return table
+            if attempt == ATTEMPTS:
+                break
+            if failure is not None:
+                time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt))
+            try:
+                commit(table)
+            except (DeltaError, OSError) as error:
+                failure = error
+                if "Unsupported table features" in str(error):
+                    break
+        raise self._named(failure) from failure
+
+    def _grow(self, table: DeltaTable | None, wanted: pa.Schema) -> None:
+        from deltalake import CommitProperties, DeltaTable, Schema
+
+        if table is None:
+            DeltaTable.create(self.storage.uri, wanted, mode="error", storage_options=self._options)
+            return
+        fitted(table, wanted, self.storage.uri)
+        more = Schema.from_arrow(lacking(table, wanted)).fields
+        table.alter.add_columns(more, commit_properties=CommitProperties(max_commit_retries=0))
+
+    def _claim(self, table: DeltaTable | None, batch: Batch, files: Sequence[DataFile]) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction
+
+        wanted = stored_schema(batch)
+        if table is None or lacking(table, wanted):
+            raise Conflict(
+                f"the Delta table at {self.storage.uri} was replaced while files were written for it",
+                hint="Nothing was added to it. The next tick looks again: strandline tick",
+                consumer=self.producer.consumer,
+            )
+        fitted(table, wanted, self.storage.uri)
+        self._check_there(batch, files)
+        now_ms = int(time.time() * 1000)
+        adds = [AddAction(file.path, file.size, {}, now_ms, True, file.stats_text) for file in files]
+        mark = Transaction(self._app, batch.upto)
+        table.create_write_transaction(
+            adds,
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(app_transactions=[mark], max_commit_retries=0),
+        )
+
+    def _check_there(self, batch: Batch, files: Sequence[DataFile]) -> None:
+        """A vacuum without a grace time may have taken unclaimed files for leftovers."""
+        there = {info.path for info in self.storage.list(_folder(batch))} if files else set()
+        for file in files:
+            if file.path not in there:
+                raise cleared_away(file.path)
+
+    def _named(self, error: Exception | None) -> StrandlineError:
+        from deltalake.exceptions import CommitFailedError, DeltaProtocolError
+
+        said = str(error).splitlines()[0] if error is not None and str(error) else repr(error)
+        what = f"the Delta table at {self.storage.uri}"
+        if isinstance(error, DeltaProtocolError) or "Unsupported table features" in said:
+            return Invalid(f"{what} cannot be written: {said}", hint="Send to another table.", path=self.storage.uri)
+        if isinstance(error, CommitFailedError):
+            return Conflict(
+                f"{what}: other writers were first in {ATTEMPTS} attempts to commit ({said})",
+                hint="Nothing was added to it. The next tick tries again: strandline tick",
+                consumer=self.producer.consumer,
+            )
+        return Unavailable(f"{what} did not answer as expected: {said}", path=self.storage.uri)
+
+
+def _folder(batch: Batch) -> str:
+    return f"data/{batch.id}"

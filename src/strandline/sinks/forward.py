@@ -1,0 +1,216 @@
+"""The lane of an HTTP sink: one batch, chunk after chunk.
+
+A chunk is sent when the one before it is acknowledged. What was acknowledged is durable at the receiver, so there is
+nothing to finish. The lane stops and asks for its rule to be saved
+
+- before the first chunk for a receiver that knows chunks by their keys: a repeated batch must be cut the same way;
+- when such a receiver finds a chunk too large: smaller ones are new keys, and what is done must not be sent under them;
+- when a receiver that keeps positions refuses rows: they are on record before its position moves past them. Otherwise a
+  crash in between would leave rows that are neither there nor dead letters.
+
+After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips what it has, row by row;
+any other one gets the same chunks under the same keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Internal, StrandlineError, Unavailable
+from strandline.sinks import body
+from strandline.sinks.base import Batch, Dead, Producer, Result
+from strandline.sinks.chunks import Chunk, Cutter, Rule, positions_of
+from strandline.sinks.posting import CONFLICT, TOO_LARGE, Answer, Line
+
+if TYPE_CHECKING:
+    from strandline.sinks.http import HttpSink
+
+_VERSION = 1
+# A chunk of which more rows are refused, one by one, is refused as a whole.
+NAMED_ROWS = 16
+
+
+@dataclass(frozen=True)
+class HttpLane:
+    """Sends one batch. `secrets` are the sink's headers as they are on the driver: a task may lack the variable or the
+    file that holds one."""
+
+    sink: HttpSink
+    producer: Producer
+    batch: Batch
+    secrets: Mapping[str, str] = field(repr=False, hash=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
+        if self.batch.cuts is None and not self.sink.keeps_positions:
+            yield Result(cuts=self.rule.to_dict())
+        else:
+            yield _Run(self).result(batches)
+
+    @property
+    def rule(self) -> Rule:
+        """The saved rule: a sink's new settings are for batches that are not begun."""
+        if self.batch.cuts is not None:
+            return Rule.from_dict(self.batch.cuts)
+        return Rule(self.sink.chunk_rows, self.sink.chunk_bytes)
+
+
+class _Run:
+    def __init__(self, lane: HttpLane) -> None:
+        self._sink = lane.sink
+        self._producer = lane.producer
+        self._line = Line(lane.sink, lane.secrets)
+        self._cutter = Cutter(lane.batch, lane.rule)
+        self._rows = 0
+        self._dead: list[Dead] = []
+
+    def result(self, batches: Iterable[pa.RecordBatch]) -> Result:
+        rule: Rule | None = None
+        error: StrandlineError | None = None
+        try:
+            rule = self._deliver(batches)
+        except StrandlineError as failure:
+            error = failure
+        except OSError as failure:
+            error = Unavailable(f"a lane could not read its rows: {failure}")
+        except Exception as failure:
+            error = Internal(f"a lane failed: {type(failure).__name__}: {failure}")
+        finally:
+            self._line.close()
+        return Result(
+            rows=self._rows,
+            # Of a lane that is run again the last run counts them, from the batch's beginning on.
+            withheld=self._cutter.withheld if rule is None and error is None else 0,
+            bytes=self._line.bytes,
+            requests=self._line.requests,
+            retries=self._line.retries,
+            dead=tuple(self._dead),
+            cuts=None if rule is None else rule.to_dict(),
+            error=error,
+        )
+
+    def _deliver(self, batches: Iterable[pa.RecordBatch]) -> Rule | None:
+        """Send what the batch holds; the rule to save, when that has to come first."""
+        for chunk in self._cutter.chunks(batches):
+            if self._sink.keeps_positions:
+                rule = self._placed(chunk)
+            else:
+                rule = self._keyed(chunk) if chunk.rows.num_rows else None
+            del chunk  # it may be a part of a large record batch
+            if rule is not None:
+                return rule
+        return None
+
+    def _placed(self, chunk: Chunk) -> Rule | None:
+        """A chunk to a receiver that keeps positions; one without rows moves them, too."""
+        waiting = chunk.parts()
+        while waiting:
+            chunk = waiting.pop(0)
+            answer = self._post(chunk)
+            if answer.is_ack:
+                self._acknowledged(chunk)
+            elif answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
+                self._cutter.shrink(chunk.bytes // 2)
+                waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
+            elif not chunk.rows.num_rows:
+                raise self._line.stopped(answer)
+            else:
+                row = _named(chunk, answer)
+                self._dead.append(_dead(chunk, row, answer))
+                return self._cutter.rule.past(chunk, row)
+        return None
+
+    def _keyed(self, chunk: Chunk) -> Rule | None:
+        """A chunk to a receiver that knows chunks by their keys. It refuses the same rows again: no need to stop."""
+        dead = []
+        while chunk.rows.num_rows:
+            answer = self._post(chunk)
+            if answer.is_ack:
+                self._acknowledged(chunk)
+                break
+            if answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
+                self._cutter.shrink(chunk.bytes // 2)
+                return replace(self._cutter.rule, done=chunk.start)
+            row = _named(chunk, answer)
+            dead.append(_dead(chunk, row, answer))
+            if row is None:
+                break
+            chunk = chunk.without(row)
+        self._dead += dead
+        return None
+
+    def _post(self, chunk: Chunk) -> Answer:
+        data, headers = body.encode(chunk.rows, self._sink.body_format)
+        told = {"Idempotency-Key": chunk.key(self._producer.generation)}
+        if self._sink.keeps_positions:
+            told["Strandline-Chunk"] = json.dumps(self._described(chunk))
+        answer = self._line.post(data, {**headers, **told})
+        if answer.status == CONFLICT:
+            raise self._conflict(chunk, answer)
+        return answer
+
+    def _described(self, chunk: Chunk) -> dict[str, Any]:
+        producer = self._producer
+        return {
+            "version": _VERSION,
+            "producer": producer.generation,
+            "is_first": chunk.is_first,
+            "ranges": chunk.ranges,
+            "source": {
+                "lake": producer.lake_id,
+                "consumer": producer.consumer,
+                "table": producer.table,
+                "table_generation": producer.table_generation,
+            },
+        }
+
+    def _acknowledged(self, chunk: Chunk) -> None:
+        crash_point("sink.chunk_acked")
+        self._rows += chunk.rows.num_rows
+
+    def _conflict(self, chunk: Chunk, answer: Answer) -> Conflict:
+        consumer, url = self._producer.consumer, self._sink.url
+        if not self._sink.keeps_positions:
+            return Conflict(
+                f"{url} answered 409 to {chunk.rows.num_rows} rows of sink {consumer!r}: {answer.message}",
+                hint="Nothing is lost: the next tick sends them again under the same key.",
+                consumer=consumer,
+                url=url,
+                status=CONFLICT,
+            )
+        held = positions_of(answer.error.get("positions"), max(chunk.of.vnodes) + 1) or {}
+        gaps = [
+            (vnode, begin, held.get(vnode))
+            for first, last, *begin, _, _ in chunk.ranges
+            for vnode in range(first, last + 1)
+            if vnode not in held or held[vnode] < tuple(begin)
+        ]
+        vnode, expected, found = gaps[0] if gaps else (chunk.start[0], list(chunk.start[1:]), held.get(chunk.start[0]))
+        has = "knows nothing of it" if found is None else f"is at seq {found[0]}, index {found[1]}"
+        return Conflict(
+            f"sink {consumer!r} goes on at seq {expected[0]}, index {expected[1]} of vnode {vnode}, but {url} {has}: it"
+            " was recreated, restored from a copy, or changed by someone else",
+            hint=f"Nothing of the chunk was applied. To send the table again: strandline mark reset {consumer}",
+            consumer=consumer,
+            url=url,
+            status=CONFLICT,
+            vnode=vnode,
+            expected=list(expected),
+            found=None if found is None else list(found),
+        )
+
+
+def _named(chunk: Chunk, answer: Answer) -> int | None:
+    """The one row that is refused; None when all are."""
+    row = answer.row
+    is_usable = row is not None and 0 <= row < chunk.rows.num_rows and len(chunk.missing) < NAMED_ROWS
+    return row if is_usable and answer.status != TOO_LARGE else None
+
+
+def _dead(chunk: Chunk, row: int | None, answer: Answer) -> Dead:
+    identities = chunk.identities(row)
+    return Dead(chunk.at(row or 0), identities.num_rows, body.stream(identities), answer.message, answer.status)

@@ -1,0 +1,254 @@
+"""An HTTP endpoint that takes a table's changes by the forward protocol: another lake, or a program that honours
+`Idempotency-Key`.
+
+A Strandline receiver keeps the producer's position with the rows, so any cut is safe to repeat. For every other one the
+batch is cut by a rule that is saved with the intent, and each chunk has a key of its own that comes from its positions.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from strandline import duration, secret
+from strandline.definitions import MAX_VNODES
+from strandline.errors import Invalid
+from strandline.sinks.base import Batch, Producer, Result
+from strandline.sinks.body import ARROW, FORMATS, NDJSON
+from strandline.sinks.chunks import positions_of
+from strandline.sinks.forward import HttpLane
+from strandline.sinks.posting import Answer, Line
+
+STRANDLINE, ANY = "strandline", "any"
+
+_PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+_OWN = {
+    "accept", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key",
+    "strandline-chunk", "transfer-encoding",
+}  # fmt: skip
+_MOST_LANES = 256
+_MOST_ROWS = 1_000_000
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class HttpSink:
+    """Changes as requests to `url`.
+
+    `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
+    may be references (`env:NAME`, `file:PATH`), and only references are kept with the definition. A chunk holds at
+    most `chunk_rows` rows and `chunk_bytes` bytes. `patience` is how long a failing request is repeated, `timeout` how
+    long one waits for a connection or an answer."""
+
+    kind: ClassVar[str] = "http"
+    is_ordered: ClassVar[bool] = True
+
+    url: str
+    token: str | None = field(default=None, kw_only=True, repr=False)
+    receiver: str = field(default=STRANDLINE, kw_only=True)
+    format: str | None = field(default=None, kw_only=True)
+    lanes: int = field(default=4, kw_only=True)
+    chunk_rows: int = field(default=5000, kw_only=True)
+    chunk_bytes: int = field(default=4 << 20, kw_only=True)
+    patience: str | float | dt.timedelta = field(default="60s", kw_only=True)
+    timeout: str | float | dt.timedelta = field(default="30s", kw_only=True)
+    headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.receiver not in (STRANDLINE, ANY):
+            raise Invalid(f"receiver is {self.receiver!r}; expected {STRANDLINE!r} or {ANY!r}")
+        if self.format is not None and self.format not in FORMATS:
+            raise Invalid(f"format is {self.format!r}; expected one of: {', '.join(FORMATS)}")
+        _check_number("lanes", self.lanes, _MOST_LANES)
+        _check_number("chunk_rows", self.chunk_rows, _MOST_ROWS)
+        _check_number("chunk_bytes", self.chunk_bytes, _MOST_BYTES)
+        if not duration.seconds(self.timeout, "timeout"):
+            raise Invalid("timeout is 0; expected a length of time such as 30s")
+        if self.token is not None:
+            _check_secret("token", self.token)
+        normal = {
+            "url": _normal_url(self.url, self.receiver),
+            "patience": duration.shown(duration.seconds(self.patience, "patience")),
+            "timeout": duration.shown(duration.seconds(self.timeout, "timeout")),
+            "headers": _checked_headers(self.headers, has_token=self.token is not None),
+        }
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def destination(self) -> str:
+        return self.url
+
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether the receiver knows rows by their positions, or requests by their keys."""
+        return self.receiver == STRANDLINE
+
+    @property
+    def body_format(self) -> str:
+        return self.format or (ARROW if self.keeps_positions else NDJSON)
+
+    @property
+    def patience_s(self) -> float:
+        return duration.seconds(self.patience)
+
+    @property
+    def timeout_s(self) -> float:
+        return duration.seconds(self.timeout)
+
+    def secrets(self) -> dict[str, str]:
+        """The headers that are the user's, read anew; `Invalid` when one of them is not to be found."""
+        found = {name: secret.resolved(text, f"header {name} of {self.url}") for name, text in self._given.items()}
+        if self.token is not None:
+            found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
+        for name, text in found.items():
+            if not _is_sendable(text):
+                raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
+        return found
+
+    @property
+    def _given(self) -> Mapping[str, str]:
+        return self.headers or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "token": secret.reference(self.token),
+            "receiver": self.receiver,
+            "format": self.format,
+            "lanes": self.lanes,
+            "chunk_rows": self.chunk_rows,
+            "chunk_bytes": self.chunk_bytes,
+            "patience": self.patience,
+            "timeout": self.timeout,
+            "headers": {name: secret.reference(text) for name, text in self._given.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        return cls(**facts)
+
+    def open(self, producer: Producer) -> HttpDelivery:
+        return HttpDelivery(self, producer)
+
+
+class HttpDelivery:
+    def __init__(self, sink: HttpSink, producer: Producer) -> None:
+        self._sink = sink
+        self._producer = producer
+        self._secrets: dict[str, str] | None = None
+        self._line: Line | None = None
+
+    def is_delivered(self, batch: Batch) -> bool:
+        """A receiver that keeps positions is asked whether it has the batch when that may be: when the batch was begun
+        before, or is the first. Any other one cannot say; it knows the batch's chunks by their keys."""
+        self._secrets = self._sink.secrets()
+        if not self._sink.keeps_positions or not (batch.is_replay or batch.is_first):
+            return False
+        held = self._held()
+        return all(held.get(vnode, (0, 0)) >= (batch.upto + 1, 0) for vnode in batch.vnodes)
+
+    def lane(self, batch: Batch) -> HttpLane:
+        secrets = self._sink.secrets() if self._secrets is None else self._secrets
+        return HttpLane(self._sink, self._producer, batch, secrets)
+
+    def finish(self, batch: Batch, results: Sequence[Result]) -> None:
+        """Nothing is left to do: what is acknowledged is durable."""
+
+    def position(self, vnodes: int) -> Mapping[int, int] | None:
+        """The last seq of each vnode that the receiver has completely."""
+        if not self._sink.keeps_positions:
+            return None
+        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._held().items() if vnode < vnodes}
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _held(self) -> dict[int, tuple[int, int]]:
+        """The position of each vnode at the receiver."""
+        if self._line is None:
+            self._line = Line(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
+        answer = self._line.ask(f"{self._sink.url.rstrip('/')}/positions", {"producer": self._producer.generation})
+        told = answer.document
+        held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
+        if held is not None:
+            return held
+        if answer.is_ack or answer.status in (404, 405):
+            raise self._not_a_receiver(answer)
+        raise self._line.stopped(answer)
+
+    def _not_a_receiver(self, answer: Answer) -> Invalid:
+        return Invalid(
+            f"{self._sink.url} answered {answer.status} to the question for its positions: it is no Strandline"
+            f" receiver, or has no such table ({answer.message[:80]})",
+            hint="Nothing was sent. Create the table there, or declare HttpSink(url, receiver='any') for an endpoint"
+            " that honours Idempotency-Key.",
+            consumer=self._producer.consumer,
+            url=self._sink.url,
+            status=answer.status,
+        )
+
+
+def _check_number(name: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise Invalid(f"{name} is {value!r}; expected a number from 1 to {most}")
+
+
+def _check_secret(role: str, text: object) -> None:
+    if not isinstance(text, str) or not text or not _is_sendable(text):
+        raise Invalid(
+            f"the {role} is not a text that a header can hold",
+            hint="Name where it is: 'env:NAME' or 'file:PATH'.",
+        )
+
+
+def _is_sendable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _normal_url(url: object, receiver: str) -> str:
+    """The address in one spelling. What is wrong with it is said without repeating it: it may hold a password."""
+    expected = "Expected an address such as https://host/ingest/messages"
+    if not isinstance(url, str) or not url or not url.isprintable() or " " in url:
+        raise Invalid("the url is not an address", hint=expected)
+    try:
+        parts = urlsplit(url)
+        host, port, scheme = parts.hostname, parts.port, parts.scheme
+    except ValueError as error:
+        raise Invalid(f"the url is not an address: {error}", hint=expected) from error
+    if "@" in parts.netloc:
+        raise Invalid("the url holds credentials", hint="Leave them out; give a token or headers instead.")
+    if scheme not in _PORTS or not host:
+        raise Invalid(f"the url {url!r} has the scheme {scheme!r} and the host {host!r}", hint=expected)
+    if parts.fragment or url.endswith("#"):
+        raise Invalid(f"the url {url!r} has a fragment, which is never sent", hint="Leave out the part from '#' on.")
+    if receiver == STRANDLINE and (parts.query or url.endswith("?")):
+        raise Invalid(f"the url {url!r} has a query, which a Strandline receiver does not take", hint=expected)
+    place = f"[{host}]" if ":" in host else host
+    place = place if port in (None, _PORTS[scheme]) else f"{place}:{port}"
+    path = parts.path.rstrip("/") if receiver == STRANDLINE else parts.path
+    return urlunsplit((scheme, place, path or "/", parts.query, ""))
+
+
+def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise Invalid(f"headers is a {type(headers).__name__}; expected names and texts, such as {{'X-Team': 'data'}}")
+    taken = _OWN | ({"authorization"} if has_token else set())
+    for name, text in headers.items():
+        if not isinstance(name, str) or not _NAME.match(name):
+            raise Invalid(f"headers names {name!r}, which is no header's name")
+        if name.lower() in taken:
+            raise Invalid(f"the header {name} is set by the sink itself", hint="Leave it out.")
+        _check_secret(f"header {name}", text)
+    if len({name.lower() for name in headers}) != len(headers):
+        raise Invalid("headers names one header twice")
+    return dict(headers)

@@ -1,0 +1,144 @@
+"""What people do to sinks by command: add one, start it again, retire it, send its dead letters once more.
+
+A sink that is started again is a new life: a destination that keeps positions holds the old one, so a mark that is only
+set back would send nothing, and one that is set forward would be refused as a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strandline.errors import Conflict, Invalid, NotFound
+from strandline.feed import extent_of, files_of
+from strandline.lag import Lag, lag_of
+from strandline.leases import LENGTH_S, this_worker
+from strandline.merge import Merge
+from strandline.plan import Standing, facts_of, standings, table_of
+from strandline.registry import Consumer, Registered
+from strandline.secret import GIVEN
+from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A sink that starts again: `rows` will be sent at most, of which the destination may have some. `was` are its
+    marks until then, `life` is its number from now on."""
+
+    name: str
+    table: str
+    destination: str
+    start: Start
+    rows: int
+    was: Mapping[int, int]
+    life: int
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A sink that holds the log no more; what lies in `lag` is never sent."""
+
+    name: str
+    table: str
+    destination: str
+    lag: Lag
+
+
+def add(lake: Lake, sink: SinkDef) -> Registered:
+    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
+    kept = sink.to_dict()
+    if GIVEN in (kept["salt"], *_texts(kept["to"])):
+        raise Invalid(
+            f"sink {sink.name!r} has a secret that would be lost: secrets are not written down",
+            hint="Name where it is: env:NAME or file:PATH.",
+            consumer=sink.name,
+        )
+    found = standings(lake).get(sink.name, Standing())
+    table = lake.table(sink.table)
+    sink.shape(table.definition, is_new=True)
+    _bound(lake)
+    registered = lake.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
+    lake.ledger.bond.renew()
+    return registered
+
+
+def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> Reset:
+    """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
+    checked_start(start, name)
+    found, consumer = _found(lake, name)
+    table = table_of(lake, lake.declared.get(name), consumer)
+    merge = table.merge()
+    done = Reset(
+        name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
+    )
+    if dry_run:
+        return done
+    _bound(lake)
+    with lake.ledger.leases.held(consumer.lease, this_worker(), LENGTH_S):
+        lake.ledger.registry.retire(name)
+        lake.ledger.registry.register(
+            name,
+            kind=consumer.kind,
+            table=table.name,
+            table_generation=table.entry.generation,
+            destination=consumer.destination,
+            definition={**consumer.definition, "start": start},
+            revive=True,
+        )
+        lake.ledger.bond.renew()
+    return done
+
+
+def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
+    """Let a sink send nothing more and hold the log no more."""
+    found, consumer = _found(lake, name)
+    try:
+        table = table_of(lake, None, consumer)
+        lag = lag_of(found.marks, table.merge(), time.time())
+    except NotFound:
+        lag = Lag(0, 0, None)
+    if not dry_run:
+        _bound(lake)
+        with lake.ledger.leases.held(consumer.lease, this_worker(), LENGTH_S):
+            lake.ledger.registry.retire(name)
+            lake.ledger.bond.renew()
+    return Retired(name, consumer.table, consumer.destination, lag)
+
+
+def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
+    known = standings(lake)
+    found = known.get(name, Standing())
+    if found.consumer is None:
+        hint = f"Sinks that have run: {', '.join(sorted(known)) or 'none'}"
+        if name in lake.declared:
+            raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
+        raise NotFound(f"there is no sink {name!r}", hint=hint, consumer=name)
+    return found, found.consumer
+
+
+def _bound(lake: Lake) -> None:
+    lake.ledger.bond.check()
+
+
+def _rows(start: Start, merge: Merge) -> int:
+    if start == HEAD:
+        return 0
+    if start == BACKFILL:
+        return sum(file.rows for file in [*merge.base_files(), *(file for _, file in merge.log_files())])
+    vnodes = range(merge.definition.vnodes)
+    if int(start) > merge.log.head:
+        raise Invalid(f"table is at seq {merge.log.head}; there is nothing after {start}", seq=int(start))
+    return extent_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows
+
+
+def _texts(facts: object) -> list[object]:
+    if isinstance(facts, Mapping):
+        return [text for value in facts.values() for text in _texts(value)]
+    if isinstance(facts, list | tuple):
+        return [text for value in facts for text in _texts(value)]
+    return [facts]

@@ -1,0 +1,126 @@
+"""A receiver of the forward protocol's level 2 that does what the protocol's table of positions says, word for word.
+
+`faults` are taken one by one: a status, "lost" (done, and the connection closed instead of an answer) or "cut" (nothing
+done, closed). `refuses` says which rows it does not take; `limit` how many rows a request may have."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+
+Position = tuple[int, int]
+
+
+class PositionsReceiver:
+    def __init__(self) -> None:
+        self.reset()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                producer = parse_qs(urlsplit(self.path).query)["producer"][0]
+                told = [[vnode, vnode, *at] for vnode, at in sorted(receiver.positions.get(producer, {}).items())]
+                receiver.questions += 1
+                self.answer(200, {"producer": producer, "positions": told})
+
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                fault = receiver.faults.pop(0) if receiver.faults else None
+                if fault == "cut":
+                    self.close_connection = True
+                elif isinstance(fault, int):
+                    self.answer(fault, {"error": {"message": "not now"}})
+                else:
+                    status, body = receiver.taken(self.headers, data)
+                    if fault == "lost":
+                        self.close_connection = True
+                    else:
+                        self.answer(status, body)
+
+            def answer(self, status: int, body: Any) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    def reset(self) -> None:
+        self.positions: dict[str, dict[int, Position]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.chunks: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.faults: list[str | int | None] = []
+        self.refuses: Callable[[dict[str, Any]], bool] = lambda row: False
+        self.names_rows = True
+        self.limit = 1 << 30
+        self.questions = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/ingest/items"
+
+    def taken(self, headers: Any, data: bytes) -> tuple[int, Any]:
+        chunk = json.loads(headers["Strandline-Chunk"])
+        rows = _decoded(headers, data)
+        self.chunks.append({**chunk, "rows": len(rows), "headers": headers})
+        self.keys.append(headers["Idempotency-Key"])
+        if len(rows) > self.limit:
+            return 413, {"error": {"message": "too large"}}
+        held = self.positions.setdefault(chunk["producer"], {})
+        skip: dict[int, Position] = {}
+        moved: dict[int, Position] = {}
+        for first, last, *begin, to_seq, to_index in chunk["ranges"]:
+            for vnode in range(first, last + 1):
+                assert vnode not in skip, "a vnode is in two ranges"
+                at, start, end = held.get(vnode), tuple(begin), (to_seq, to_index)
+                assert start < end, "a range without extent"
+                for row in rows:
+                    if row["_vnode"] == vnode:
+                        assert start <= (row["_seq"], row["_index"]) < end, "a row outside its range"
+                if (at is None and not chunk["is_first"]) or (at is not None and at < start):
+                    told = [[vnode, vnode, *each] for vnode, each in sorted(held.items())]
+                    return 409, {"error": {"kind": "Conflict", "message": "a gap", "positions": told}}
+                skip[vnode] = at or (0, 0)
+                moved[vnode] = max(at or (0, 0), end)
+        new = [row for row in rows if (row["_seq"], row["_index"]) >= skip[row["_vnode"]]]
+        for row in new:
+            if self.refuses(row):
+                error = {"kind": "Invalid", "message": "a bad row"}
+                return 422, {"error": error | ({"row": rows.index(row)} if self.names_rows else {})}
+        self.rows += new
+        held |= moved
+        return 200, {"rows": len(new), "skipped": len(rows) - len(new), "seq": len(self.rows) or None}
+
+
+def _decoded(headers: Any, data: bytes) -> list[dict[str, Any]]:
+    if headers["Content-Type"] == "application/vnd.apache.arrow.stream":
+        return list(pa.ipc.open_stream(data).read_all().to_pylist())
+    return [json.loads(line) for line in gzip.decompress(data).splitlines()]
+
+
+@contextlib.contextmanager
+def positions_receiver() -> Iterator[PositionsReceiver]:
+    receiver = PositionsReceiver()
+    threading.Thread(target=receiver.server.serve_forever, daemon=True).start()
+    try:
+        yield receiver
+    finally:
+        receiver.server.shutdown()
+        receiver.server.server_close()

@@ -1,0 +1,285 @@
+"""Sinks by command, their lag, what retention waits for, and a state that is found again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline import steering
+from strandline.adoption import adopt_state
+from strandline.consumers import retention
+from strandline.sinks.declared import SinkDef
+from strandline.sinks.parquet import ParquetSink
+from strandline.status import TableStatus
+from support import ITEMS
+
+
+def rows(*ids: int, name: str = "n") -> list[dict[str, Any]]:
+    return [{"id": id, "name": f"{name}{id}"} for id in ids]
+
+
+def delivered(place: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    found = [row for path in place.glob("data/**/*.parquet") for row in pq.read_table(path).to_pylist()]
+    return sorted(found, key=lambda row: (row["_seq"], row["id"]))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def archive(lake: sl.Lake, items: sl.Table, place: Path) -> SinkDef:
+    """A sink that has delivered one commit."""
+    items.upsert(rows(1, 2, 3))
+    sink = lake.sink("archive", "items", to=ParquetSink(str(place)))
+    assert lake.tick().is_well
+    return sink
+
+
+def test_a_sink_that_was_added_runs_without_a_program_that_declares_it(
+    tmp_path: Path, lake: sl.Lake, items: sl.Table, place: Path
+) -> None:
+    items.upsert(rows(1))
+    added = steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    assert added.is_new
+    report = sl.Lake(tmp_path / "lake").tick()
+    assert [(sink.name, sink.rows) for sink in report.sinks] == [("archive", 1)]
+
+
+def test_a_secret_that_would_be_lost_is_refused_by_add(lake: sl.Lake, items: sl.Table, place: Path) -> None:
+    with pytest.raises(sl.Invalid):
+        steering.add(lake, SinkDef.declare("a", "items", ParquetSink(str(place)), mask={"name": "hash"}, salt="pepper"))
+
+
+def test_reset_sends_the_table_again_as_a_new_life(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path
+) -> None:
+    planned = steering.reset(lake, "archive", dry_run=True)
+    assert (planned.rows, planned.life, lake.plan().sinks[0].works) == (3, 1, ())
+    done = steering.reset(lake, "archive")
+    assert (done.life, done.was) == (2, {0: 1, 1: 1, 2: 1, 3: 1})
+    assert lake.tick().sinks[0].rows == 3
+    assert len(delivered(place)) == 6
+    assert lake.tick().is_idle
+
+
+def test_reset_to_a_seq_sends_the_changes_after_it(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    items.upsert(rows(4))
+    items.upsert(rows(5))
+    assert lake.tick().rows == 2
+    assert steering.reset(lake, "archive", 2).rows == 1
+    assert lake.tick().rows == 1
+    assert steering.reset(lake, "archive", "head").rows == 0
+    assert lake.tick().rows == 0
+    with pytest.raises(sl.Invalid):
+        steering.reset(lake, "archive", 99)
+
+
+def test_a_reset_to_seq_0_sends_every_change(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    items.upsert(rows(1, name="again"))
+    lake.tick()
+    assert steering.reset(lake, "archive", 0).rows == 4
+    assert lake.tick().rows == 4
+
+
+def test_a_retired_sink_sends_nothing_and_holds_nothing(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    items.upsert(rows(4))
+    assert lake.vacuum(keep="0s", grace="0s").to_dict()["tables"][0]["held_by"]["who"] == "sink archive"
+    gone = steering.retire(lake, "archive")
+    assert (gone.lag.commits, gone.lag.rows) == (1, 1)
+    assert lake.tick().sinks == ()
+    assert lake.status().sinks[0].is_retired
+    assert lake.vacuum(keep="0s", grace="0s").to_dict()["tables"][0]["held_by"]["who"] == "the setting keep"
+
+
+def test_the_log_is_kept_for_a_sink_that_has_not_run(lake: sl.Lake, items: sl.Table, place: Path) -> None:
+    items.upsert(rows(1))
+    steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    items.upsert(rows(2))
+    items.compact(full=True)
+    lake.vacuum(keep="0s", grace="0s")
+    assert items.log.refresh().trimmed_to == 0
+
+
+def test_lag_is_told_in_commits_rows_and_seconds(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    assert lake.status().sinks[0].lag.is_none
+    items.upsert(rows(4, 5))
+    items.delete([1])
+    items.configure(keep="7d")
+    lag = lake.status().sinks[0].lag
+    assert (lag.commits, lag.rows) == (2, 3) and lag.seconds is not None
+
+
+def test_a_commit_without_data_is_no_lag_and_no_work(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    items.configure(keep="7d")
+    assert lake.plan().is_idle and lake.status().sinks[0].lag.is_none
+
+
+def test_an_unknown_sink_is_named_with_those_there_are(lake: sl.Lake, archive: SinkDef) -> None:
+    for act in (steering.reset, steering.retire):
+        with pytest.raises(sl.NotFound) as caught:
+            act(lake, "central")
+        assert caught.value.fields["consumer"] == "central" and "archive" in str(caught.value)
+
+
+# --- retention --------------------------------------------------------------------------------------------------
+
+TIMED = pa.schema([pa.field("id", pa.int64(), False), ("at", pa.timestamp("us", tz="UTC"))])
+
+
+def timed(id: int, days: float) -> dict[str, Any]:
+    return {"id": id, "at": dt.datetime.now(dt.UTC) - dt.timedelta(days=days)}
+
+
+def test_a_late_row_is_sent_before_it_expires(lake: sl.Lake, place: Path) -> None:
+    """Lesson 21."""
+    table = lake.create_table("timed", TIMED, key=["id"], vnodes=2, time="at", retention="90d")
+    lake.sink("archive", "timed", to=ParquetSink(str(place)))
+    table.upsert([timed(1, 0)])
+    lake.tick()
+    table.upsert([timed(2, 200), timed(3, 1)])
+    assert retention.due(table) is None
+    found = lake.status().tables[0]
+    assert isinstance(found, TableStatus) and found.waits_for is not None and "archive" in found.waits_for
+    with pytest.raises(sl.Conflict) as caught:
+        table.expire(dt.datetime.now(dt.UTC) - dt.timedelta(days=100))
+    assert caught.value.fields["consumer"] == "archive"
+    report = lake.tick()
+    assert (report.rows, report.expired) == (2, ("timed",))
+    assert {row["id"] for row in delivered(place)} == {1, 2, 3}
+    assert sorted(table.to_arrow().column("id").to_pylist()) == [1, 3]
+    assert lake.tick().is_idle
+
+
+def test_rows_of_a_table_that_nobody_reads_expire_in_a_tick(lake: sl.Lake) -> None:
+    table = lake.create_table("timed", TIMED, key=["id"], vnodes=2, time="at", retention="90d")
+    table.upsert([timed(1, 200), timed(2, 1)])
+    assert lake.plan().expire == ("timed",)
+    assert lake.tick().expired == ("timed",)
+    assert table.to_arrow().column("id").to_pylist() == [2]
+
+
+# --- a state that was lost --------------------------------------------------------------------------------------
+
+
+def lose(lake: sl.Lake) -> sl.Lake:
+    """The lake, opened after its state was deleted."""
+    for path in Path(lake.storage.uri).glob("state.db*"):
+        os.unlink(path)
+    return sl.Lake(lake.storage.uri)
+
+
+def test_a_lost_state_neither_sends_nor_trims_nor_expires_until_it_is_adopted(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path
+) -> None:
+    """Lesson 8."""
+    items.upsert(rows(4))
+    again = lose(lake)
+    for act in (again.tick, again.table("items").vacuum, lambda: steering.retire(again, "archive")):
+        with pytest.raises(sl.StrandlineError):
+            act()
+    assert again.status().state_fault is not None and not again.status().is_healthy
+    assert again.table("items").to_arrow().num_rows == 4
+    (found,) = adopt_state(again)
+    assert (found.name, found.marks) == ("archive", {0: 1, 1: 1, 2: 1, 3: 1})
+    assert again.tick().rows == 1
+    assert [row["id"] for row in delivered(place)] == [1, 2, 3, 4]
+
+
+def test_a_state_from_an_old_copy_goes_on_where_the_destination_is(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path
+) -> None:
+    state = Path(lake.storage.uri) / "state.db"
+    lake.state.close()
+    shutil.copy(state, tmp_path / "old.db")
+    items.upsert(rows(4))
+    lake.tick()
+    lake.state.close()
+    for path in Path(lake.storage.uri).glob("state.db*"):
+        path.unlink()
+    shutil.copy(tmp_path / "old.db", state)
+    again = sl.Lake(lake.storage.uri)
+    with pytest.raises(sl.Conflict):
+        again.tick()
+    (found,) = adopt_state(again)
+    assert set((found.marks or {}).values()) == {2}
+    assert again.tick().is_idle
+    assert [row["id"] for row in delivered(place)] == [1, 2, 3, 4]
+
+
+def test_a_lake_from_an_old_copy_is_noticed_and_its_sink_waits_for_a_person(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path
+) -> None:
+    root = Path(lake.storage.uri)
+    shutil.copytree(root, tmp_path / "copy")
+    items.upsert(rows(4))
+    lake.tick()
+    lake.state.close()
+    kept = tmp_path / "kept.db"
+    shutil.copy(root / "state.db", kept)
+    shutil.rmtree(root)
+    shutil.copytree(tmp_path / "copy", root)
+    for path in root.glob("state.db*"):
+        path.unlink()
+    shutil.copy(kept, root / "state.db")
+    again = sl.Lake(root)
+    with pytest.raises(sl.Conflict):
+        again.tick()
+    (found,) = adopt_state(again)
+    assert found.marks is None
+    again.table("items").upsert(rows(7))
+    assert again.tick().sinks == ()
+    assert steering.reset(again, "archive").life == 2
+    assert again.tick().rows == 4
+
+
+def test_a_destination_that_cannot_be_asked_stops_the_adoption_unless_it_is_skipped(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path
+) -> None:
+    again = lose(lake)
+    shutil.rmtree(place)
+    place.write_text("in the way")
+    with pytest.raises(sl.Unavailable) as caught:
+        adopt_state(again)
+    assert caught.value.fields["consumer"] == "archive"
+    (found,) = adopt_state(again, skip=["archive"])
+    assert found.marks is None and again.status().sinks[0].is_retired
+
+
+def test_a_sink_is_kept_in_postgresql(tmp_path: Path, postgres_url: str, place: Path) -> None:
+    lake = sl.Lake(tmp_path / "lake", state=postgres_url)
+    items = lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    items.upsert(rows(1))
+    lake.sink("archive", "items", to=ParquetSink(str(place)))
+    assert lake.tick().rows == 1
+    other = sl.Lake(tmp_path / "lake", state=postgres_url)
+    items.upsert(rows(2))
+    assert [(sink.name, sink.rows) for sink in other.tick().sinks] == [("archive", 1)]
+    assert not (tmp_path / "lake" / "state.db").exists()
+    with pytest.raises(sl.Conflict):
+        sl.Lake(tmp_path / "lake").tick()
+
+
+def test_purged_keys_leave_dead_letters_too(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strandline.sinks.base import Dead
+
+    keys = pa.table({"id": pa.array([1, 2], pa.int64())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, keys.schema) as writer:
+        writer.write_table(keys)
+    dead = Dead((0, 1, 0), 2, sink.getvalue().to_pybytes(), "no")
+    lake.ledger.letters.save(lake.ledger.registry.get("archive"), "intent", [dead])
+    items.purge([1])
+    assert [letter.key_table.to_pylist() for letter in lake.ledger.letters.all()] == [[{"id": 2}]]
