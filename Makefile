@@ -29,7 +29,7 @@ types: java $(VENV)/.ready
 	@$(BIN)/mypy
 
 tests: java $(VENV)/.ready
-	@$(BIN)/pytest -m 'not soak' $(ARGS)
+	@$(BIN)/pytest -m 'not soak and not chaos' $(ARGS)
 
 soak: java $(VENV)/.ready  ## Run the long tests
 	@$(BIN)/pytest -m soak $(ARGS)

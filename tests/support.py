@@ -28,6 +28,9 @@ BIN = Path(sys.executable).parent
 SRC = Path(sl.__file__).parents[1]
 TESTS = Path(__file__).parent
 KEY, SECRET, BUCKET = "key", "secret-key", "lakes"
+TABLE_BUCKET = "tables"
+ICEBERG: dict[str, str] = {}
+"""The address of the Iceberg REST catalog that belongs to an S3 server, by that server's address."""
 
 ITEMS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("qty", pa.int32())])
 
@@ -227,6 +230,8 @@ def seaweedfs() -> Iterator[str]:
     endpoint = f"http://127.0.0.1:{numbers['s3.port']}"
     command = [str(BIN / "weed"), "mini", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += ["-master.telemetry=false", "-webdav=false", "-admin.ui=false", f"-s3.config={folder / 's3.json'}"]
+    command += [f"-tableBucket={TABLE_BUCKET}"]
+    ICEBERG[endpoint] = f"http://127.0.0.1:{numbers['s3.port.iceberg']}"
     command += [f"-{name}={port}" for name, port in numbers.items()]
     try:
         with serving(command, endpoint, folder / "weed.log"):

@@ -41,7 +41,8 @@ def cut(batch, rows, rule=LARGE, at=()):
 
 
 def told(chunk):
-    return chunk.start, chunk.end, chunk.ranges, chunk.key("g"), chunk.is_first, chunk.rows.to_pylist()
+    bodies = [body.encode(chunk.rows, format) for format in body.FORMATS]
+    return chunk.start, chunk.end, chunk.ranges, chunk.key("g"), chunk.is_first, chunk.rows.to_pylist(), bodies
 
 
 def spread(chunks):

@@ -491,7 +491,7 @@ def test_only_what_is_known_for_certain_counts_as_gone(holder, monkeypatch):
     assert own.startswith(f"{host}:{os.getpid()}:") and not is_dead(own)
 
 
-def test_a_process_that_another_user_runs_is_alive():
+def test_the_first_process_of_the_machine_is_alive_whoever_runs_it():
     host, _, _, boot, worker = this_worker().split(":")
     started, _ = module._process(1)
     assert not is_dead(f"{host}:1:{started}:{boot}:{worker}")

@@ -1,5 +1,6 @@
 """Changes as Parquet files: a batch counts once, whoever finishes it how often, and nothing is left beside it."""
 
+import contextlib
 import json
 import pickle
 import re
@@ -433,18 +434,12 @@ def is_manifest(command, path):
 @pytest.mark.parametrize("faults", [["lost"], ["down"]])
 def test_an_answer_that_never_came_neither_loses_nor_doubles(s3, seaweed, is_aimed, faults):
     with proxied(seaweed) as proxy:
-        quick = {"retry_config": {"max_retries": 1, "retry_timeout": {"seconds": 2}}}
-        delivery = s3(proxy.endpoint)
-        options = {**delivery.storage.options, **quick}
-        delivery = ParquetDelivery(replace(delivery.storage, options=options), PRODUCER)
+        delivery = s3(proxy.endpoint, retry_config={"max_retries": 1})
         deliver(delivery, FIRST, ROWS)
         proxy.is_aimed, proxy.faults = is_aimed, list(faults)
-        results = run_lanes(delivery, SECOND, [MORE])
-        try:
-            delivery.finish(SECOND, results)
-        except sl.Unavailable:
-            proxy.is_down = False
-        assert proxy.seen, "a request was hit"
+        with contextlib.suppress(sl.Unavailable):
+            deliver(delivery, SECOND, MORE)
+        assert proxy.seen[0] == faults[0]
         proxy.is_down, proxy.faults = False, []
         deliver(delivery, again(SECOND), MORE)
         assert changes(held(delivery)) == changes([*ROWS, *MORE])
@@ -454,9 +449,17 @@ def test_an_answer_that_never_came_neither_loses_nor_doubles(s3, seaweed, is_aim
 def test_wrong_credentials_and_a_missing_bucket_are_said_before_anything_is_sent(s3, seaweed):
     with refused(sl.Unavailable):
         deliver(s3(secret_access_key="wrong"), FIRST, ROWS)
-    sink = ParquetSink("s3://no-such-bucket-here/archive", options=options_for(seaweed))
-    with refused(sl.NotFound):
-        deliver(sink.open(PRODUCER), FIRST, ROWS)
+    with proxied(seaweed) as proxy:
+        for is_aimed in (is_check, is_part):
+            proxy.is_aimed, proxy.faults = is_aimed, [(404, "NoSuchBucket")] * 20
+            with refused(sl.NotFound):
+                deliver(s3(proxy.endpoint), FIRST, ROWS)
+            proxy.faults = []
+    assert not s3().is_delivered(FIRST)
+
+
+def is_check(command, path):
+    return command == "PUT" and "/_check/" in path
 
 
 def test_a_parquet_sink_is_a_sink(place):

@@ -261,6 +261,14 @@ def test_odd_texts_come_back_as_they_were(registry):
     assert registry.register("a", **FACTS | odd).why == ""
 
 
+def test_values_that_only_python_takes_for_equal_are_a_changed_definition(registry):
+    registry.register("a", **FACTS | {"definition": {"n": 1}})
+    for value in (True, 1.0, 1):
+        assert "definition" in registry.register("a", **FACTS | {"definition": {"n": value}}).why
+        assert repr(registry.get("a").definition) == repr({"n": value})
+        assert registry.register("a", **FACTS | {"definition": {"n": value}}).why == ""
+
+
 def test_a_definition_on_record_that_is_no_json_is_corrupt(state, registry, consumer):
     with state.transaction() as connection:
         connection.execute(update(module.generations).values(definition="{"))

@@ -283,3 +283,28 @@ def test_purged_keys_leave_dead_letters_too(
     lake.ledger.letters.save(lake.ledger.registry.get("archive"), "intent", [dead])
     items.purge([1])
     assert [letter.key_table.to_pylist() for letter in lake.ledger.letters.all()] == [[{"id": 2}]]
+
+
+def test_a_purge_tells_sinks_that_the_row_is_gone(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path
+) -> None:
+    items.purge([2])
+    items.compact(full=True)
+    assert lake.tick(only=["archive"]).rows == 1
+    assert [(row["_op"], row["id"]) for row in delivered(place)[-1:]] == [("delete", 2)]
+
+
+def test_a_purge_waits_for_what_a_sink_has_begun(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    items.upsert(rows(4))
+    consumer = lake.ledger.registry.get("archive")
+    with lake.ledger.leases.held(consumer.lease, "someone") as held:
+        with pytest.raises(sl.Conflict):
+            items.purge([1])
+        lake.ledger.marks.open_intent(
+            consumer, lane="0-3", vnodes=range(4), after=1, upto=2, schema_id=0, fence=held.fence
+        )
+    with pytest.raises(sl.Conflict) as caught:
+        items.purge([1])
+    assert caught.value.fields["consumer"] == "archive"
+    assert lake.tick().rows == 1
+    items.purge([1])

@@ -18,6 +18,11 @@ from strandline.errors import (
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
+    from strandline.runner import TickReport
+    from strandline.sinks.delta import DeltaSink
+    from strandline.sinks.http import HttpSink
+    from strandline.sinks.iceberg import IcebergSink
+    from strandline.sinks.parquet import ParquetSink
     from strandline.table import HistoryEntry, Table
 
 __version__ = "0.1.0"
@@ -25,18 +30,32 @@ __all__ = [
     "Commit",
     "Conflict",
     "Corrupt",
+    "DeltaSink",
     "HistoryEntry",
+    "HttpSink",
+    "IcebergSink",
     "Internal",
     "Invalid",
     "Lake",
     "NotFound",
     "NotRetained",
+    "ParquetSink",
     "StrandlineError",
     "Table",
+    "TickReport",
     "Unavailable",
 ]
 
-_HOMES = {"Lake": "strandline.lake", "Table": "strandline.table", "HistoryEntry": "strandline.table"}
+_HOMES = {
+    "DeltaSink": "strandline.sinks.delta",
+    "HistoryEntry": "strandline.table",
+    "HttpSink": "strandline.sinks.http",
+    "IcebergSink": "strandline.sinks.iceberg",
+    "Lake": "strandline.lake",
+    "ParquetSink": "strandline.sinks.parquet",
+    "Table": "strandline.table",
+    "TickReport": "strandline.runner",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,8 @@ from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
 from strandline.errors import Invalid, NotFound, StrandlineError
 from strandline.ingest.job import IngestReport, NewTable, ingest
+from strandline.intents import busy
+from strandline.leases import this_worker
 from strandline.ledger import Ledger, open_state
 from strandline.leftovers import Leftover, leftovers, sweep
 from strandline.log import Log
@@ -341,6 +344,27 @@ class _Readers:
 
     def forget(self, keys: pa.Table) -> int:
         return self.lake.ledger.letters.forget(self.entry.generation, keys) if self.lake.has_ledger else 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.lake.has_ledger:
+                ledger = self.lake.ledger
+                mine = [
+                    consumer
+                    for consumer in ledger.registry.all()
+                    if consumer.table_generation == self.entry.generation and not consumer.is_retired
+                ]
+                for consumer in mine:
+                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker()))
+                for begun in ledger.marks.open_intents(mine).values():
+                    for intent in begun:
+                        raise busy(
+                            next(each.name for each in mine if each.generation == intent.generation),
+                            intent,
+                            "the past of its table cannot change",
+                        )
+            yield
 
 
 @dataclass(frozen=True)

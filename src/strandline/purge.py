@@ -77,7 +77,7 @@ def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
     crash_point("purge.deleted")
     matching = _Matching(keys, definition.key)
     storage = table.log.storage
-    is_held = any(pin.seq is not None for pin in table.pins.live(storage.now_s()))
+    is_held = _is_awaited(table)
     progress(1, 4, table.name)
     log_rows = until_landed(lambda: _purge_log(table, matching, seq))
     crash_point("purge.log_rewritten")
@@ -94,6 +94,17 @@ def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
         delta.checkpoint()
     progress(4, 4, table.name)
     return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
+
+
+def _is_awaited(table: Table) -> bool:
+    """Whether someone has yet to see the delete: the holder of a pin, or a consumer, of which a state that is not there
+    may know."""
+    if any(pin.seq is not None for pin in table.pins.live(table.log.storage.now_s())):
+        return True
+    try:
+        return bool(table.readers.marks())
+    except Conflict:
+        return True
 
 
 class _Matching:

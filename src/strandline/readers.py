@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import pyarrow as pa
@@ -21,6 +22,11 @@ class Readers(Protocol):
         """Erase keys from what is kept of refused rows; how many there were."""
         ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """No consumer works while the block runs; `Conflict` when one does, or has something under way: what it sends
+        is counted by place, and must not change between two attempts."""
+        ...
+
 
 class Nobody:
     """A table that no consumer reads."""
@@ -33,3 +39,6 @@ class Nobody:
 
     def forget(self, keys: pa.Table) -> int:
         return 0
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -129,7 +129,7 @@ class Registry:
                 decided = replace(decided, consumer=new)
                 _insert(connection, new)
                 _point(connection, name, new.generation)
-            elif decided.consumer != found:
+            elif found is not None and _facts(decided.consumer) != _facts(found):
                 _update(connection, decided.consumer)
         return decided
 

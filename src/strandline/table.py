@@ -402,8 +402,9 @@ class Table:
 
         The bytes leave the disk with the next vacuum after the grace time. What sinks have sent is not reached."""
         rows = self._keys(keys, "purge")
-        self.readers.forget(rows)
-        return purge(self, rows, progress=progress)
+        with self.readers.paused():
+            self.readers.forget(rows)
+            return purge(self, rows, progress=progress)
 
     def merge(self, at: At = None) -> Merge:
         """What a read at `at` consists of."""

@@ -73,7 +73,9 @@ def list_(
         show_rows(out, columns, rows, numbers=("ROWS", "STATUS", "REPLAYS"))
         if len(found) == limit and whole > limit:
             out.print(Text(f"The last {limit:,}; more: --limit {whole}", "dim"))
-        out.print(f"See one: {call.command('deadletter show ID')}; send it again: {call.command('deadletter replay ID')}")
+        out.print(
+            f"See one: {call.command('deadletter show ID')}; send it again: {call.command('deadletter replay ID')}"
+        )
 
     return Answer({"lake": lake.storage.uri, "deadletters": [_data(letter) for letter in found]}, render)
 
@@ -174,7 +176,7 @@ def _chosen(call: Call, lake: Lake, words: Sequence[str] | None, is_all: bool) -
     if not is_all:
         return list({(letter := lake.ledger.letters.get(word)).id: letter for word in words or ()}.values())
     found: list[DeadLetter] = []
-    for sink in dict.fromkeys(words or [None]):
+    for sink in dict.fromkeys(words) if words else [None]:
         letters = _letters(call, lake, sink)
         found += [] if letters is None else letters.all(sink, _count(letters))
     return found

@@ -55,9 +55,7 @@ def show(
 def reset(
     call: Call,
     name: SinkName,
-    to: Annotated[
-        int | None, typer.Option(metavar="SEQ", min=0, help="Send only the changes after this seq.")
-    ] = None,
+    to: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Send only the changes after this seq.")] = None,
     head: Annotated[bool, typer.Option("--head", help="Send only what comes from now on.")] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -94,7 +92,9 @@ def _will(planned: steering.Reset, sink: SinkStatus) -> str:
         what = f"it goes on at the head of {planned.table}"
     else:
         is_back = all(seq >= int(planned.start) for seq in planned.was.values()) and bool(planned.was)
-        what = f"the changes of {planned.table} after seq {planned.start}, {rows}, will be sent to {planned.destination}"
+        what = (
+            f"the changes of {planned.table} after seq {planned.start}, {rows}, will be sent to {planned.destination}"
+        )
         lost = "" if is_back or not lost else f" Changes up to seq {planned.start} that were not sent never will be."
     works = " and works again" if sink.is_retired else ""
     return f"Sink {planned.name!r} becomes a new life{works}: {what}.{lost} What is there stays there."

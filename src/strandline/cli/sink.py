@@ -92,7 +92,9 @@ def add(
 
     def render(out: Console) -> None:
         if not done.is_new:
-            out.print(f"Sink {name} is as it was." if not done.why else f"Sink {name}: {done.why}; it goes on from there.")
+            out.print(
+                f"Sink {name} is as it was." if not done.why else f"Sink {name}: {done.why}; it goes on from there."
+            )
         else:
             what = {BACKFILL: f"the table as it is, about {counted(plan.rows, 'row')},"}.get(str(begin), "")
             first = f"{what} is sent first" if what else f"it starts at {_beginning(begin)}"
@@ -161,13 +163,16 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     start = definition["start"]
     return [
         ("kind", definition["to"]["kind"]),
-        *((key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in to.items()),
+        *(
+            (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            for key, value in to.items()
+        ),
         ("where", definition["where"] or "all rows"),
         ("columns", ", ".join(definition["columns"]) if definition["columns"] else "all"),
         ("mask", ", ".join(f"{key}={how}" for key, how in definition["mask"].items()) or "none"),
         *([("salt", definition["salt"])] if definition["salt"] else []),
         ("deletes", "sent" if definition["deletes"] else "not sent"),
-        ("began", "with the table as it was" if start == BACKFILL else f"with {_beginning(start)}"),
+        ("start", "with the table as it is" if start == BACKFILL else f"with {_beginning(start)}"),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
@@ -55,7 +55,7 @@ def facts(sink: SinkStatus) -> list[tuple[str, str]]:
         ("lag", lag_text(sink.lag)),
         ("under way", begun),
         ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
-        ("last", last_text(sink.last)),
+        ("last", last_text(sink.last) or "nothing yet"),
         ("state", state_text(sink)),
     ]
 
@@ -81,20 +81,19 @@ def marks_text(marks: Mapping[int, int]) -> str:
         return "none: it has not started"
     if len(set(marks.values())) == 1:
         return f"seq {next(iter(marks.values())):,}"
-    at = sorted(marks)
-    starts = [at[0], *(after for before, after in pairwise(at) if marks[after] != marks[before] or after != before + 1)]
     parts = []
-    for start, following in pairwise([*starts, None]):
-        last = max(vnode for vnode in at if vnode >= start and (following is None or vnode < following))
-        which = f"vnode {start}" if start == last else f"vnodes {start}-{last}"
-        parts.append(f"{which} at seq {marks[start]:,}")
+    # Neighbours at one seq keep their distance to their place in the list.
+    for _, group in groupby(enumerate(sorted(marks)), key=lambda pair: (pair[1] - pair[0], marks[pair[1]])):
+        vnodes = [vnode for _, vnode in group]
+        which = f"vnodes {vnodes[0]}-{vnodes[-1]}" if len(vnodes) > 1 else f"vnode {vnodes[0]}"
+        parts.append(f"{which} at seq {marks[vnodes[0]]:,}")
     return ", ".join(parts)
 
 
 def last_text(last: Receipt | None) -> str:
-    """What a sink did last, and when (UTC)."""
+    """What a sink did last, and when (UTC); empty if it never ran."""
     if last is None:
-        return "never ran"
+        return ""
     body, at = last.body, moment(dt.datetime.fromtimestamp(last.at_s, dt.UTC))
     if body.get("error") and not body.get("rows"):
         return f"failed, {at}"

@@ -73,8 +73,8 @@ class Claim:
 class TableQueue:
     """The posts that wait for a commit of one table. Used by the event loop alone; commits run in `commits`.
 
-    `arriving` tells how many more requests for the table are on their way. A commit waits a moment for them, or when the
-    one before had more posts; a client that is alone waits for nobody."""
+    `arriving` tells how many more requests for the table are on their way. A commit waits a moment for them, or when
+    the one before had more posts; a client that is alone waits for nobody."""
 
     log: Log
     commits: Executor

@@ -128,10 +128,12 @@ class ParquetDelivery:
         """The files that the batch's manifest names, if it has one; `Conflict` when it is another batch's."""
         path = self._path(batch.upto)
         try:
-            manifest = json.loads(self.storage.read(path))
-            id_, named = manifest["batch"], {str(file["path"]) for file in manifest["files"]}
+            text = self.storage.read(path)
         except FileNotFoundError:
             return None
+        try:
+            manifest = json.loads(text)
+            id_, named = manifest["batch"], {str(file["path"]) for file in manifest["files"]}
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(
                 f"{self.storage.url(path)} is not readable: {error!r}",

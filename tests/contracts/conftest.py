@@ -1,0 +1,32 @@
+"""Fixtures for the suites that every sink passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+from destinations import DESTINATIONS, Destination, Servers
+from support import ITEMS
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """What places share; a server starts when the first test needs it."""
+    started = Servers(tmp_path_factory.mktemp("servers"), lambda: request.getfixturevalue("seaweed"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=list(DESTINATIONS))
+def there(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Destination:
+    """A place of each kind, empty."""
+    return DESTINATIONS[request.param](servers, tmp_path)
+
+
+@pytest.fixture
+def items(lake: sl.Lake) -> sl.Table:
+    """An empty keyed table, which is folded only when a test says so."""
+    return lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9, fold_age="1000d")

@@ -1,0 +1,417 @@
+"""What every sink promises, on every destination. Numbers in brackets are those of the faults that a test looks for."""
+
+import datetime as dt
+import os
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from destinations import HIDDEN
+from forks import at_crash_points
+from strandline import runner
+from support import ITEMS, refused
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C is to a tick: no one's failure, and nothing is cleaned up on its account."""
+
+
+def some(*ids, name="a", qty=1):
+    return [{"id": id_, "name": name, "qty": qty} for id_ in ids]
+
+
+def tick(lake, name="out"):
+    """The report of a sink that had something to do and did it."""
+    report = {each.name: each for each in lake.tick().sinks}[name]
+    assert report.error is None, report.error
+    return report
+
+
+def failed(lake, name="out"):
+    """The report of a sink that could not."""
+    report = {each.name: each for each in lake.tick().sinks}[name]
+    assert report.error is not None
+    return report
+
+
+def interrupt(lake, point):
+    """A tick that ends at the first pass of a crash point, as if it had been killed there."""
+
+    def here(name):
+        if name == point:
+            raise Interrupted
+
+    with at_crash_points(here), pytest.raises(Interrupted):
+        lake.tick()
+
+
+def marks(lake, name="out"):
+    return lake.ledger.marks.load(lake.ledger.registry.get(name))
+
+
+def rows_by_id(table):
+    return {row["id"]: row for row in table.to_arrow().to_pylist()}
+
+
+def check_equal(there, table):
+    """The destination has what the table has, and every change once."""
+    assert there.current() == rows_by_id(table)
+    changes = [tuple(change.items()) for change in there.changes()]
+    assert len(changes) == len(set(changes))
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_run_sends_the_table_as_it_is_and_later_ones_what_is_new(lake, items, there):
+    items.upsert(some(*range(10)))
+    items.delete([8, 9])
+    items.compact(full=True)
+    items.vacuum(keep=0, grace=0)
+    items.upsert(some(7, name="b"))
+    lake.sink("out", "items", to=there.sink())
+    planned = lake.plan().sinks[0]
+    assert planned.is_new and planned.why and planned.error is None
+    before = there.traces()
+
+    first = tick(lake)
+    assert (first.rows, first.is_full, first.is_new, first.why) == (8, True, True, planned.why)
+    assert {change["_op"] for change in there.changes()} == {"upsert"}
+    assert len(there.changes()) == 8
+    check_equal(there, items)
+    assert there.traces() != before
+
+    items.upsert(some(1, 20, 21, name="c"))
+    items.delete([2, 3])
+    second = tick(lake)
+    assert (second.rows, second.rows_read, second.is_full, second.is_new) == (5, 5, False, False)
+    assert (second.after, second.upto) == (first.upto, items.head)
+    check_equal(there, items)
+    assert len(there.changes()) == 13
+
+
+def test_a_tick_with_nothing_new_asks_and_writes_nothing(lake, items, there):
+    """[15] The fixture that watches every test sees that no JVM starts."""
+    lake.sink("out", "items", to=there.sink())
+    items.upsert(some(1, 2))
+    tick(lake)
+    before, receipts = there.traces(), lake.ledger.marks.receipts(lake.ledger.registry.get("out"))
+    for _ in range(2):
+        assert lake.plan().is_idle
+        assert lake.tick().sinks == ()
+    assert there.traces() == before
+    assert lake.ledger.marks.receipts(lake.ledger.registry.get("out")) == receipts
+    check_equal(there, items)
+
+
+def test_an_empty_table_a_single_row_and_a_table_of_which_all_is_deleted_end_equal(lake, items, there):
+    """[27]"""
+    lake.sink("out", "items", to=there.sink())
+    assert (tick(lake).rows, there.changes()) == (0, [])
+    items.upsert(some(1))
+    assert tick(lake).rows == 1
+    check_equal(there, items)
+    items.delete([1])
+    assert tick(lake).rows == 1
+    assert there.current() == {}
+    late = there.another()
+    lake.sink("late", "items", to=late.sink())
+    assert (tick(lake, "late").rows, late.changes()) == (0, [])
+    items.upsert(some(2))
+    lake.tick()
+    check_equal(there, items)
+    check_equal(late, items)
+
+
+def test_a_sink_that_starts_at_the_head_sends_what_comes_next(lake, items, there):
+    items.upsert(some(1, 2))
+    lake.sink("out", "items", to=there.sink(), start="head")
+    assert (tick(lake).rows, there.changes()) == (0, [])
+    items.upsert(some(3))
+    items.delete([1])
+    report = tick(lake)
+    assert (report.rows, report.rows_read, report.is_full) == (2, 2, False)
+    assert [(change["_op"], change["id"]) for change in there.changes()] == [("upsert", 3), ("delete", 1)]
+
+
+def test_a_sink_that_starts_at_a_seq_sends_the_changes_after_it(lake, items, there):
+    seqs = [items.upsert(some(number)).seq for number in range(4)]
+    lake.sink("out", "items", to=there.sink(), start=seqs[1])
+    report = tick(lake)
+    assert (report.rows, report.is_full) == (2, False)
+    assert sorted(there.current()) == [2, 3]
+    every = there.another()
+    lake.sink("every", "items", to=every.sink(), start=0)
+    assert tick(lake, "every").rows == 4
+    check_equal(every, items)
+
+
+def test_two_sinks_of_one_kind_on_one_table_both_get_all_rows(lake, items, there):
+    """[5]"""
+    second = there.another()
+    lake.sink("out", "items", to=there.sink())
+    lake.sink("twin", "items", to=second.sink())
+    for number in range(3):
+        items.upsert(some(number, number + 10))
+        assert [report.rows for report in lake.tick().sinks] == [2, 2]
+    check_equal(there, items)
+    check_equal(second, items)
+
+
+def test_a_table_without_a_key_arrives_row_by_row(lake, there):
+    events = lake.create_table("events", ITEMS, vnodes=2)
+    if hasattr(there, "table"):
+        there.key = []
+        there.recreate()
+    lake.sink("out", "events", to=there.sink())
+    events.append([*some(1), *some(1), *some(2)])
+    assert tick(lake).rows == 3
+    events.append(some(1))
+    assert tick(lake).rows == 1
+    assert sorted(change["id"] for change in there.changes()) == [1, 1, 1, 2]
+    assert lake.tick().sinks == ()
+
+
+# --- what leaves of a row -----------------------------------------------------------------------------------------
+
+
+def test_a_row_that_the_filter_refuses_or_cannot_judge_leaves_as_a_delete(lake, items, there):
+    lake.sink("out", "items", to=there.sink(), where="qty > 0")
+    items.upsert([*some(1, 2, 3, name="open"), *some(4, name="hidden one", qty=-1)])
+    assert tick(lake).rows == 3
+    items.upsert([*some(1, name="hidden two", qty=0), *some(2, name="hidden three", qty=None), *some(5, name="open")])
+    assert tick(lake).rows == 3
+    assert sorted(there.current()) == [3, 5]
+    assert not any("hidden" in text for text in there.texts())
+
+
+def test_a_filter_whose_column_is_gone_lets_no_row_leave(lake, items, there):
+    lake.sink("out", "items", to=there.sink(), where="name = 'open'")
+    items.upsert([*some(1, name="open", qty=5)])
+    tick(lake)
+    items.drop_column("name")
+    items.upsert([{"id": 1, "qty": 77}, {"id": 2, "qty": 77}])
+    assert tick(lake).rows == 2
+    assert there.current() == {}
+    assert [change["qty"] for change in there.changes() if change["_op"] == "delete"] == [None, None]
+
+
+def test_a_sink_without_deletes_withholds_them_and_a_withheld_tail_moves_the_mark(lake, items, there):
+    """[6]"""
+    lake.sink("out", "items", to=there.sink(), where="qty > 0", deletes=False)
+    items.upsert(some(1, 2))
+    tick(lake)
+    items.delete([1])
+    items.upsert(some(2, 3, name="hidden", qty=0))
+    report = tick(lake)
+    assert (report.rows, report.withheld, report.rows_read) == (0, 3, 3)
+    assert set(marks(lake).values()) == {items.head}
+    before = there.traces()
+    assert lake.tick().sinks == ()
+    assert there.traces() == before
+    assert sorted(there.current()) == [1, 2]
+    assert not any("hidden" in text for text in there.texts())
+    items.upsert(some(4))
+    assert (tick(lake).rows, sorted(there.current())) == (1, [1, 2, 4])
+
+
+def test_a_masked_value_never_arrives_and_what_is_not_chosen_neither(lake, there):
+    names = ["id", "mail", "note", "pin", "other"]
+    schema = pa.schema([("id", pa.string()), ("mail", pa.string()), ("note", pa.string()), ("pin", pa.string())])
+    people = lake.create_table("people", schema.append(pa.field("other", pa.string())), key=["id"], vnodes=2)
+    if hasattr(there, "table"):
+        there.schema = people.schema
+        there.recreate()
+    mask = {"id": "hash", "mail": "hash", "note": "redact", "pin": "null"}
+    lake.sink("out", "people", to=there.sink(), columns=names[:-1], mask=mask, salt="pepper")
+    people.upsert([{name: f"secret {name} {number}" for name in names} for number in range(3)])
+    assert tick(lake).rows == 3
+    people.upsert([{**dict.fromkeys(names), "id": "secret id 0"}])
+    people.delete(["secret id 1"])
+    assert tick(lake).rows == 2
+    found = there.current()
+    assert len(found) == 2, "keys still meet when they are hashed"
+    assert sorted((row["note"] is None, row["mail"] is None, row["pin"]) for row in found.values()) == [
+        (False, False, None),
+        (True, True, None),
+    ]
+    assert {len(key) for key in found} == {64}
+    assert not any("secret" in text or "pepper" in text for text in there.texts())
+
+
+# --- what changes meanwhile --------------------------------------------------------------------------------------
+
+
+def test_a_column_that_comes_between_two_ticks_arrives_with_its_rows(lake, items, there):
+    lake.sink("out", "items", to=there.sink())
+    items.upsert(some(1, 2))
+    tick(lake)
+    items.evolve(pa.schema([("colour", pa.string())]))
+    items.upsert([{"id": 2, "colour": "red"}, {"id": 3, "colour": "blue"}])
+    assert tick(lake).rows == 2
+    assert {id_: row.get("colour") for id_, row in there.current().items()} == {1: None, 2: "red", 3: "blue"}
+
+
+@pytest.mark.parametrize("point", ["marks.intent_saved", "cursor.lanes_done", "cursor.finished"])
+def test_a_column_that_comes_between_a_crash_and_its_replay_changes_nothing_of_what_was_begun(
+    lake, items, there, point
+):
+    lake.sink("out", "items", to=there.sink())
+    items.upsert(some(1, 2))
+    tick(lake)
+    items.upsert(some(3))
+    interrupt(lake, point)
+    items.evolve(pa.schema([("colour", pa.string())]))
+    items.upsert([{"id": 1, "colour": "red"}])
+    report = tick(lake)
+    assert report.replays == 1 or point == "cursor.finished"
+    assert {id_: row.get("colour") for id_, row in there.current().items()} == {1: "red", 2: None, 3: None}
+    assert len(there.changes()) == 4
+
+
+def test_a_widened_number_arrives_whole_also_when_it_is_widened_between_a_crash_and_its_replay(lake, items, there):
+    lake.sink("out", "items", to=there.sink())
+    items.upsert(some(1))
+    tick(lake)
+    items.upsert(some(2))
+    interrupt(lake, "cursor.lanes_done")
+    items.evolve(pa.schema([("qty", pa.int64())]))
+    items.upsert(some(3, qty=1 << 40))
+    if hasattr(there, "table"):
+        there.table.evolve(pa.schema([("qty", pa.int64())]))
+    tick(lake)
+    assert {id_: row["qty"] for id_, row in there.current().items()} == {1: 1, 2: 1, 3: 1 << 40}
+    assert len(there.changes()) == 3
+
+
+def test_a_new_destination_gets_everything_and_the_report_says_why(lake, items, there):
+    """[7]"""
+    items.upsert(some(1, 2))
+    lake.sink("out", "items", to=there.sink())
+    tick(lake)
+    items.upsert(some(3))
+    new, old = there.another(), there.traces()
+    lake.sink("out", "items", to=new.sink())
+    planned = lake.plan().sinks[0]
+    assert planned.is_new and "destination changed" in planned.why
+    report = tick(lake)
+    assert (report.rows, report.is_full, report.is_new, report.why) == (3, True, True, planned.why)
+    check_equal(new, items)
+    assert there.traces() == old, "nothing more goes to the old place"
+    assert [life.life for life in lake.ledger.registry.history("out")] == [1, 2]
+
+
+def test_a_recreated_table_is_sent_anew_and_the_report_says_why(lake, items, there):
+    items.upsert(some(1, 2))
+    lake.sink("out", "items", to=there.sink())
+    tick(lake)
+    lake.drop("items")
+    again = lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    again.upsert(some(5, 6, 7, name="again"))
+    planned = lake.plan().sinks[0]
+    assert planned.is_new and "recreated" in planned.why
+    report = tick(lake)
+    assert (report.rows, report.is_full, report.is_new) == (3, True, True)
+    assert sorted(change["id"] for change in there.changes() if change["name"] == "again") == [5, 6, 7]
+
+
+def test_a_destination_that_was_recreated_behind_our_back_gets_nothing_until_someone_says_so(lake, items, there):
+    """[8]"""
+    if not there.knows_its_past:
+        pytest.skip("nothing tells a receiver without positions that it was emptied")
+    lake.sink("out", "items", to=there.sink())
+    items.upsert(some(1, 2))
+    tick(lake)
+    there.recreate()
+    items.upsert(some(3))
+    for _ in range(2):
+        report = failed(lake)
+        assert type(report.error) is sl.Conflict
+        assert report.error.fields["consumer"] == "out"
+        assert "strandline mark reset out" in report.error.hint
+        assert report.rows == 0
+    assert there.changes() == []
+
+
+def test_a_changed_filter_keeps_the_position(lake, items, there):
+    lake.sink("out", "items", to=there.sink(), where="qty > 5")
+    items.upsert([*some(1, qty=10), *some(2, qty=1)])
+    assert tick(lake).rows == 1
+    lake.sink("out", "items", to=there.sink(), where="qty > 0")
+    planned = lake.plan().sinks[0]
+    assert not planned.is_new and planned.works == () and "definition changed" in planned.why
+    report = tick(lake)
+    assert (report.rows, report.rows_read, report.is_new, report.why) == (0, 0, False, planned.why)
+    items.upsert(some(3, qty=3))
+    assert (tick(lake).rows, sorted(there.current())) == (1, [1, 3])
+
+
+def test_a_definition_that_changes_while_something_is_under_way_waits_for_it(lake, items, there):
+    lake.sink("out", "items", to=there.sink(), where="qty > 5")
+    items.upsert([*some(1, qty=10), *some(2, qty=1)])
+    interrupt(lake, "cursor.lanes_done")
+    lake.sink("out", "items", to=there.sink(), where="qty > 0")
+    assert lake.plan().sinks[0].why
+    items.upsert(some(3, qty=3))
+    report = tick(lake)
+    assert report.replays == 1
+    # Of what was begun the old filter decides, of the rest the new one.
+    assert sorted(there.current()) == [1, 3]
+    assert len(there.changes()) == 2
+
+
+# --- what goes wrong there ---------------------------------------------------------------------------------------
+
+
+def test_a_destination_that_is_down_stops_nobody_else_and_gets_everything_once_when_it_is_back(lake, items, there):
+    other = there.another()
+    lake.sink("out", "items", to=there.sink())
+    lake.sink("other", "items", to=other.sink())
+    items.upsert(some(1, 2))
+    lake.tick()
+    there.down()
+    items.upsert(some(3))
+    for number in range(2):
+        items.upsert(some(10 + number))
+        reports = {report.name: report for report in lake.tick().sinks}
+        assert type(reports["out"].error) is sl.Unavailable
+        assert (reports["other"].error, reports["other"].rows) == (None, 2 - number)
+    assert set(marks(lake).values()) == {1}
+    check_equal(other, items)
+    there.up()
+    report = tick(lake)
+    assert (report.rows, report.replays) == (3, 1)
+    check_equal(there, items)
+    assert len(there.changes()) == 5
+
+
+def test_a_destination_that_is_down_from_the_first_is_filled_when_it_is_there(lake, items, there):
+    items.upsert(some(1, 2))
+    lake.sink("out", "items", to=there.sink())
+    there.down()
+    assert type(failed(lake).error) is sl.Unavailable
+    items.upsert(some(2, name="b"))
+    # What the first attempt fixed is still to be read, whatever the table's care does meanwhile.
+    items.compact(full=True)
+    items.vacuum(keep=0, grace=0)
+    items.delete([1])
+    there.up()
+    tick(lake)
+    check_equal(there, items)
+
+
+def test_a_destination_that_refuses_is_named_and_nothing_is_lost(lake, items, there):
+    items.upsert(some(1, 2))
+    sink = there.sink()
+    there.refuse()
+    lake.sink("out", "items", to=sink)
+    for _ in range(2):
+        report = failed(lake)
+        assert type(report.error) in (sl.Invalid, sl.Conflict, sl.Unavailable)
+        assert (report.name, report.destination, report.rows) == ("out", sink.destination, 0)
+        assert sink.destination in report.error.message
+    items.upsert(some(3))
+    there.accept()
+    assert tick(lake).rows == 3
+    check_equal(there, items)
