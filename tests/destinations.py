@@ -312,7 +312,7 @@ class IcebergPlace(Destination):
     def _catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        return load_catalog("seen", **self.settings)
+        return load_catalog(**self.settings)
 
     def _loaded(self) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

@@ -430,7 +430,7 @@ def is_manifest(command, path):
     return command == "PUT" and f"/{MANIFESTS}/" in path
 
 
-@pytest.mark.parametrize("is_aimed", [is_part, is_completion, is_manifest])
+@pytest.mark.parametrize("is_aimed", [is_completion, is_manifest])
 @pytest.mark.parametrize("faults", [["lost"], ["down"]])
 def test_an_answer_that_never_came_neither_loses_nor_doubles(s3, seaweed, is_aimed, faults):
     with proxied(seaweed) as proxy:

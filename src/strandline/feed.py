@@ -122,7 +122,9 @@ class Feed:
         """The rows in order, through DuckDB."""
         with self.table.duck.transaction() as cursor:
             relation = cursor.sql(self._sql(cursor)).order(listed(self.order))
-            yield self._conformed(relation.to_arrow_reader(self._batch_rows))
+            # A lane may stop early, and a transaction does not end while a result is open.
+            with relation.to_arrow_reader(self._batch_rows) as reader:
+                yield self._conformed(reader)
 
     def _conformed(self, reader: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in reader:

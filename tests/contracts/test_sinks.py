@@ -132,7 +132,7 @@ def test_a_sink_that_starts_at_the_head_sends_what_comes_next(lake, items, there
     items.delete([1])
     report = tick(lake)
     assert (report.rows, report.rows_read, report.is_full) == (2, 2, False)
-    assert [(change["_op"], change["id"]) for change in there.changes()] == [("upsert", 3), ("delete", 1)]
+    assert sorted((change["_op"], change["id"]) for change in there.changes()) == [("delete", 1), ("upsert", 3)]
 
 
 def test_a_sink_that_starts_at_a_seq_sends_the_changes_after_it(lake, items, there):
@@ -265,7 +265,7 @@ def test_a_column_that_comes_between_a_crash_and_its_replay_changes_nothing_of_w
     items.evolve(pa.schema([("colour", pa.string())]))
     items.upsert([{"id": 1, "colour": "red"}])
     report = tick(lake)
-    assert report.replays == 1 or point == "cursor.finished"
+    assert report.replays == 1 or point != "marks.intent_saved"
     assert {id_: row.get("colour") for id_, row in there.current().items()} == {1: "red", 2: None, 3: None}
     assert len(there.changes()) == 4
 

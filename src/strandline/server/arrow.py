@@ -8,6 +8,7 @@ they are still small, before anything unfolds them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +28,21 @@ def read_stream(data: bytes, *, most: int) -> pa.Table:
         batches = []
         weight = 0
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            _check_names(reader.schema.names)
             for batch in reader:
                 batch.validate(full=True)
                 weight += sum(weigh(column) for column in batch.columns)
                 check_weight(weight, most)
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema)
-    except (pa.ArrowException, OSError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise malformed(f"the body is not an Arrow IPC stream: {str(error).splitlines()[0]}") from error
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise malformed(f"the body has more than one column {name!r}", column=name)
 
 
 def check_weight(weight: int, most: int) -> None:

@@ -44,7 +44,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Body:
-    """A decoded body of `count` rows; `names` are its columns where it says them by itself."""
+    """A decoded body of `count` rows. Lines of JSON have no `schema`: what they hold is known when they are read."""
 
     count: int
     schema: pa.Schema | None
@@ -54,15 +54,13 @@ class Body:
     def rows(self, wanted: pa.Schema) -> pa.Table:
         """The rows with exactly the columns of `wanted`; what it declares not null has values. A place that is not
         wanted is left out; `Invalid` names the row and the column of anything else."""
-        given = len(wanted) if self.schema is None else len({*wanted.names} & {*self.schema.names})
-        # Of lines nobody knows beforehand which columns they leave out.
-        missing = len(wanted) if self.schema is None else len(wanted) - given
-        arrow.check_weight(arrow.missing_weight(self.count, missing), self._most)
+        missing = [name for name in wanted.names if self.schema is None or name not in self.schema.names]
+        arrow.check_weight(arrow.missing_weight(self.count, len(missing)), self._most)
         if isinstance(self._data, bytes):
-            unwanted = [pa.field(name, pa.int64()) for name in PLACE if name not in wanted.names]
-            return ndjson.read_lines(self._data, pa.schema([*wanted, *unwanted])).select(wanted.names)
-        unwanted_names = [name for name in PLACE if name in self._data.column_names and name not in wanted.names]
-        return next(checked(self._data.drop_columns(unwanted_names), wanted))
+            others = [pa.field(name, pa.int64()) for name in PLACE if name not in wanted.names]
+            return ndjson.read_lines(self._data, pa.schema([*wanted, *others])).select(wanted.names)
+        left_out = [name for name in PLACE if name in self._data.column_names and name not in wanted.names]
+        return next(checked(self._data.drop_columns(left_out), wanted))
 
 
 def decode(data: bytes, form: Form, *, most: int) -> Body:
@@ -103,15 +101,11 @@ def _unzipped(data: bytes, most: int) -> bytes:
                 piece = member.decompress(rest, _PIECE_BYTES)
                 rest = member.unconsumed_tail
                 plain += piece
-                check_unfolded(len(plain), most)
+                if len(plain) > most:
+                    raise too_large(f"the body is more than {most} bytes long once it is unzipped", limit=most)
                 if not piece and not rest and not member.eof:
                     raise malformed("the body ends in the middle of its gzip data")
             rest = member.unused_data
     except zlib.error as error:
         raise malformed(f"the body is not gzip: {error}") from error
     return bytes(plain)
-
-
-def check_unfolded(length: int, most: int) -> None:
-    if length > most:
-        raise too_large(f"the body is more than {most} bytes long once it is unzipped", limit=most)

@@ -2,15 +2,14 @@
 
 A data file that holds a changed key is written again without it, new rows get a file of their own, and the other
 files stay. So a batch costs what the files it touches take: for keys from all over the table, the whole table. When
-small files have become many they are packed into one. In memory are the keys of the batch and one data file, its
-texts in dictionaries where the file has them so.
+small files have become many they are packed into one. In memory are the keys of the batch and of one data file, and
+one row group.
 
 Nothing here is part of the table yet; after a crash, what was written is never part of it.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,10 +24,11 @@ import pyarrow.types as pt
 
 from strandline import decode, encode
 from strandline.change import OP, SEQ, UPSERT
+from strandline.errors import Invalid
 from strandline.log import same_as_next
 from strandline.schema import conform, conform_column
 from strandline.sinks.base import Batch
-from strandline.sinks.iceberg_types import stored_type
+from strandline.sinks.iceberg_types import stored_type, widens
 from strandline.storage import Storage
 
 _FILE, _AT = "_file", "_at"
@@ -57,18 +57,16 @@ def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Se
         files = encode.write_files(storage, folder, lambda: new_name(uuid4().hex), rows, columns, cluster_by=cluster_by)
         done.added.extend(f"{folder}/{file.path}" for file in files)
 
-    every = list(table.scan().plan_files())
+    every = [_Old(table, task, batch.key, columns) for task in table.scan().plan_files()]
     near = {task.file.file_path for task in table.scan(row_filter=_near(last, batch.key)).plan_files()}
-    small = [task for task in every if task.file.file_size_in_bytes < _SMALL_BYTES]
+    small = [old for old in every if old.data.file_size_in_bytes < _SMALL_BYTES]
     packed = small if len(small) >= _MANY else []
-    stay = (_kept(table, task, last, batch.key, columns) for task in packed)
-    write(chain(_upserts(storage, changes, last, columns), chain.from_iterable(stay)))
-    done.removed.extend(task.file for task in packed)
-    for task in every:
-        is_near = task.file.file_path in near and task not in packed
-        if is_near and _is_changed(_read(table, task, batch.key), last, batch.key).any():
-            write(_kept(table, task, last, batch.key, columns))
-            done.removed.append(task.file)
+    write(chain(_upserts(storage, changes, last, columns), *(old.without(last) for old in packed)))
+    done.removed.extend(old.data for old in packed)
+    for old in every:
+        if old.data.file_path in near and old not in packed and old.changed(last).any():
+            write(old.without(last))
+            done.removed.append(old.data)
     return done
 
 
@@ -102,16 +100,6 @@ def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: 
                 start += batch.num_rows
 
 
-def _kept(table: Any, task: Any, last: pa.Table, key: Sequence[str], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a data file that no change touches, in the columns that the writer expects."""
-    rows = _read(table, task, columns.names)
-    rows = rows.filter(pa.array(~_is_changed(rows, last, key)))
-    exact = [
-        rows[f.name] if pt.is_dictionary(rows[f.name].type) else conform_column(rows[f.name], f.type) for f in columns
-    ]
-    yield from pa.table(exact, columns.names).to_batches()
-
-
 def _near(last: pa.Table, key: Sequence[str]) -> Any:
     """Which rows may have a changed key, as far as the statistics of files can tell."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
@@ -124,27 +112,59 @@ def _near(last: pa.Table, key: Sequence[str]) -> Any:
     return near
 
 
-def _read(table: Any, task: Any, names: Sequence[str]) -> pa.Table:
-    """Columns of a data file as the table has them now, whoever wrote it; rows that are deleted in it are left out."""
-    from pyiceberg.expressions import AlwaysTrue
-    from pyiceberg.io.pyarrow import ArrowScan
+class _Old:
+    """A data file of the table, whoever wrote it."""
 
-    logging.getLogger("pyiceberg.io.pyarrow").addFilter(_is_news)
-    with table.io.new_input(task.file.file_path).open() as stream:
-        coded = decode._coded_columns(pq.read_metadata(stream))
-    schema = table.schema().select(*names)
-    return ArrowScan(table.metadata, table.io, schema, AlwaysTrue(), dictionary_columns=tuple(coded)).to_table([task])
+    def __init__(self, table: Any, task: Any, key: Sequence[str], columns: pa.Schema) -> None:
+        self.data = task.file
+        self._table = table
+        self._key = list(key)
+        self._columns = columns
+        if task.delete_files:
+            raise self._strange("has rows that were deleted without writing it again")
 
+    def changed(self, last: pa.Table) -> Any:
+        """For each row whether its key is among the changed ones."""
+        columns = pa.schema([self._columns.field(name) for name in self._key])
+        here = pa.Table.from_batches(self._batches(columns), columns)
+        here = here.append_column(_AT, pa.array(np.arange(here.num_rows)))
+        found = here.join(last.select(self._key), self._key, join_type="left semi")[_AT].to_numpy()
+        is_changed = np.zeros(here.num_rows, bool)
+        is_changed[found] = True
+        return is_changed
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Iceberg does not have a dictionary type")
+    def without(self, last: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The rows whose keys are not among the changed ones."""
+        stays, start = ~self.changed(last), 0
+        for batch in self._batches(self._columns):
+            yield batch.filter(pa.array(stays[start : start + batch.num_rows]))
+            start += batch.num_rows
 
+    def _batches(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        # Not by pyiceberg's own reader: to it, a list of structs that is null is an empty list.
+        stream = self._table.io.new_input(self.data.file_path).open()
+        with pq.ParquetFile(stream, page_checksum_verification=True) as file:
+            inside = [name for name in self._names(file.schema_arrow) if name in columns.names]
+            for batch in decode.batches(file, inside):
+                yield from conform(pa.Table.from_batches([batch]), columns).to_batches()
 
-def _is_changed(rows: pa.Table, last: pa.Table, key: Sequence[str]) -> Any:
-    """For each row whether its key is among the changed ones."""
-    here = pa.table([conform_column(rows[name], last[name].type) for name in key], list(key))
-    here = here.append_column(_AT, pa.array(np.arange(rows.num_rows)))
-    found = here.join(last.select(list(key)), list(key), join_type="left semi")[_AT].to_numpy()
-    changed = np.zeros(rows.num_rows, bool)
-    changed[found] = True
-    return changed
+    def _names(self, schema: pa.Schema) -> Iterator[str]:
+        """The columns of the table that the file has, if they are there under the names that they have now."""
+        names = {column.field_id: column.name for column in self._table.schema().fields}
+        numbers = {name: mapped.field_id for mapped in self._table.name_mapping() for name in mapped.names}
+        for field in schema:
+            own = (field.metadata or {}).get(b"PARQUET:field_id")
+            name = names.get(int(own) if own else numbers.get(field.name))
+            if name is None:
+                continue  # dropped
+            kind, now = stored_type(field.type), self._columns.field(name).type
+            if name != field.name or not (kind == now or widens(kind, now)):
+                raise self._strange(f"has the column {field.name!r} ({kind}), which is now {name!r} ({now})")
+            yield name
+
+    def _strange(self, why: str) -> Invalid:
+        return Invalid(
+            f"{self.data.file_path} {why}, so its rows cannot be replaced",
+            hint="Write the Iceberg table's files again, e.g. in Spark: CALL system.rewrite_data_files(…)",
+            path=self.data.file_path,
+        )

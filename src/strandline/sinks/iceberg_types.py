@@ -40,7 +40,8 @@ def stored_schema(columns: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, stored_type(field.type)) for field in columns])
 
 
-def _widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether Iceberg reads files of the one type as the other."""
     if pt.is_decimal128(narrow) and pt.is_decimal128(wide):
         return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
     return (narrow, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
@@ -66,8 +67,8 @@ def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
             files.append(field)
             continue
         found = stored_type(there.field(at).type)
-        is_wider = _widens(found, field.type)
-        if found != field.type and not is_wider and not _widens(field.type, found):
+        is_wider = widens(found, field.type)
+        if found != field.type and not is_wider and not widens(field.type, found):
             raise Invalid(
                 f"column {field.name!r} is {field.type} here and {found} in {destination}",
                 hint="Leave the column out (columns=[…]), or send to another table.",

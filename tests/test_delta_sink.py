@@ -1,0 +1,572 @@
+"""Changes as rows of a Delta table: a batch is in one commit, whoever finishes it how often."""
+
+import contextlib
+import datetime as dt
+import json
+import os
+import shutil
+import signal
+import threading
+import uuid
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
+
+import strandline as sl
+from deliveries import (
+    PARTS,
+    PRODUCER,
+    again,
+    changes,
+    delete,
+    deliver,
+    new_batch,
+    run_lanes,
+    upsert,
+    upserts,
+    withheld,
+)
+from strandline.schema import storage_schema
+from strandline.sinks import base
+from strandline.sinks.delta import DeltaDelivery, DeltaSink
+from strandline.sinks.delta_types import holds
+from support import BUCKET, files_below, is_commit, options_for, proxied, python, refused
+
+ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
+FIRST = new_batch(0, 5)
+SECOND = new_batch(5, 9)
+MORE = [upsert(7, 3, 0), delete(9, 4, 2), *upserts(9, range(30, 34))]
+APP = f"strandline/{PRODUCER.generation}"
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "parts"
+
+
+@pytest.fixture
+def delivery(place):
+    return DeltaSink(place).open(PRODUCER)
+
+
+def table_at(place, **options):
+    return DeltaTable(str(place), **options)
+
+
+def held(place, **options):
+    return table_at(place, **options).to_pyarrow_table().to_pylist()
+
+
+def adds(table):
+    """The commits that added files."""
+    return [commit for commit in table.history() if commit["operation"] == "WRITE"]
+
+
+# --- what is written -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_commit_of_a_table_that_is_made_for_it(delivery, place):
+    assert delivery.position(2) == {}
+    assert not delivery.is_delivered(FIRST)
+    (result,) = deliver(delivery, FIRST, ROWS)
+    table = table_at(place)
+    assert changes(held(place)) == changes(ROWS)
+    assert pa.schema(table.schema()) == pa.schema([("_op", pa.string()), ("_seq", pa.int64()), *storage_schema(PARTS)])
+    assert (result.rows, result.withheld, result.bytes) == (len(ROWS), 0, result.files[0][0].size)
+    assert (table.version(), table.transaction_version(APP)) == (1, 5)
+    assert "delta.setTransactionRetentionDuration" not in table.metadata().configuration
+    assert delivery.position(2) == {0: 5, 1: 5}
+
+
+def test_other_engines_read_the_files_and_their_statistics(delivery, place):
+    deliver(delivery, FIRST, ROWS[:12], ROWS[12:])
+    deliver(delivery, SECOND, MORE)
+    table = table_at(place)
+    files = table.file_uris()
+    assert len(files) == 3
+    found = duckdb.sql(f"SELECT count(*), count(DISTINCT (session, part, _seq)) FROM read_parquet({files})").fetchall()
+    assert found == [(len(ROWS) + len(MORE),) * 2]
+    facts = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    assert sorted(row["num_records"] for row in facts) == sorted([12, len(ROWS) - 12, len(MORE)])
+    assert {row["max._seq"] for row in facts} == {3, 5, 9}
+    assert table.to_pyarrow_table(filters=[("_seq", ">", 5)]).num_rows == len(MORE)
+
+
+def test_the_current_rows_follow_from_the_changes(delivery, place):
+    deliver(delivery, FIRST, ROWS)
+    deliver(delivery, SECOND, MORE)
+    live = {}
+    for row in sorted([*ROWS, *MORE], key=lambda row: row["_seq"]):
+        live[row["session"], row["part"]] = None if row["_op"] == "delete" else row["text"]
+    changed = table_at(place).to_pyarrow_table()
+    query = "SELECT session, part, text FROM changed QUALIFY row_number() OVER w = 1 AND _op = 'upsert'"
+    found = duckdb.sql(f"{query} WINDOW w AS (PARTITION BY session, part ORDER BY _seq DESC)").fetchall()
+    assert changed.num_rows > len(found)
+    assert sorted(found) == sorted((*key, text) for key, text in live.items() if text is not None)
+
+
+def test_a_batch_without_rows_moves_the_position_and_withheld_rows_do_not_leave(delivery, place):
+    deliver(delivery, FIRST)
+    (result,) = deliver(delivery, SECOND, [withheld(7, 1, 1), withheld(8, 1, 2)])
+    assert (result.rows, result.withheld, result.files) == (0, 2, ())
+    assert delivery.position(1) == {0: 9}
+    assert delivery.is_delivered(SECOND)
+    deliver(delivery, new_batch(9, 10), [withheld(10, 1, 1), upsert(10, 1, 2)])
+    assert changes(held(place)) == changes([upsert(10, 1, 2)])
+
+
+# --- columns ---------------------------------------------------------------------------------------------------
+
+ALL = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("tiny", pa.int8()),
+        ("real", pa.float32()),
+        ("exact", pa.decimal128(12, 2)),
+        ("day", pa.date32()),
+        ("local", pa.timestamp("us")),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("raw", pa.binary()),
+        ("is_on", pa.bool_()),
+        ("tags", pa.list_(pa.string())),
+        ("deep", pa.struct([("a", pa.int32()), ("b", pa.list_(pa.int8()))])),
+        ("pairs", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+EVERY = {
+    "id": 1,
+    "tiny": -3,
+    "real": 0.5,
+    "exact": Decimal("12.50"),
+    "day": dt.date(2026, 1, 2),
+    "local": dt.datetime(2026, 1, 2, 3, 4, 5, 6),
+    "at": dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
+    "raw": b"\x00\xff",
+    "is_on": True,
+    "tags": ["a", None],
+    "deep": {"a": 1, "b": [1, None]},
+    "pairs": [("x", 1), ("y", None)],
+}
+
+
+def row_of(seq, **values):
+    return {"_op": "upsert", "_vnode": 0, "_seq": seq, **values}
+
+
+def batch_of(after, upto, columns, **facts):
+    return new_batch(after, upto, columns=columns, key=("id",), cluster_by=(), **facts)
+
+
+def test_every_type_of_a_table_arrives_in_a_new_table_and_in_one_that_grows(delivery, place, tmp_path):
+    deliver(delivery, batch_of(0, 5, ALL), [row_of(5, **EVERY)])
+    assert held(place) == [{"_op": "upsert", "_seq": 5, **EVERY}]
+    grown = DeltaSink(tmp_path / "grown").open(PRODUCER)
+    deliver(grown, batch_of(0, 4, ALL.empty_table().select(["id"]).schema), [row_of(4, id=7)])
+    deliver(grown, batch_of(4, 5, ALL), [row_of(5, **EVERY)])
+    assert sorted(held(tmp_path / "grown"), key=lambda row: row["_seq"])[1] == held(place)[0]
+
+
+def test_a_new_column_is_added_by_a_commit_of_its_own(delivery, place):
+    deliver(delivery, FIRST, ROWS)
+    wider = pa.schema([*PARTS, ("colour", pa.string())])
+    deliver(delivery, new_batch(5, 9, columns=wider), [upsert(9, 1, 1, colour="red")])
+    table = table_at(place)
+    assert [commit["operation"] for commit in table.history()] == ["WRITE", "ADD COLUMN", "WRITE", "CREATE TABLE"]
+    assert sorted((row["_seq"], row["colour"]) for row in held(place))[-1] == (9, "red")
+    assert {row["colour"] for row in held(place)} == {None, "red"}
+    # A sink that sends fewer columns again is no reason to change the table.
+    deliver(delivery, new_batch(9, 10), [upsert(10, 1, 1)])
+    assert table_at(place).version() == 4
+
+
+def test_a_table_that_was_there_keeps_its_rows_and_columns(delivery, place):
+    """Its own types where they hold the values; columns that we lack are null."""
+    mine = pa.table({"session": ["mine"], "part": pa.array([1], pa.int64()), "owner": ["me"]})
+    write_deltalake(str(place), mine)
+    deliver(delivery, FIRST, ROWS)
+    rows = held(place)
+    assert [row["owner"] for row in rows if row["_op"] is None] == ["me"]
+    assert changes(row for row in rows if row["_op"] is not None) == changes(ROWS)
+    assert pa.schema(table_at(place).schema()).field("part").type == pa.int64()
+    assert {row["owner"] for row in rows} == {"me", None}
+
+
+@pytest.mark.parametrize(
+    ("there", "column"),
+    [
+        (pa.schema([("part", pa.int16())]), "part"),
+        (pa.schema([("part", pa.string())]), "part"),
+        (pa.schema([("Session", pa.string())]), "session"),
+        (pa.schema([("_seq", pa.int32())]), "_seq"),
+        (pa.schema([pa.field("owner", pa.string(), False)]), "owner"),
+    ],
+)
+def test_a_table_whose_columns_do_not_fit_is_refused_by_the_columns_name(delivery, place, there, column):
+    DeltaTable.create(str(place), there)
+    with refused(column=column):
+        deliver(delivery, FIRST, ROWS)
+    assert table_at(place).version() == 0
+    assert all("_delta_log" in path for path in files_below(place))
+
+
+def test_a_column_that_became_wider_is_refused_by_name(delivery, place):
+    narrow, wide = (pa.schema([("id", pa.int64()), ("n", kind)]) for kind in (pa.int32(), pa.int64()))
+    deliver(delivery, batch_of(0, 5, narrow), [row_of(5, id=1, n=1)])
+    with refused(column="n"):
+        deliver(delivery, batch_of(5, 6, wide), [row_of(6, id=1, n=1 << 40)])
+    assert delivery.position(1) == {0: 5}
+
+
+def test_a_required_column_refuses_the_row_that_lacks_it(delivery, place):
+    there = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int64(), False)])
+    DeltaTable.create(str(place), there)
+    columns = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+    deliver(delivery, batch_of(0, 5, columns), [row_of(5, id=1, n=1)])
+    (result,) = run_lanes(delivery, batch_of(5, 6, columns), [[{**row_of(6, id=1), "_op": "delete"}]])
+    assert isinstance(result.error, sl.Invalid)
+    assert result.error.fields == {"column": "n"}
+    assert not any(".tmp" in path for path in files_below(place))
+
+
+def write_table(place, *, features=(), configuration=None, metadata=None, partition_by=()):
+    """A table as other writers make them, by its commit file."""
+    column = {"name": "owner", "type": "string", "nullable": True, "metadata": metadata or {}}
+    reading = [name for name in features if name in ("columnMapping", "typeWidening")]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": reading, "writerFeatures": [*features]}
+    facts = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": [column]}),
+        "partitionColumns": list(partition_by),
+        "configuration": configuration or {},
+        "createdTime": 0,
+    }
+    os.makedirs(place / "_delta_log")
+    text = "\n".join(json.dumps(action) for action in ({"protocol": protocol}, {"metaData": facts}))
+    (place / "_delta_log" / f"{0:020d}.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"features": ["rowTracking", "domainMetadata"]}, ["domainMetadata", "rowTracking"]),
+        ({"features": ["inCommitTimestamp"]}, ["inCommitTimestamp"]),
+        ({"features": ["typeWidening"]}, ["typeWidening"]),
+        (
+            {"features": ["checkConstraints"], "configuration": {"delta.constraints.some": "owner > 'a'"}},
+            ["delta.constraints.some"],
+        ),
+        (
+            {"features": ["columnMapping"], "configuration": {"delta.columnMapping.mode": "name"}},
+            ["delta.columnMapping.mode"],
+        ),
+        (
+            {"features": ["generatedColumns"], "metadata": {"delta.generationExpression": "'x'"}},
+            ["delta.generationExpression"],
+        ),
+        (
+            {"features": ["invariants"], "metadata": {"delta.invariants": '{"expression": {"expression": "true"}}'}},
+            ["delta.invariants"],
+        ),
+    ],
+)
+def test_a_table_that_asks_more_of_its_writers_is_refused_by_what_it_asks(delivery, place, table, named):
+    """The library itself would add files to some of these and break what they promise."""
+    write_table(place, **table)
+    with refused(features=named):
+        deliver(delivery, FIRST, ROWS)
+    assert table_at(place).version() == 0
+
+
+def test_a_table_with_partitions_is_refused_by_their_columns(delivery, place):
+    write_table(place, partition_by=["owner"])
+    with refused(columns=["owner"]):
+        deliver(delivery, FIRST, ROWS)
+
+
+def test_features_that_ask_nothing_of_who_adds_files_are_no_hindrance(delivery, place):
+    write_table(place, features=["appendOnly", "changeDataFeed", "invariants"], configuration={"delta.appendOnly": "true"})
+    deliver(delivery, FIRST, ROWS)
+    assert changes(held(place)) == changes(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("there", "brought", "expected"),
+    [
+        (pa.int64(), pa.int8(), True),
+        (pa.int8(), pa.int64(), False),
+        (pa.float64(), pa.int32(), True),
+        (pa.float64(), pa.int64(), False),
+        (pa.float32(), pa.int32(), False),
+        (pa.float64(), pa.float32(), True),
+        (pa.float32(), pa.float64(), False),
+        (pa.decimal128(12, 3), pa.decimal128(10, 2), True),
+        (pa.decimal128(12, 4), pa.decimal128(12, 2), False),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC"), False),
+        (pa.string(), pa.binary(), False),
+        (pa.list_(pa.int64()), pa.list_(pa.int32()), True),
+        (pa.list_(pa.field("element", pa.int64(), False)), pa.list_(pa.int64()), False),
+        (pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int8())]), True),
+        (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())]), False),
+        (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int16()), True),
+        (pa.map_(pa.string(), pa.int8()), pa.map_(pa.string(), pa.int16()), False),
+    ],
+)
+def test_a_type_holds_another_when_it_holds_each_of_its_values(there, brought, expected):
+    assert holds(there, brought) is expected
+    if expected:
+        assert pa.nulls(1, brought).cast(there).type == there
+
+
+# --- once ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_delivered_is_said_to_be_and_finishing_it_again_changes_nothing(delivery, place):
+    results = run_lanes(delivery, FIRST, [ROWS])
+    delivery.finish(FIRST, results)
+    assert delivery.is_delivered(FIRST)
+    delivery.finish(FIRST, results)
+    delivery.finish(again(FIRST), run_lanes(delivery, again(FIRST), [ROWS]))
+    assert changes(held(place)) == changes(ROWS)
+    assert table_at(place).version() == 1
+
+
+CHILD = """
+import sys
+from deliveries import PRODUCER, deliver
+from strandline.sinks.delta import DeltaSink
+import test_delta_sink as tests
+deliver(DeltaSink(sys.argv[1]).open(PRODUCER), tests.FIRST, tests.ROWS)
+"""
+
+
+@pytest.mark.parametrize("point", ["sink.files_written", "sink.committed"])
+def test_a_process_killed_at_a_point_is_followed_by_one_that_doubles_nothing(delivery, place, point):
+    ended = python(CHILD, str(place), crash=point)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(held(place)) == (len(ROWS) if point == "sink.committed" else 0)
+    assert delivery.is_delivered(again(FIRST)) == (point == "sink.committed")
+    deliver(delivery, again(FIRST), ROWS)
+    assert changes(held(place)) == changes(ROWS)
+    deliver(delivery, SECOND, MORE)
+    assert changes(held(place)) == changes([*ROWS, *MORE])
+    assert len(adds(table_at(place))) == 2
+
+
+def test_a_replay_removes_what_a_dead_writer_left_unfinished(delivery, place):
+    with delivery.storage.stage(f"data/{FIRST.id}/part-dead.parquet") as stage:
+        stage.stream.write(b"half")
+    deliver(delivery, again(FIRST), ROWS)
+    assert list(delivery.storage.temporaries("")) == []
+
+
+def test_a_commit_on_a_table_that_has_moved_on_is_refused_by_the_log(delivery, place):
+    """What makes a check before the commit enough: it is tried for one version alone."""
+    deliver(delivery, FIRST, ROWS)
+    early, late = table_at(place), table_at(place)
+    once = CommitProperties(app_transactions=[Transaction(APP, 9)], max_commit_retries=0)
+    early.create_write_transaction([], "append", early.schema(), commit_properties=once)
+    with pytest.raises(CommitFailedError):
+        late.create_write_transaction([], "append", late.schema(), commit_properties=once)
+    assert table_at(place).version() == 2
+
+
+FINISHER = """
+import json, sys
+import test_delta_sink as tests
+from deliveries import PRODUCER, new_batch, run_lanes
+from strandline.sinks.delta import DeltaSink
+delivery = DeltaSink(sys.argv[1]).open(PRODUCER)
+for number in range(10):
+    batch = new_batch(5 * number, 5 * number + 5)
+    results = run_lanes(delivery, batch, [tests.ROWS])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    delivery.finish(batch, results)
+    print("done", flush=True)
+"""
+
+
+def test_of_two_processes_that_finish_a_batch_at_once_one_adds_it(place):
+    import subprocess
+    import sys
+
+    from support import environment
+
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", FINISHER, str(place)],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for number in range(10):
+        assert [each.stdout.readline() for each in both] == ["ready\n"] * 2
+        for each in both:
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        assert [each.stdout.readline() for each in both] == ["done\n"] * 2
+        assert len(held(place)) == len(ROWS) * (number + 1)
+    for each in both:
+        each.communicate()
+        assert each.returncode == 0
+    assert len(adds(table_at(place))) == 10
+
+
+def test_of_several_threads_that_deliver_the_first_batch_at_once_one_adds_it(place):
+    start = threading.Barrier(4)
+
+    def run():
+        start.wait()
+        deliver(DeltaSink(place).open(PRODUCER), FIRST, ROWS)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert changes(held(place)) == changes(ROWS)
+
+
+def test_other_writers_of_the_table_are_no_hindrance(delivery, place):
+    deliver(delivery, FIRST, ROWS)
+    stop = threading.Event()
+    theirs = pa.table({"session": ["theirs"]})
+
+    def write():
+        while not stop.is_set():
+            with contextlib.suppress(CommitFailedError):
+                write_deltalake(str(place), theirs, mode="append", schema_mode="merge")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(6):
+            deliver(delivery, new_batch(5 + number, 6 + number), [upsert(6 + number, 1, number)])
+    finally:
+        stop.set()
+        writer.join()
+    ours = [row for row in held(place) if row["_op"] is not None]
+    assert len(ours) == len(ROWS) + 6
+    assert len(held(place)) > len(ours)
+
+
+def test_two_sinks_share_a_table_with_positions_of_their_own(place):
+    one, two = (DeltaSink(place).open(replace(PRODUCER, generation=g * 32)) for g in "bc")
+    deliver(one, FIRST, ROWS)
+    assert not two.is_delivered(FIRST)
+    deliver(two, replace(FIRST, id="other", upto=6), ROWS)
+    assert (one.position(1), two.position(1)) == ({0: 5}, {0: 6})
+    assert len(held(place)) == 2 * len(ROWS)
+
+
+# --- a destination that lost something -------------------------------------------------------------------------
+
+
+def test_a_table_that_was_removed_or_made_again_is_a_conflict(delivery, place):
+    deliver(delivery, FIRST, ROWS)
+    shutil.rmtree(place)
+    with refused(sl.Conflict, consumer="archive", expected=5):
+        deliver(delivery, SECOND, MORE)
+    assert not place.exists()
+    write_deltalake(str(place), pa.table({"session": ["new"]}))
+    with refused(sl.Conflict, expected=5):
+        deliver(delivery, SECOND, MORE)
+    assert len(held(place)) == 1
+
+
+def test_a_table_that_is_made_again_while_files_are_written_gets_none_of_them(delivery, place):
+    results = run_lanes(delivery, FIRST, [ROWS])
+    shutil.rmtree(place)
+    with refused(sl.Conflict):
+        delivery.finish(FIRST, results)
+    DeltaSink(place).open(PRODUCER).lane(FIRST)
+    with refused(sl.Conflict, path=results[0].files[0][0].path):
+        delivery.finish(FIRST, results)
+    assert held(place) == []
+
+
+def test_a_position_that_does_not_join_is_a_conflict(delivery):
+    deliver(delivery, FIRST, ROWS)
+    with refused(sl.Conflict, expected=7, found=5):
+        delivery.is_delivered(new_batch(7, 9))
+
+
+# --- the sink as a value ---------------------------------------------------------------------------------------
+
+
+def test_a_delta_sink_is_rebuilt_from_what_is_kept_of_it(place):
+    sink: base.Sink = DeltaSink(place)
+    assert DeltaSink.from_dict(json.loads(json.dumps(sink.to_dict()))) == sink
+    assert (sink.kind, sink.is_ordered, sink.lanes, sink.destination) == ("delta", False, 1, str(place))
+    delivery: base.Delivery = sink.open(PRODUCER)
+    delivery.close()
+    secret = DeltaSink("s3://bucket/t", options={"secret_access_key": "hush"})
+    assert "hush" not in json.dumps(secret.to_dict()) + repr(secret)
+
+
+def test_to_know_a_delta_sink_the_library_is_not_loaded():
+    code = "import sys, strandline.sinks.delta; assert 'deltalake' not in sys.modules"
+    assert python(code).returncode == 0
+
+
+# --- S3 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(seaweed):
+    """Opens deliveries to a table of this test's own on the S3 server."""
+    prefix = uuid.uuid4().hex
+
+    def open_(endpoint=seaweed, **options) -> DeltaDelivery:
+        return DeltaSink(f"s3://{BUCKET}/{prefix}", options={**options_for(endpoint), **options}).open(PRODUCER)
+
+    return open_
+
+
+def s3_rows(delivery):
+    return held(delivery.storage.uri, storage_options=dict(delivery.storage.delta_options))
+
+
+def test_s3_takes_batches_once(s3):
+    delivery = s3()
+    deliver(delivery, FIRST, ROWS[:12], ROWS[12:])
+    deliver(delivery, SECOND, MORE)
+    assert deliver(s3(), again(SECOND), MORE) == []
+    assert changes(s3_rows(delivery)) == changes([*ROWS, *MORE])
+    assert delivery.position(2) == {0: 9, 1: 9}
+
+
+@pytest.mark.parametrize("faults", [["lost"], ["unsent"], ["lost", "lost"], ["down"]])
+def test_a_commit_without_an_answer_neither_loses_nor_doubles(s3, seaweed, faults):
+    with proxied(seaweed) as proxy:
+        delivery = s3(proxy.endpoint)
+        deliver(delivery, FIRST, ROWS)
+        proxy.is_aimed, proxy.faults = is_commit, list(faults)
+        results = run_lanes(delivery, SECOND, [MORE])
+        threading.Timer(1.0, lambda: setattr(proxy, "is_down", False)).start()
+        with contextlib.suppress(sl.Unavailable):
+            delivery.finish(SECOND, results)
+        assert proxy.seen[0] == faults[0]
+        deliver(delivery, again(SECOND), MORE)
+        assert changes(s3_rows(s3())) == changes([*ROWS, *MORE])
+
+
+def test_wrong_credentials_are_said_before_anything_is_sent(s3):
+    with refused(sl.Unavailable):
+        deliver(s3(secret_access_key="wrong"), FIRST, ROWS)
+    assert s3().position(1) == {}
+
+
+def test_the_page_about_files_names_what_a_reader_meets():
+    text = (Path(__file__).parents[1] / "docs" / "sinks-files.md").read_text()
+    assert [word for word in ("_op", "_seq", "DeltaSink", "ParquetSink", "_strandline") if word not in text] == []
