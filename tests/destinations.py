@@ -27,7 +27,7 @@ from strandline.sinks.http import HttpSink
 from strandline.sinks.iceberg import IcebergSink
 from strandline.sinks.parquet import MANIFESTS, ParquetSink
 from strandline.storage import Storage, open_storage
-from support import BUCKET, ITEMS, Proxy, free_ports, options_for
+from support import BUCKET, ICEBERG, ITEMS, KEY, SECRET, TABLE_BUCKET, Proxy, free_ports, options_for
 
 HIDDEN = ("_op", "_seq", "_vnode", "_index", "_row")
 Row = dict[str, Any]
@@ -89,10 +89,12 @@ class Servers:
 
 
 class Destination:
-    """One place. `knows_its_past`: it can tell that it lacks what was sent before. `goes_down`: it can be unreachable."""
+    """One place. `knows_its_past`: it can tell that it lacks what was sent before. `widens`: a column of it takes larger
+    numbers than it was made for. `stalls_at` is the last crash point before its effect."""
 
-    kind: ClassVar[str]
     knows_its_past: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
+    stalls_at: ClassVar[str] = "cursor.lanes_done"
 
     def __init__(self, servers: Servers, folder: Path) -> None:
         self.servers = servers
@@ -106,6 +108,9 @@ class Destination:
 
     def sink(self, **options: Any) -> Sink:
         raise NotImplementedError
+
+    def expect(self, schema: pa.Schema, *key: str) -> None:
+        """Be ready for rows of this shape; most places learn it from the rows."""
 
     def changes(self) -> list[Row]:
         """Every change that it holds, in the order in which they count, with `_op` and `_seq`."""
@@ -166,10 +171,7 @@ class Stored(Destination):
 
     @property
     def options(self) -> dict[str, str] | None:
-        if not self.is_remote:
-            return None
-        # It is down for as long as a test says: to ask it again and again is not what is tested.
-        return {**options_for(self.gate.endpoint), "max_retries": "0"}
+        return options_for(self.gate.endpoint) if self.is_remote else None
 
     @cached_property
     def storage(self) -> Storage:
@@ -224,8 +226,6 @@ class Stored(Destination):
 
 
 class ParquetPlace(Stored):
-    kind = "parquet"
-
     def sink(self, **options: Any) -> Sink:
         return ParquetSink(self.uri, options=self.options)
 
@@ -249,7 +249,7 @@ class ParquetS3Place(ParquetPlace):
 
 
 class DeltaPlace(Stored):
-    kind = "delta"
+    widens = False
 
     def sink(self, **options: Any) -> Sink:
         return DeltaSink(self.uri, options=self.options)
@@ -289,7 +289,6 @@ class DeltaS3Place(DeltaPlace):
 class IcebergPlace(Destination):
     """A table of a catalog in a SQLite file; down when a file lies where the catalog's folder belongs."""
 
-    kind = "iceberg"
     mode: ClassVar[str] = "changes"
 
     @cached_property
@@ -366,11 +365,65 @@ class IcebergPlace(Destination):
         self._catalog.create_table(self.table, schema)
 
 
+class IcebergRestPlace(IcebergPlace):
+    """A table of a REST catalog, its files on S3."""
+
+    @cached_property
+    def gate(self) -> Gate:
+        return self.servers.gate(ICEBERG[self.servers.seaweed])
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        return self._settings(self.gate.endpoint)
+
+    def _settings(self, uri: str) -> dict[str, str]:
+        return {
+            "type": "rest",
+            "uri": uri,
+            "warehouse": f"s3://{TABLE_BUCKET}",
+            "credential": f"{KEY}:{SECRET}",
+            "oauth2-server-uri": f"{uri}/v1/oauth/tokens",
+            "s3.endpoint": self.servers.seaweed,
+            "s3.access-key-id": KEY,
+            "s3.secret-access-key": SECRET,
+            "s3.region": "us-east-1",
+        }
+
+    @cached_property
+    def _catalog(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog(**self._settings(ICEBERG[self.servers.seaweed]))
+
+    def traces(self) -> Any:
+        return super().traces(), len(self.gate.requests)
+
+    def texts(self) -> Iterator[str]:
+        table = self._loaded()
+        yield table.metadata.model_dump_json()
+        yield repr(table.scan().to_arrow().to_pylist())
+        yield repr(table.inspect.files().to_pylist())
+
+    def down(self) -> None:
+        self.gate.is_down = True
+
+    def up(self) -> None:
+        self.gate.is_down = False
+
+    def refuse(self) -> None:
+        self.gate.is_refusing = True
+
+    def accept(self) -> None:
+        self.gate.is_refusing = False
+
+
 # --- HTTP -------------------------------------------------------------------------------------------------------
 
 
 class Receiving(Destination):
-    kind = "http"
+    """A place that takes requests."""
+
+    stalls_at = "sink.chunk_sending"
 
     @property
     def upstream(self) -> str:
@@ -402,8 +455,7 @@ class ReceiverPlace(Receiving):
 
     def __init__(self, servers: Servers, folder: Path) -> None:
         super().__init__(servers, folder)
-        self.schema, self.key = ITEMS, ["id"]
-        self.table = self.servers.received.create_table(self.name, self.schema, key=self.key, vnodes=2)
+        self.table = self.servers.received.create_table(self.name, ITEMS, key=["id"], vnodes=2)
 
     @property
     def upstream(self) -> str:
@@ -415,6 +467,12 @@ class ReceiverPlace(Receiving):
 
     def sink(self, **options: Any) -> Sink:
         return HttpSink(f"{self.gate.endpoint}{self.path}", **{"patience": "0.2s", **options})
+
+    def expect(self, schema: pa.Schema, *key: str) -> None:
+        if self.table.head:
+            self.table.evolve(schema)
+        else:
+            self._recreate(schema, *key)
 
     def changes(self) -> list[Row]:
         return list(self.table.changes().to_pylist())
@@ -437,8 +495,11 @@ class ReceiverPlace(Receiving):
                     yield repr(pq.read_table(path, partitioning=None).to_pylist())
 
     def recreate(self) -> None:
+        self._recreate(ITEMS, "id")
+
+    def _recreate(self, schema: pa.Schema, *key: str) -> None:
         self.servers.received.drop(self.name)
-        self.table = self.servers.received.create_table(self.name, self.schema, key=self.key, vnodes=2)
+        self.table = self.servers.received.create_table(self.name, schema, key=key, vnodes=2)
 
 
 class ForeignPlace(Receiving):
@@ -472,12 +533,15 @@ class ForeignPlace(Receiving):
         yield repr(self.endpoint.requests())
 
 
-DESTINATIONS: dict[str, type[Destination]] = {
+NEAR: dict[str, type[Destination]] = {
     "parquet": ParquetPlace,
-    "parquet-s3": ParquetS3Place,
     "delta": DeltaPlace,
-    "delta-s3": DeltaS3Place,
     "iceberg": IcebergPlace,
     "receiver": ReceiverPlace,
     "foreign": ForeignPlace,
+}
+FAR: dict[str, type[Destination]] = {
+    "parquet-s3": ParquetS3Place,
+    "delta-s3": DeltaS3Place,
+    "iceberg-rest": IcebergRestPlace,
 }

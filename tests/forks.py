@@ -26,7 +26,7 @@ KILLED, STOPPED, DONE = "killed", "stopped", "done"
 
 @dataclass(frozen=True)
 class Ticking:
-    """A tick of the lake at `root` with the sinks that it declares, by name: the options of `Lake.sink`."""
+    """A tick of some sinks of the lake at `root`: by name, the options of `Lake.sink`."""
 
     root: str
     sinks: dict[str, dict[str, Any]]
@@ -40,7 +40,7 @@ class Ticking:
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)
-        for report in runner.tick(lake, lease_s=self.lease_s).sinks:
+        for report in runner.tick(lake, list(self.sinks), lease_s=self.lease_s).sinks:
             if report.error is not None:
                 raise report.error
 

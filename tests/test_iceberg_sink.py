@@ -250,12 +250,14 @@ def test_every_type_reads_back_equal(local: dict[str, str], opened: Opened) -> N
     assert all(column.optional for column in table.schema().columns)
     found = {row["id"]: row for row in table.scan().to_arrow().to_pylist()}
     assert {name: found[1][name] for name in kinds} == values
-    assert [name for name in kinds if found[2][name] is not None] == []
+    # To pyiceberg's reader a list of structs that is null is an empty one; in the file it is null, see below.
+    assert [name for name in kinds if found[2][name] is not None] in ([], ["deep"])
     assert math.isnan(found[3]["f64"])
     files = [task.file.file_path.removeprefix("file://") for task in table.scan().plan_files()]
     assert len(files) == 2
-    read = duckdb.connect(config={"TimeZone": "UTC"}).read_parquet(files).order("id").to_arrow_table().to_pylist()
-    assert {name: read[0][name] for name in kinds} == {**values, "map": [("k", 1), ("z", None)]}
+    read = duckdb.read_parquet(files).order("id").to_arrow_table().to_pylist()
+    assert {name: read[0][name] for name in kinds} == values
+    assert [name for name in kinds if read[1][name] is not None] == []
 
 
 # --- crashes, lost answers, races ------------------------------------------------------------------------------
@@ -267,8 +269,7 @@ from test_iceberg_sink import PRODUCER, batch_of, deliver, up
 from strandline.sinks.iceberg import IcebergSink
 facts = json.loads(sys.argv[1])
 ice = IcebergSink(facts["catalog"], facts["table"], mode=facts["mode"]).open(PRODUCER)
-sent = deliver(ice, batch_of(facts["after"], facts["upto"], is_replay=True), *(up(facts["upto"], id, name="x") for id in range(50)))
-print(json.dumps(sent))
+deliver(ice, batch_of(0, 4), *(up(4, id, name="x") for id in range(50)))
 """
 
 
@@ -276,7 +277,7 @@ print(json.dumps(sent))
 @pytest.mark.parametrize("mode", ["changes", "upsert"])
 def test_a_killed_process_is_replayed_once(catalog: dict[str, str], opened: Opened, point: str, mode: str) -> None:
     ice = opened(catalog, mode=mode)
-    facts = {"catalog": catalog, "table": ice._sink.table, "mode": mode, "after": 0, "upto": 4}
+    facts = {"catalog": catalog, "table": ice._sink.table, "mode": mode}
     killed = python(DELIVER, json.dumps(facts), crash=point)
     assert killed.returncode == -9, killed.stderr
     assert ice.position(1) == ({} if point == "sink.files_written" else {0: 4})
@@ -319,32 +320,33 @@ def test_a_conflict_that_hides_a_landed_commit_deletes_nothing(local: dict[str, 
 @pytest.mark.parametrize("mode", ["changes", "upsert"])
 def test_two_that_saw_the_batch_missing_add_it_once(catalog: dict[str, str], opened: Opened, mode: str) -> None:
     first, second = opened(catalog, mode=mode), opened(catalog, mode=mode)
-    deliver(first, batch_of(0, 1), up(1, 1, name="a"))
-    batch, rows = batch_of(1, 2), [up(2, 2, name="b"), up(2, 1, name="A")]
-    assert not first.is_delivered(batch) and not second.is_delivered(batch)
-    ours, theirs = written(first, batch, *rows), written(second, batch, *rows)
-    stale, fresh = [table_of(second)], second._load
-    first.finish(batch, ours)
-    second._load = lambda: stale.pop() if stale else fresh()  # type: ignore[method-assign]
-    second.finish(batch, theirs)
-    assert not stale
-    assert snapshots(first) == 2
+    fresh = second._load
+    for batch, rows in ((batch_of(0, 1), [up(1, 1, name="a")]), (batch_of(1, 2), [up(2, 2), up(2, 1, name="A")])):
+        assert not first.is_delivered(batch) and not second.is_delivered(batch)
+        ours, theirs = written(first, batch, *rows), written(second, batch, *rows)
+        stale = [table_of(second)]
+        first.finish(batch, ours)
+        second._load = lambda stale=stale: stale.pop() if stale else fresh()  # type: ignore[method-assign]
+        second.finish(batch, theirs)
+        assert not stale
+        assert snapshots(first) == batch.upto
     assert len(held(first, "id")) == (3 if mode == "changes" else 2)
 
 
 def test_many_that_finish_at_once_add_a_batch_once(catalog: dict[str, str], opened: Opened) -> None:
-    batch = batch_of(0, 1)
     deliveries = [opened(catalog) for _ in range(4)]
+    deliver(deliveries[0], batch_of(0, 1), up(1, 100))
+    batch = batch_of(1, 2)
     start = threading.Barrier(len(deliveries))
 
     def run(delivery: IcebergDelivery) -> None:
         start.wait()
-        deliver(delivery, batch, *(up(1, id, name="x") for id in range(10)))
+        deliver(delivery, batch, *(up(2, id, name="x") for id in range(10)))
 
     with ThreadPoolExecutor(len(deliveries)) as pool:
         list(pool.map(run, deliveries))
-    assert snapshots(deliveries[0]) == 1
-    assert len(held(deliveries[0], "id")) == 10
+    assert snapshots(deliveries[0]) == 2
+    assert len(held(deliveries[0], "id")) == 11
 
 
 def test_a_late_batch_of_withheld_rows_does_not_set_the_mark_back(catalog: dict[str, str], opened: Opened) -> None:
@@ -380,6 +382,9 @@ def test_a_table_that_was_dropped_is_a_conflict(catalog: dict[str, str], opened:
         ice.is_delivered(batch)
     with refused(Conflict, consumer="ice"):
         ice.finish(batch, results)
+    anew = batch_of(0, 4)
+    with refused(Conflict, consumer="ice"):
+        ice.finish(anew, results)
     ice._catalog.create_table(ice._sink.identifier, pa.schema([("id", pa.int64())]))
     with refused(Conflict, consumer="ice", expected=3):
         ice.is_delivered(batch)
@@ -503,6 +508,16 @@ def test_upsert_leaves_files_alone_that_hold_no_changed_key(local: dict[str, str
     assert held(ice, "id", "name") == [(1, "a"), (2, "b"), (5, "e"), (6, "F")]
 
 
+def test_upsert_keeps_nested_values_as_they_are(local: dict[str, str], opened: Opened) -> None:
+    columns = pa.schema([("id", pa.int64()), ("parts", pa.list_(pa.struct([("x", pa.int8())])))])
+    ice = opened(local, mode="upsert")
+    deliver(ice, batch_of(0, 1, columns), up(1, 1), up(1, 3, parts=[]), up(1, 5, parts=[{"x": 1}, None]), up(1, 7))
+    deliver(ice, batch_of(1, 2, columns), up(2, 7, parts=None), up(2, 8))
+    files = [task.file.file_path.removeprefix("file://") for task in table_of(ice).scan().plan_files()]
+    found = rows_of(duckdb.read_parquet(files).to_arrow_table())
+    assert found == [(1, None), (3, []), (5, [{"x": 1}, None]), (7, None), (8, None)]
+
+
 def test_upsert_respects_what_others_wrote_and_deleted(local: dict[str, str], opened: Opened) -> None:
     ice = opened(local, mode="upsert")
     deliver(ice, batch_of(0, 1), up(1, 1, name="a"), up(1, 2, name="b"))
@@ -510,6 +525,11 @@ def test_upsert_respects_what_others_wrote_and_deleted(local: dict[str, str], op
     table.append(pa.table({"id": [7, 8], "name": ["theirs", "x"], "qty": [1, 1]}, table.schema().as_arrow()))
     table.delete("id = 2")
     deliver(ice, batch_of(1, 2), up(2, 8, name="ours"))
+    assert held(ice, "id", "name") == [(1, "a"), (7, "theirs"), (8, "ours")]
+    with table_of(ice).update_schema() as update:
+        update.rename_column("qty", "amount")
+    with refused(Invalid):
+        deliver(ice, batch_of(2, 3, pa.schema([("id", pa.int64()), ("name", pa.string())])), up(3, 8, name="again"))
     assert held(ice, "id", "name") == [(1, "a"), (7, "theirs"), (8, "ours")]
 
 
@@ -545,9 +565,14 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
         IcebergSink.from_dict(kept).open(PRODUCER)
     monkeypatch.setenv("ICE_CREDENTIAL", "from-env")
     assert sink.catalog.resolved() == {**catalog, "credential": "from-env"}
-    by_reference = IcebergSink({"uri": "postgresql://me:env:ICE_CREDENTIAL@db/cat", "token": "env:T"}, "ns.t")
+    references = {"uri": "postgresql://me:env:ICE_CREDENTIAL@db/cat", "token": "env:T", "s3.access-key-id": "env:K"}
+    by_reference = IcebergSink(references, "ns.t")
     assert IcebergSink.from_dict(by_reference.to_dict()) == by_reference
-    assert by_reference.catalog["uri"] in json.dumps(by_reference.to_dict())
+    assert by_reference.to_dict()["catalog"] == references
+    monkeypatch.setenv("T", "t")
+    monkeypatch.setenv("K", "k")
+    resolved = {"uri": "postgresql://me:from-env@db/cat", "token": "t", "s3.access-key-id": "k"}
+    assert by_reference.catalog.resolved() == resolved
 
 
 def test_a_sink_is_a_value(local: dict[str, str]) -> None:

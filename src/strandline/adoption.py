@@ -48,7 +48,8 @@ def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
             raise NotFound(
                 f"there is no sink {name!r} to skip", hint=f"Sinks: {', '.join(sorted(known))}", consumer=name
             )
-    decided, found = [], []
+    decided: list[tuple[Consumer, Mapping[int, int] | None]] = []
+    found: list[Adopted] = []
     heads, epochs = {}, [0]
     for name in lake.tables():
         log = lake.table(name).log.refresh()

@@ -144,8 +144,8 @@ class Bond:
         Each consumer becomes the current life of its name, whatever was here. Its marks are those given; where the
         same life was here with a higher one, that one stays. None, for one of which nobody knows, retires it. Open
         intents that do not stand on their marks any more are given up. `heads` are the newest seqs of the lake's tables
-        by generation: marks of whatever consumer beyond them, and intents that go beyond them, are of commits that the
-        lake lost. What becomes of the consumers that are not mentioned: nothing else.
+        by generation: marks of any consumer beyond them are lowered to them, and intents that go beyond are given up,
+        since those commits are lost. Otherwise consumers that are not mentioned stay as they are.
 
         After a crash: all of it is done, or nothing and lake and state still do not belong together."""
         decided = sorted(positions, key=lambda each: each[0].name)

@@ -1,8 +1,9 @@
 """The rows of one range on their way out: changes in `(after, upto]`, or a table as it is at a seq.
 
-A new consumer gets the table as it is at one seq, each row as an upsert with that seq, and from there on the changes.
-What a feed holds is a function of the log alone, so reading it again, on another machine or by the other engine, gives
-the same rows; `kept_schema` fixes the columns too, so that a column that came meanwhile changes nothing.
+A new consumer gets the table as it is at one seq, each row as an upsert with that seq (its own, in a table without a
+key), and from there on the changes. What a feed holds is a function of the log alone, so reading it again, on another
+machine or by the other engine, gives the same rows; `kept_schema` fixes the columns too, so that a column that came
+meanwhile changes nothing.
 """
 
 from __future__ import annotations
@@ -126,6 +127,18 @@ class Feed:
             with relation.to_arrow_reader(self._batch_rows) as reader:
                 yield self._conformed(reader)
 
+    def matching(self, keys: pa.Table) -> pa.Table:
+        """The rows that have one of these identities: the key as it leaves, or `_seq` and `_row`."""
+        with self.table.duck.transaction() as cursor:
+            rows = self._sql(cursor)
+            cursor.register("_wanted", keys)
+            try:
+                using = listed(keys.column_names)
+                table = cursor.sql(f"SELECT * FROM ({rows}) SEMI JOIN _wanted USING ({using})").to_arrow_table()
+            finally:
+                cursor.unregister("_wanted")
+        return schemas.conform(table, self.schema)
+
     def _conformed(self, reader: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in reader:
             yield from schemas.conform(pa.Table.from_batches([batch]), self.schema).to_batches()
@@ -135,7 +148,8 @@ class Feed:
         if self._merge is not None:
             fold = self.table.pinned_fold(cursor, self._merge)
             rows = duck_sql(self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
-            hidden = [f"'{UPSERT}' AS {OP}", VNODE, f"CAST({self.upto} AS BIGINT) AS {SEQ}", *row]
+            seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
+            hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
             return (
                 f"SELECT {', '.join([*hidden, *self.shape.snapshot(is_duckdb=True)])} FROM ({rows}){self._only(VNODE)}"
             )
@@ -156,7 +170,12 @@ class Feed:
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
             rows = spark_frame(spark, self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
-            hidden = [f"'{UPSERT}' AS {OP}", f"CAST({VNODE} AS INT) AS {VNODE}", f"{self.upto}L AS {SEQ}", *row]
+            hidden = [
+                f"'{UPSERT}' AS {OP}",
+                f"CAST({VNODE} AS INT) AS {VNODE}",
+                SEQ if row else f"{self.upto}L AS {SEQ}",
+                *row,
+            ]
             exprs = [*hidden, *self.shape.snapshot(is_duckdb=False)]
         else:
             rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.shape.needed])

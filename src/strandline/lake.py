@@ -356,7 +356,7 @@ class _Readers:
                     if consumer.table_generation == self.entry.generation and not consumer.is_retired
                 ]
                 for consumer in mine:
-                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker()))
+                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker(), title=consumer.title))
                 for begun in ledger.marks.open_intents(mine).values():
                     for intent in begun:
                         raise busy(

@@ -161,7 +161,7 @@ class Registry:
         """Make a life that another state knew the current one of its name; `Conflict` when another one lives here. Its
         `life` is the next free one if that number is taken."""
         with self._state.transaction() as connection:
-            insert_missing(connection, consumers, name=_checked_name(consumer.name))
+            insert_missing(connection, consumers, name=checked_name(consumer.name))
             found = current(connection, consumer.name, is_locking=True)
             if found is not None and found.generation != consumer.generation and not found.is_retired:
                 raise Conflict(
@@ -308,7 +308,7 @@ def _told(
     name: str, kind: str, table: str, table_generation: str, destination: str, definition: Mapping[str, Any]
 ) -> Consumer:
     """What a caller says, checked; it has no generation yet."""
-    _checked_name(name)
+    checked_name(name)
     roles = {"kind": kind, "table": table, "table generation": table_generation, "destination": destination}
     for role, value in roles.items():
         check_text(role, value)
@@ -328,7 +328,7 @@ def _told(
     )
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
         raise Invalid(f"consumer name {name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
     return name

@@ -178,7 +178,9 @@ class _Tick:
         try:
             if plan.error is not None:
                 raise plan.error
-            with self._lake.ledger.leases.held(f"consumer/{plan.name}", this_worker(), self._lease_s) as held:
+            with self._lake.ledger.leases.held(
+                f"consumer/{plan.name}", this_worker(), self._lease_s, title=f"sink {plan.name!r}"
+            ) as held:
                 seqs = self._deliver(plan.name, held, tally)
         except Conflict as error:
             if "owner" in error.fields and "lease" in error.fields and not tally.rows_read:

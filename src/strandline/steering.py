@@ -1,4 +1,4 @@
-"""What people do to sinks by command: add one, start it again, retire it, send its dead letters once more.
+"""What people do to sinks by command: add one, start it again, retire it.
 
 A sink that is started again is a new life: a destination that keeps positions holds the old one, so a mark that is only
 set back would send nothing, and one that is set forward would be refused as a gap.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from strandline.errors import Conflict, Invalid, NotFound
 from strandline.feed import extent_of, files_of
 from strandline.lag import Lag, lag_of
-from strandline.leases import LENGTH_S, this_worker
+from strandline.leases import this_worker
 from strandline.merge import Merge
 from strandline.plan import Standing, facts_of, standings, table_of
 from strandline.registry import Consumer, Registered
@@ -79,7 +79,7 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
     if dry_run:
         return done
     _bound(lake)
-    with lake.ledger.leases.held(consumer.lease, this_worker(), LENGTH_S):
+    with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
         lake.ledger.registry.retire(name)
         lake.ledger.registry.register(
             name,
@@ -104,7 +104,7 @@ def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
         lag = Lag(0, 0, None)
     if not dry_run:
         _bound(lake)
-        with lake.ledger.leases.held(consumer.lease, this_worker(), LENGTH_S):
+        with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
             lake.ledger.registry.retire(name)
             lake.ledger.bond.renew()
     return Retired(name, consumer.table, consumer.destination, lag)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from destinations import DESTINATIONS, Destination, Servers
+from destinations import FAR, NEAR, Destination, Servers
 from support import ITEMS
 
 
@@ -20,10 +20,16 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     started.close()
 
 
-@pytest.fixture(params=list(DESTINATIONS))
+@pytest.fixture(params=[*NEAR, *FAR])
 def there(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Destination:
-    """A place of each kind, empty."""
-    return DESTINATIONS[request.param](servers, tmp_path)
+    """An empty place of each kind."""
+    return (NEAR | FAR)[request.param](servers, tmp_path)
+
+
+@pytest.fixture(params=list(NEAR))
+def near(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Destination:
+    """An empty place of each kind but those on S3, which are slower: for what does not depend on where files lie."""
+    return NEAR[request.param](servers, tmp_path)
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import steering
+from strandline import redelivery
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.options import Yes
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.deadletters import DeadLetter, DeadLetters
+from strandline.errors import StrandlineError
 from strandline.lake import Lake
 
 _REASON_CHARS = 80
@@ -85,7 +86,7 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
     lake = call.lake()
     letter = lake.ledger.letters.get(id)
     keys = letter.key_table
-    rows = steering.rows_of(lake, letter)
+    rows, fault = _now(lake, letter)
     data = {**_data(letter), "keys": keys.to_pylist(), "now": None if rows is None else rows.to_pylist()}
 
     def render(out: Console) -> None:
@@ -100,13 +101,11 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
         ):
             out.print(f"{word:16}{fact}", soft_wrap=True)
         out.print()
-        _show_rows(out, "Keys", keys)
         if rows is None:
-            out.print(f"The table {letter.table} was dropped.")
-        elif rows.num_rows:
-            _show_rows(out, "Rows as they are now", rows)
-        if rows is not None and rows.num_rows < letter.rows:
-            out.print(f"{counted(letter.rows - rows.num_rows, 'row is', 'rows are')} gone: a replay sends a delete.")
+            _show_rows(out, "Keys", keys)
+            out.print(f"It cannot be sent again: {fault}", soft_wrap=True)
+        else:
+            _show_rows(out, "What a replay would send now", rows)
 
     return Answer(data, render)
 
@@ -118,16 +117,8 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
     lake = call.lake()
     chosen = _chosen(call, lake, words, is_all)
     with progress_bar("Sending again") as progress:
-        done = steering.replay(lake, [letter.id for letter in chosen], progress=progress) if chosen else []
+        done = redelivery.replay(lake, [letter.id for letter in chosen], progress=progress) if chosen else []
     failed = [each for each in done if each.error is not None]
-    data = [
-        {
-            "id": each.id,
-            "rows": each.rows,
-            "error": None if each.error is None else {"kind": each.error.kind, "message": each.error.message},
-        }
-        for each in done
-    ]
 
     def render(out: Console) -> None:
         ids = _short([letter.id for letter in chosen])
@@ -139,9 +130,9 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
         if not done:
             out.print("There are no dead letters.")
         elif failed:
-            out.print(f"{len(done) - len(failed):,} of {counted(len(done), 'dead letter')} arrived; the others stay.")
+            out.print(f"{len(done) - len(failed):,} of {len(done):,} arrived; the rest stays.")
 
-    return Answer({"replayed": data}, render, 1 if failed else 0)
+    return Answer({"replayed": [each.to_dict() for each in done]}, render, 1 if failed else 0)
 
 
 def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False) -> Answer:
@@ -152,7 +143,7 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
     what = f"{counted(len(chosen), 'dead letter')} ({counted(rows, 'row')})"
     if chosen and not yes:
         by_sink = ", ".join(sorted({letter.consumer for letter in chosen}))
-        question = f"Forget {what} of {by_sink}? What is in them is not sent, unless it changes again."
+        question = f"Forget {what} of {by_sink}? Their rows are not sent, unless they change again."
         call.confirm(question, "dead letters are dropped", table=chosen[0].table)
     count = lake.ledger.letters.drop([letter.id for letter in chosen]) if chosen else 0
 
@@ -160,6 +151,14 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
         out.print(f"Dropped {what}." if count else "There are no dead letters.")
 
     return Answer({"dropped": [letter.id for letter in chosen], "count": count}, render)
+
+
+def _now(lake: Lake, letter: DeadLetter) -> tuple[pa.Table | None, str]:
+    """What a replay would send, or why it could not."""
+    try:
+        return redelivery.rows_of(lake, letter), ""
+    except StrandlineError as error:
+        return None, error.message
 
 
 def _letters(call: Call, lake: Lake, sink: str | None) -> DeadLetters | None:

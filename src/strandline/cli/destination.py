@@ -21,11 +21,15 @@ def destination(
     """The sink for a text such as `https://…`, a folder or `s3://bucket/prefix`, or with a kind the name of an Iceberg
     table. Options of other kinds are refused."""
     kind = kind or ("http" if to.startswith(("http://", "https://")) else "parquet")
-    for option, value, own in (("--token", token, "http"), ("--receiver", receiver, "http")):
-        if value is not None and kind != own:
-            raise typer.BadParameter(f"{option} is for a sink of the kind {own}, and this one is {kind}")
-    if bool(catalog) != (kind == "iceberg"):
-        raise typer.BadParameter(f"--catalog is what a sink of the kind iceberg needs, and this one is {kind}")
+    for option, value, own in (
+        ("token", token, "http"),
+        ("receiver", receiver, "http"),
+        ("catalog", catalog, "iceberg"),
+    ):
+        if value and kind != own:
+            raise typer.BadParameter(f"--{option} is for a sink of the kind {own}, and this one is of the kind {kind}")
+    if kind == "iceberg" and not catalog:
+        raise typer.BadParameter("a sink of the kind iceberg needs its --catalog, such as --catalog type=rest")
     # Each kind brings libraries of its own; few calls need them.
     if kind == "http":
         from strandline.sinks.http import STRANDLINE, HttpSink

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 from strandline import steering
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted
-from strandline.cli.options import DryRun, Yes, would
+from strandline.cli.options import DryRun, Yes
 from strandline.cli.sink import SinkName
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
@@ -71,7 +72,7 @@ def reset(
     planned = steering.reset(lake, name, start, dry_run=True)
     will = _will(planned, sink)
     if dry_run:
-        return would(f"do this: {will}", **asdict(planned))
+        return _only_said(will, asdict(planned))
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} starts again", table=planned.table)
     done = steering.reset(lake, name, start)
@@ -85,7 +86,7 @@ def reset(
 def _will(planned: steering.Reset, sink: SinkStatus) -> str:
     """What starting again causes."""
     rows = f"about {counted(planned.rows, 'row')}"
-    lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)} that were not sent never will be."
+    lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)}."
     if planned.start == BACKFILL:
         what, lost = f"the table {planned.table} as it is, {rows}, will be sent to {planned.destination} again", ""
     elif planned.start == HEAD:
@@ -95,7 +96,7 @@ def _will(planned: steering.Reset, sink: SinkStatus) -> str:
         what = (
             f"the changes of {planned.table} after seq {planned.start}, {rows}, will be sent to {planned.destination}"
         )
-        lost = "" if is_back or not lost else f" Changes up to seq {planned.start} that were not sent never will be."
+        lost = "" if is_back or not lost else f" What was not sent up to seq {planned.start} never will be."
     works = " and works again" if sink.is_retired else ""
     return f"Sink {planned.name!r} becomes a new life{works}: {what}.{lost} What is there stays there."
 
@@ -107,11 +108,11 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
     if sink.is_retired:
         raise Invalid(f"sink {name!r} is retired already", hint=_revive(call, name), consumer=name)
     planned = steering.retire(lake, name, dry_run=True)
-    rest = "Everything was sent" if planned.lag.is_none else f"{_unsent(planned.lag)} that were not sent never will be"
+    rest = "Everything was sent" if planned.lag.is_none else _unsent(planned.lag)
     will = f"Sink {name!r} ({planned.table} → {planned.destination}) retires. {rest}; the log is no longer kept for it."
     data = {**asdict(planned), "lag": planned.lag.to_dict()}
     if dry_run:
-        return would(f"do this: {will}", **data)
+        return _only_said(will, data)
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} is retired", table=planned.table)
     steering.retire(lake, name)
@@ -123,7 +124,12 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
 
 
 def _unsent(lag: Lag) -> str:
-    return f"{counted(lag.commits, 'commit')} ({counted(lag.rows, 'row')})"
+    return f"What was not sent, {counted(lag.commits, 'commit')} ({counted(lag.rows, 'row')}), never will be"
+
+
+def _only_said(will: str, data: Mapping[str, Any]) -> Answer:
+    """The answer of a dry run."""
+    return Answer({**data, "is_dry_run": True}, lambda out: out.print(f"{will}\nNothing was written.", soft_wrap=True))
 
 
 def _revive(call: Call, name: str) -> str:

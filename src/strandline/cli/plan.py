@@ -56,7 +56,8 @@ def _show(out: Console, call: Call, found: Plan) -> None:
 def _row(sink: SinkPlan) -> tuple[str, ...]:
     seqs = rows = size_ = engine = ""
     if sink.works:
-        seqs = f"{min(work.after for work in sink.works):,} → {max(work.upto for work in sink.works):,}"
+        moved = [work for work in sink.works if work.source != NOTHING] or sink.works
+        seqs = f"{min(work.after for work in moved):,} → {max(work.upto for work in moved):,}"
         rows, size_ = f"{sink.rows:,}", size(sink.bytes)
         engine = "spark" if any(work.engine == "spark" for work in sink.works) else "driver"
     return sink.name, sink.table, sink.destination, seqs, rows, size_, engine, _why(sink)
@@ -70,6 +71,6 @@ def _why(sink: SinkPlan) -> str:
         *([f"new: {sink.why}" if sink.is_new else sink.why] if sink.why else []),
         *(["repeats what an earlier run began"] if len(new) < len(sink.works) else []),
         *(["sends the table as it is"] if any(work.source == SNAPSHOT for work in new) else []),
-        *(["takes its place, sends nothing"] if any(work.source == NOTHING for work in new) else []),
+        *(f"starts after seq {work.upto:,}" for work in new if work.source == NOTHING),
     ]
     return "; ".join(parts) or ("new changes" if sink.works else "up to date")

@@ -61,7 +61,10 @@ def _imported(name: str, app: str) -> ModuleType:
 def _failed(error: BaseException, name: str, app: str) -> Invalid:
     """An error inside the module, by the place in the user's own code."""
     file, line = _place(error)
-    what = f"{type(error).__name__}: {error.message if isinstance(error, StrandlineError) else error}"
+    said = (
+        error.message if isinstance(error, StrandlineError) else error.msg if isinstance(error, SyntaxError) else error
+    )
+    what = f"{type(error).__name__}: {said}"
     hint = error.hint if isinstance(error, StrandlineError) else None
     if isinstance(error, SystemExit):
         what, hint = "it ends the program", "Put what only a program does under: if __name__ == '__main__':"

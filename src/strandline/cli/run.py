@@ -18,7 +18,7 @@ import typer
 from rich.text import Text
 
 from strandline import duration, runner
-from strandline.cli.answer import Answer, plain, stderr, stdout
+from strandline.cli.answer import Answer, moment, plain, stderr, stdout
 from strandline.cli.options import length
 from strandline.cli.tick import cared, did
 from strandline.cli.verb import Call, verb
@@ -38,10 +38,12 @@ def run(
     """Tick again and again, until Ctrl-C or SIGTERM: the tick under way is finished first, at once the second time.
 
     Says what ticks did that did something; with --json a document a line."""
-    every_s = length(every, "--every") or 0.0
+    every_s = length(every, "--every")
+    if not every_s:
+        raise typer.BadParameter("--every must be longer than 0s")
     lake = call.lake()
     voice = _Voice(call)
-    voice.say(f"Every {duration.shown(every_s)}: {lake.storage.uri}. Ctrl-C ends it.")
+    voice.say(f"A tick of {lake.storage.uri} every {duration.shown(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
     with _stopping() as stop, ThreadPoolExecutor(1) as worker:
         worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
@@ -90,8 +92,8 @@ class _Voice:
             document = {"at": now.isoformat(timespec="milliseconds"), **_data(heard)}
             sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
             sys.stdout.flush()
-        parts = ["up to date"] if self._is_idle else list(self._parts(heard))
-        self.say(Text.assemble((f"{now.astimezone():%H:%M:%S}  ", "dim"), Text("; ").join(map(_text, parts))))
+        parts = ["Up to date"] if self._is_idle else list(self._parts(heard))
+        self.say(Text.assemble((f"{moment(now)}  ", "dim"), Text("; ").join(map(_text, parts))))
 
     def _parts(self, heard: TickReport | StrandlineError) -> Iterator[str | Text]:
         if isinstance(heard, StrandlineError):

@@ -67,7 +67,8 @@ def add(
 ) -> Answer:
     """Add a sink, which every tick of the lake then serves, or change one.
 
-    Another destination or table is a new life: it starts again, and asks first."""
+    To change one asks first. What is given is all that counts; another destination or table is a new life, which starts
+    again."""
     begin, masks = start_of(start), pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
@@ -83,6 +84,13 @@ def add(
         deletes=deletes,
         start=begin,
     )
+    if isinstance(begin, int) and begin > (head := lake.table(table).head):
+        raise Invalid(
+            f"sink {name!r} is to start after seq {begin}, but table {table!r} is at {head}",
+            hint="Start it at head, or at a seq that the table has.",
+            consumer=name,
+            seq=begin,
+        )
     found = standings(lake).get(name, Standing()).consumer
     if found is not None and not found.is_retired and not yes:
         _ask(call, lake, made, found)
@@ -106,13 +114,20 @@ def add(
 
 
 def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer) -> None:
-    """Before a sink that lives becomes another one."""
+    """Before a sink that lives becomes another one, or sends something else."""
     facts = facts_of(made, lake.table(made.table), found)
     would = lake.ledger.registry.preview(made.name, **facts, revive=True)
     if would.is_new:
-        question = f"There is a sink {made.name}: {found.table} → {found.destination}. {would.why[:1].upper()}"
-        question += f"{would.why[1:]}: it starts again, and sends nothing more to where it was. Go on?"
-        call.confirm(question, f"sink {made.name!r} starts again elsewhere", table=made.table)
+        why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
+    elif would.why:
+        was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
+        keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+        changes = [f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys]
+        why = f"It goes on from where it is, with {'; '.join(changes) or would.why}."
+    else:
+        return
+    question = f"There is a sink {made.name}: {found.table} → {found.destination}. {why} Go on?"
+    call.confirm(question, f"sink {made.name!r} is changed", table=made.table)
 
 
 def _beginning(start: str | int) -> str:

@@ -52,7 +52,7 @@ def facts(sink: SinkStatus) -> list[tuple[str, str]]:
     return [
         ("life", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
         ("mark", marks_text(sink.marks)),
-        ("lag", lag_text(sink.lag)),
+        ("lag", lag_text(sink.lag) + (", never sent" if sink.is_retired and not sink.lag.is_none else "")),
         ("under way", begun),
         ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
         ("last", last_text(sink.last) or "nothing yet"),

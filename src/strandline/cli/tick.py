@@ -66,7 +66,8 @@ def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
     if sink.is_busy:
         out.print(Text(f"{sink.name}: left to another runner: {sink.why}", "yellow"), soft_wrap=True)
         return
-    if done := did(sink, to=f" to {sink.destination}"):
+    what = f"sent {'the table' if sink.is_full else 'changes of'} {sink.table} to {sink.destination}: "
+    if done := did(sink, what):
         out.print(f"{sink.name}: {done}.", soft_wrap=True)
     if sink.why:
         out.print(Text(f"  {'new: ' if sink.is_new else ''}{sink.why}", "yellow"), soft_wrap=True)
@@ -76,24 +77,20 @@ def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
         sinks.show_failure(out, call, sink.name, sink.error)
 
 
-def did(sink: SinkReport, *, to: str = "") -> str:
-    """What a sink did in a tick, in words; empty when it did nothing."""
+def did(sink: SinkReport, what: str = "") -> str:
+    """What a sink did in a tick, in words; empty when it did nothing. `what` stands before how much it sent."""
     if sink.after is None or sink.upto is None:
         return ""
-    seqs = f"seq {sink.after:,} → {sink.upto:,}"
     extras = [
         *([f"{counted(sink.withheld, 'row')} withheld"] if sink.withheld else []),
         *([f"{counted(sink.dead, 'row')} refused"] if sink.dead else []),
         *([f"repeated {counted(sink.replays, 'batch', 'batches')} begun earlier"] if sink.replays else []),
     ]
-    if not (sink.rows or sink.is_full or extras):
-        if sink.error is not None:
-            return ""
-        what = f"starts at seq {sink.upto:,}" if not sink.rows_read and sink.is_new else f"{seqs} was there already"
-        return f"{what} of {sink.table}"
-    what = f"sent {'the table' if sink.is_full else 'changes of'} {sink.table}{to}"
-    much = f"{counted(sink.rows, 'row')}, {size(sink.bytes)}, {seqs}, {sink.seconds:.1f} s"
-    return f"{what}: {'; '.join([much, *extras])}"
+    if sink.rows or sink.is_full or extras:
+        seqs = f"seq {sink.after:,} → {sink.upto:,}"
+        much = f"{counted(sink.rows, 'row')}, {size(sink.bytes)}, {seqs}, {sink.seconds:.1f} s"
+        return what + "; ".join([much, *extras])
+    return "" if sink.error is not None else f"at seq {sink.upto:,}; nothing had to be sent"
 
 
 def cared(report: TickReport) -> Iterator[str]:

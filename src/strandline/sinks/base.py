@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -127,6 +127,16 @@ class Delivery(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Redelivery(Protocol):
+    """A delivery to a destination that can refuse rows, and take them later."""
+
+    def resend(self, id: str, rows: pa.RecordBatch) -> None:
+        """Send rows outside of every range, with `_op` and `_seq`. The same rows under the same id count once; an error
+        when they are refused again."""
+        ...
 
 
 class Sink(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 from strandline import secret
 from strandline.definitions import TableDef
 from strandline.errors import Invalid
+from strandline.registry import checked_name
 from strandline.shape import Shape
 from strandline.sinks.base import Sink
 
@@ -51,6 +52,7 @@ class SinkDef:
         deletes: bool = True,
         start: Start = BACKFILL,
     ) -> SinkDef:
+        checked_name(name)
         if not isinstance(getattr(to, "kind", None), str) or not hasattr(to, "open"):
             raise Invalid(
                 f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",

@@ -24,7 +24,7 @@ from strandline.retry import ATTEMPTS
 from strandline.sinks import base
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.delta_types import fitted, lacking, stored_schema
-from strandline.sinks.files import FileLane, FileSink, check_place, claimed, clear_unfinished
+from strandline.sinks.files import FileLane, FileSink, claimed, clear_unfinished, reaching
 from strandline.storage import Storage
 from strandline.storage.base import cleared_away
 from strandline.storage.snapshot import DataFile
@@ -32,6 +32,8 @@ from strandline.storage.snapshot import DataFile
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+# To load a table takes longer with every commit since its last checkpoint.
+_CHECKPOINT_EVERY = 20
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
@@ -55,18 +57,23 @@ class DeltaDelivery:
     def lane(self, batch: Batch) -> FileLane:
         """Writes files that fit the table; before that it is created, or gets the columns that it lacks."""
         if batch.is_first:
-            check_place(self.storage)
+            with reaching(self.storage):
+                self.storage.check_put_new()
         wanted = stored_schema(batch)
-        table = self._settled(
-            lambda table: table is not None and not lacking(table, wanted), lambda table: self._grow(table, wanted)
-        )
+        table = self._load()
+        while table is None or lacking(table, wanted):
+            self._land(
+                lambda table: table is not None and not lacking(table, wanted),
+                lambda table: self._grow(table, wanted),
+            )
+            table = self._load()
         columns = fitted(table, wanted, self.storage.uri)
         return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         files = [file for file, _ in claimed(results)]
         crash_point("sink.files_written")
-        self._settled(lambda table: self._has(table, batch), lambda table: self._claim(table, batch, files))
+        self._land(lambda table: self._has(table, batch), lambda table: self._claim(table, batch, files))
         crash_point("sink.committed")
         if batch.is_replay:
             clear_unfinished(self.storage, _folder(batch))
@@ -87,7 +94,7 @@ class DeltaDelivery:
             return DeltaTable(self.storage.uri, storage_options=self._options)
         except TableNotFoundError:
             return None
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, ValueError) as error:
             raise self._named(error) from error
 
     @property
@@ -104,37 +111,41 @@ class DeltaDelivery:
     def _has(self, table: DeltaTable | None, batch: Batch) -> bool:
         return base.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
 
-    def _settled(
-        self, is_settled: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
-    ) -> DeltaTable:
-        """The table once it is as wanted, by our commit or by another's.
-
-        What a commit says of itself is not relied on: it may have landed although it failed. The table tells."""
+    def _land(
+        self, has_landed: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
+    ) -> None:
+        """Commit, unless the table shows that it is done. A commit that fails may have landed: the table tells."""
         from deltalake.exceptions import DeltaError
 
-        failure: Exception | None = None
-        for attempt in range(ATTEMPTS + 1):
+        for attempt in range(ATTEMPTS):
             table = self._load()
-            if is_settled(table):
-                assert table is not None
-                return table
-            if attempt == ATTEMPTS:
-                break
-            if failure is not None:
-                time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt))
+            if has_landed(table):
+                return
             try:
                 commit(table)
+                return
             except (DeltaError, OSError) as error:
-                failure = error
-                if "Unsupported table features" in str(error):
-                    break
-        raise self._named(failure) from failure
+                failure = self._named(error)
+                failure.__cause__ = error
+            if isinstance(failure, Invalid):
+                raise failure
+            time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt))
+        if not has_landed(self._load()):
+            raise failure
 
     def _grow(self, table: DeltaTable | None, wanted: pa.Schema) -> None:
         from deltalake import CommitProperties, DeltaTable, Schema
 
         if table is None:
-            DeltaTable.create(self.storage.uri, wanted, mode="error", storage_options=self._options)
+            configuration = {"delta.checkpointInterval": str(_CHECKPOINT_EVERY)}
+            DeltaTable.create(
+                self.storage.uri,
+                wanted,
+                mode="error",
+                name=self.producer.table,
+                configuration=configuration,
+                storage_options=self._options,
+            )
             return
         fitted(table, wanted, self.storage.uri)
         more = Schema.from_arrow(lacking(table, wanted)).fields
@@ -165,25 +176,26 @@ class DeltaDelivery:
 
     def _check_there(self, batch: Batch, files: Sequence[DataFile]) -> None:
         """A vacuum without a grace time may have taken unclaimed files for leftovers."""
-        there = {info.path for info in self.storage.list(_folder(batch))} if files else set()
+        with reaching(self.storage):
+            there = {info.path for info in self.storage.list(_folder(batch))} if files else set()
         for file in files:
             if file.path not in there:
                 raise cleared_away(file.path)
 
-    def _named(self, error: Exception | None) -> StrandlineError:
+    def _named(self, error: Exception) -> StrandlineError:
         from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
-        said = str(error).splitlines()[0] if error is not None and str(error) else repr(error)
+        said = (str(error) or repr(error)).splitlines()[0]
         what = f"the Delta table at {self.storage.uri}"
         if isinstance(error, DeltaProtocolError) or "Unsupported table features" in said:
             return Invalid(f"{what} cannot be written: {said}", hint="Send to another table.", path=self.storage.uri)
         if isinstance(error, CommitFailedError):
             return Conflict(
-                f"{what}: other writers were first in {ATTEMPTS} attempts to commit ({said})",
+                f"{what}: other writers were first, {ATTEMPTS} times in a row ({said})",
                 hint="Nothing was added to it. The next tick tries again: strandline tick",
                 consumer=self.producer.consumer,
             )
-        return Unavailable(f"{what} did not answer as expected: {said}", path=self.storage.uri)
+        return Unavailable(f"{what} cannot be written or read: {said}", path=self.storage.uri)
 
 
 def _folder(batch: Batch) -> str:

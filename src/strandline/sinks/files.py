@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
@@ -131,10 +131,8 @@ class FileLane:
     def _named(self, error: Exception) -> StrandlineError:
         if isinstance(error, StrandlineError):
             return error
-        if isinstance(error, FileNotFoundError):
-            return missing(self.storage.uri, error)
         if isinstance(error, OSError):
-            return Unavailable(f"{self.storage.uri} could not be written: {error}")
+            return _unreachable(self.storage.uri, error)
         return Internal(f"a sink's task failed: {type(error).__name__}: {error}")
 
 
@@ -144,14 +142,6 @@ def claimed(results: Sequence[Result]) -> list[Written]:
         if result.error is not None:
             raise result.error
     return [written for result in results for written in result.files]
-
-
-def missing(uri: str, error: Exception) -> NotFound:
-    return NotFound(
-        f"nothing can be written to {uri}: there is no such place ({error})",
-        hint="Create the bucket, or correct the address.",
-        path=uri,
-    )
 
 
 @dataclass
@@ -235,12 +225,23 @@ class FileSink:
         return open_storage(self.uri, known)
 
 
-def check_place(storage: Storage) -> None:
-    """Before anything is sent there: the place exists, and of two creators of one file one wins."""
+@contextmanager
+def reaching(storage: Storage) -> Iterator[None]:
+    """What a disk or a store says when it fails, in words of ours."""
     try:
-        storage.check_put_new()
-    except FileNotFoundError as error:
-        raise missing(storage.uri, error) from error
+        yield
+    except OSError as error:
+        raise _unreachable(storage.uri, error) from error
+
+
+def _unreachable(uri: str, error: OSError) -> StrandlineError:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(
+            f"nothing can be written to {uri}: there is no such place ({error})",
+            hint="Create the bucket, or correct the address.",
+            path=uri,
+        )
+    return Unavailable(f"{uri} cannot be written or read: {error}", path=uri)
 
 
 def clear_unfinished(storage: Storage, folder: str) -> None:

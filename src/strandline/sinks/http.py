@@ -8,15 +8,19 @@ batch is cut by a rule that is saved with the intent, and each chunk has a key o
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
 
+import pyarrow as pa
+
 from strandline import duration, secret
 from strandline.definitions import MAX_VNODES
 from strandline.errors import Invalid
+from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
 from strandline.sinks.chunks import positions_of
@@ -160,6 +164,18 @@ class HttpDelivery:
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         """Nothing is left to do: what is acknowledged is durable."""
 
+    def resend(self, id: str, rows: pa.RecordBatch) -> None:
+        data, headers = body.encode(rows, self._sink.body_format)
+        key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
+        answer = self._opened().post(data, {**headers, "Idempotency-Key": key})
+        if not answer.is_ack:
+            raise Invalid(
+                f"{self._sink.url} refuses the rows again ({answer.status}): {answer.message}",
+                consumer=self._producer.consumer,
+                url=self._sink.url,
+                status=answer.status,
+            )
+
     def position(self, vnodes: int) -> Mapping[int, int] | None:
         """The last seq of each vnode that the receiver has completely."""
         if not self._sink.keeps_positions:
@@ -173,16 +189,19 @@ class HttpDelivery:
 
     def _held(self) -> dict[int, tuple[int, int]]:
         """The position of each vnode at the receiver."""
-        if self._line is None:
-            self._line = Line(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
-        answer = self._line.ask(f"{self._sink.url.rstrip('/')}/positions", {"producer": self._producer.generation})
+        answer = self._opened().ask(f"{self._sink.url.rstrip('/')}/positions", {"producer": self._producer.generation})
         told = answer.document
         held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
         if held is not None:
             return held
         if answer.is_ack or answer.status in (404, 405):
             raise self._not_a_receiver(answer)
-        raise self._line.stopped(answer)
+        raise self._opened().stopped(answer)
+
+    def _opened(self) -> Line:
+        if self._line is None:
+            self._line = Line(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
+        return self._line
 
     def _not_a_receiver(self, answer: Answer) -> Invalid:
         return Invalid(

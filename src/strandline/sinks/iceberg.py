@@ -102,15 +102,14 @@ class IcebergDelivery:
         self._sink = sink
         self._producer = producer
         self._catalog = catalog
-        self._life: Any = None  # the uuid of the table that the lanes wrote for
+        self._root: str | None = None  # where the table's files were when the lanes began
 
     def is_delivered(self, batch: Batch) -> bool:
         return self._holds(self._load(), batch)
 
     def lane(self, batch: Batch) -> Lane:
         table, columns = self._prepared(batch)
-        self._life = table.metadata.table_uuid
-        storage, folder, _ = self._place(table)
+        storage, folder, self._root = self._place(table)
         if self._sink.mode == UPSERT:
             # Deletes are among them, which have nothing but their key.
             changed = [batch.outgoing.field(OP), batch.outgoing.field(SEQ), *(c.with_nullable(True) for c in columns)]
@@ -225,21 +224,23 @@ class IcebergDelivery:
     def _land(self, batch: Batch, files: Sequence[str]) -> None:
         """Commit the batch unless it is there. The commit is based on the very metadata that says it is not."""
         table = self._load()
-        if table is None and batch.is_first and self._life is None:
+        if table is None and batch.is_first and not files:
             table, _ = self._prepared(batch)
-        if table is None or self._life not in (None, table.metadata.table_uuid):
+        if self._holds(table, batch):
+            return
+        if table is None or (files and self._place(table)[2] != self._root):
             raise Conflict(
                 f"{self._sink.destination} was dropped while sink {self._producer.consumer!r} wrote to it",
-                hint=f"Nothing was added. To send the table again: strandline mark reset {self._producer.consumer}",
+                hint="Nothing was added. If it may be created anew: strandline tick",
                 consumer=self._producer.consumer,
             )
-        if not self._holds(table, batch):
-            self._commit(table, batch, files)
+        self._commit(table, batch, files)
 
     def _commit(self, table: Any, batch: Batch, files: Sequence[str]) -> None:
         from pyiceberg.table.update import AssertTableUUID
 
         with self._talking():
+            _slim(table)
             transaction = table.transaction()
             if files and self._sink.mode == UPSERT:
                 self._replace(table, transaction, batch, files)
@@ -296,6 +297,13 @@ class IcebergDelivery:
         with suppress(StrandlineError, OSError):
             below = storage.list(f"{folder}/{_CHANGES_BELOW}")
             storage.delete([file.path for file in below if f"/{batch.id}-" in file.path])
+
+
+def _slim(table: Any) -> None:
+    """Let a table forget the snapshots that nothing builds on: a transaction copies them all, some twenty times."""
+    needed = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in needed]
+    table.metadata = table.metadata.model_copy(update={"snapshots": kept, "snapshot_log": []})
 
 
 def _until_landed(act: Callable[[], T]) -> T:

@@ -91,7 +91,7 @@ class Settings(Mapping[str, Any]):
             role = f"{name!r} of the {self._role}"
             if isinstance(value, Settings):
                 changed[name] = value._with_secrets(change)
-            elif _SECRET.search(name) or (name == "uri" and secret.is_reference(str(value))):
+            elif _SECRET.search(name) or str(value).startswith("env:"):
                 changed[name] = change(str(value), role)
             elif name == "uri":
                 changed[name] = _with_password(str(value), partial(change, role=f"password in {role}"))

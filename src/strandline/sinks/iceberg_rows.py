@@ -151,15 +151,15 @@ class _Old:
     def _names(self, schema: pa.Schema) -> Iterator[str]:
         """The columns of the table that the file has, if they are there under the names that they have now."""
         names = {column.field_id: column.name for column in self._table.schema().fields}
-        numbers = {name: mapped.field_id for mapped in self._table.name_mapping() for name in mapped.names}
-        for field in schema:
-            own = (field.metadata or {}).get(b"PARQUET:field_id")
-            name = names.get(int(own) if own else numbers.get(field.name))
+        numbers = {name: mapped.field_id for mapped in self._table.name_mapping() or () for name in mapped.names}
+        for each in schema:
+            own = (each.metadata or {}).get(b"PARQUET:field_id")
+            name = names.get(int(own) if own else numbers.get(each.name))
             if name is None:
                 continue  # dropped
-            kind, now = stored_type(field.type), self._columns.field(name).type
-            if name != field.name or not (kind == now or widens(kind, now)):
-                raise self._strange(f"has the column {field.name!r} ({kind}), which is now {name!r} ({now})")
+            kind, now = stored_type(each.type), self._columns.field(name).type
+            if name != each.name or not (kind == now or widens(kind, now)):
+                raise self._strange(f"has the column {each.name!r} ({kind}), which is now {name!r} ({now})")
             yield name
 
     def _strange(self, why: str) -> Invalid:

@@ -91,7 +91,7 @@ def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
 def _check_not_renamed(table: Any, name: str, destination: str) -> None:
     """Files say which column is which by name alone. A column that was renamed there keeps its old name for the files
     that have it; a new column of that name would take their values away."""
-    for mapped in table.name_mapping():
+    for mapped in table.name_mapping() or ():
         if name in mapped.names and mapped.field_id in table.schema().field_ids:
             now = table.schema().find_column_name(mapped.field_id)
             raise Invalid(

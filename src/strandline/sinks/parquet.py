@@ -26,7 +26,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt
 from strandline.sinks import base
 from strandline.sinks.base import Batch, Producer, Result
-from strandline.sinks.files import FileLane, FileSink, check_place, claimed, clear_unfinished
+from strandline.sinks.files import FileLane, FileSink, Written, claimed, clear_unfinished, reaching
 from strandline.storage import Storage
 from strandline.storage.snapshot import DataFile
 
@@ -51,36 +51,39 @@ class ParquetDelivery:
 
     def is_delivered(self, batch: Batch) -> bool:
         """Whether the batch has its manifest. Of one that was begun before, what is no part of it is cleared away."""
-        if self._named(batch) is not None:
-            if batch.is_replay:
-                self._clear(batch)
-            return True
-        if batch.is_first:
-            return False
-        held = batch.after if self.storage.exists(self._path(batch.after)) else None
-        return base.is_delivered(held, batch, self.producer, self.storage.uri)
+        with reaching(self.storage):
+            if self._named(batch) is not None:
+                if batch.is_replay:
+                    self._clear(batch)
+                return True
+            if batch.is_first:
+                return False
+            held = batch.after if self.storage.exists(self._path(batch.after)) else None
+            return base.is_delivered(held, batch, self.producer, self.storage.uri)
 
     def lane(self, batch: Batch) -> FileLane:
         if batch.is_first:
-            check_place(self.storage)
+            with reaching(self.storage):
+                self.storage.check_put_new()
         return FileLane(self.storage, batch, self._folder(batch), "part", is_staged=True, is_named_by_content=True)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         written = claimed(results)
         crash_point("sink.staged")
-        if not self.is_delivered(batch):
-            self.storage.publish(staged for _, staged in written if staged is not None)
-            files = self._by_own_names([file for file, _ in written])
-            crash_point("sink.published")
-            manifest = json.dumps(self._described(batch, files), indent=1)
-            # It may be there already, by another one who finishes the same batch: then that one counts.
-            self.storage.put_new(self._path(batch.upto), manifest.encode())
-            crash_point("sink.described")
-        self._clear(batch)
+        with reaching(self.storage):
+            if not self.is_delivered(batch):
+                try:
+                    self._publish(batch, written)
+                except (Conflict, FileNotFoundError):
+                    # Whoever finished the batch meanwhile has cleared away what is no part of it.
+                    if not self.is_delivered(batch):
+                        raise
+            self._clear(batch)
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        listed = self.storage.list(f"{MANIFESTS}/{self.producer.generation}")
-        seqs = [int(found[1]) for info in listed if (found := _MANIFEST.search(info.path))]
+        with reaching(self.storage):
+            listed = self.storage.list(f"{MANIFESTS}/{self.producer.generation}")
+            seqs = [int(found[1]) for info in listed if (found := _MANIFEST.search(info.path))]
         return dict.fromkeys(range(vnodes), max(seqs)) if seqs else {}
 
     def close(self) -> None:
@@ -91,6 +94,15 @@ class ParquetDelivery:
 
     def _path(self, seq: int) -> str:
         return f"{MANIFESTS}/{self.producer.generation}/{seq:020d}.json"
+
+    def _publish(self, batch: Batch, written: Sequence[Written]) -> None:
+        self.storage.publish(staged for _, staged in written if staged is not None)
+        files = self._by_own_names([file for file, _ in written])
+        crash_point("sink.published")
+        manifest = json.dumps(self._described(batch, files), indent=1)
+        # It may be there already, by another one who finishes the same batch: then that one counts.
+        self.storage.put_new(self._path(batch.upto), manifest.encode())
+        crash_point("sink.described")
 
     def _by_own_names(self, files: Sequence[DataFile]) -> list[DataFile]:
         """The published files, each by a name of its own: lanes with rows that look the same, as those of a table

@@ -1,0 +1,143 @@
+"""Send dead letters once more: each key as it is now, outside of every range.
+
+A letter holds the keys of rows that a destination refused, not the rows: what is sent is the current row of each key,
+in the sink's own shape, or a delete where there is none any more. The request's id comes from the letter and from what
+is sent, so a repeated attempt that sends the same counts once.
+
+After a crash: the letter is gone, or is there and can be sent again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline import schema as schemas
+from strandline.change import DELETE, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.crash import crash_point
+from strandline.deadletters import DeadLetter
+from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.feed import Feed
+from strandline.leases import this_worker
+from strandline.plan import table_of
+from strandline.progress import Progress, silent
+from strandline.registry import Consumer
+from strandline.sinks.base import Producer, Redelivery
+from strandline.sinks.declared import SinkDef
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A letter that was sent again: it is gone, or refused once more."""
+
+    id: str
+    consumer: str
+    rows: int
+    error: StrandlineError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else {"kind": self.error.kind, "message": self.error.message}
+        return {"id": self.id, "consumer": self.consumer, "rows": self.rows, "error": error}
+
+
+def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
+    """Send these letters again, each on its own; those that are accepted go."""
+    ledger = lake.ledger
+    ledger.bond.check()
+    by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
+    for letter in {letter.id: letter for letter in (ledger.letters.get(id) for id in ids)}.values():
+        by_sink[letter.consumer].append(letter)
+    done: list[Replayed] = []
+    for name, letters in sorted(by_sink.items()):
+        consumer = ledger.registry.get(name)
+        with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            ledger.bond.renew()
+            for letter in letters:
+                done.append(_sent(lake, consumer, letter))
+                progress(len(done), len(ids), name)
+    return done
+
+
+def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter) -> Replayed:
+    letters = lake.ledger.letters
+    try:
+        if letter.generation != consumer.generation:
+            raise Invalid(
+                f"dead letter {letter.id[:8]} is of an earlier life of sink {consumer.name!r}, whose place it was for",
+                hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
+                consumer=consumer.name,
+            )
+        rows = _send(lake, consumer, letter)
+    except StrandlineError as error:
+        letters.failed(letter.id, error.message, error.fields.get("status"))
+        return Replayed(letter.id, consumer.name, letter.rows, error)
+    crash_point("redelivery.sent")
+    letters.drop([letter.id])
+    return Replayed(letter.id, consumer.name, rows)
+
+
+def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
+    declared = lake.declared.get(consumer.name)
+    table = table_of(lake, declared, consumer)
+    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    rows = current_rows(table, sink, letter.key_table)
+    if not rows.num_rows:
+        return 0
+    lake_id = lake.catalog.refresh().lake_id
+    producer = Producer(lake_id, consumer.name, table.name, table.entry.generation, consumer.generation)
+    delivery = sink.to.open(producer)
+    try:
+        if not isinstance(delivery, Redelivery):
+            raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
+        delivery.resend(letter.id, rows)
+    finally:
+        delivery.close()
+    return int(rows.num_rows)
+
+
+def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
+    """The rows of a letter as a sink would send them now; None when the table was dropped."""
+    consumer = lake.ledger.registry.get(letter.consumer)
+    declared = lake.declared.get(consumer.name)
+    try:
+        table = table_of(lake, declared, consumer)
+    except NotFound:
+        return None
+    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    rows = pa.Table.from_batches([current_rows(table, sink, letter.key_table)])
+    return rows.filter(pc.equal(rows.column(OP), UPSERT))
+
+
+def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> pa.RecordBatch:
+    """What a sink would send of these keys now: `_op`, `_seq` and the columns. Of a table without a key the rows that
+    are still there, otherwise a delete for each key that is not."""
+    log = table.log.refresh()
+    shape = sink.shape(log.definition)
+    vnodes = range(log.definition.vnodes)
+    feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
+    found = feed.matching(keys)
+    hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
+    found = found.drop_columns(hidden)
+    if log.definition.is_keyed:
+        names = list(log.definition.key)
+        gone = keys.select(names).join(found.select(names), keys=names, join_type="left anti")
+        deletes = {OP: pa.array([DELETE] * gone.num_rows), SEQ: pa.array([log.head] * gone.num_rows, pa.int64())}
+        told = pa.table({**deletes, **{name: gone.column(name) for name in names}})
+        found = pa.concat_tables([found, schemas.conform(_padded(told, found.schema), found.schema)])
+    return found.combine_chunks().to_batches()[0] if found.num_rows else pa.RecordBatch.from_pylist([], found.schema)
+
+
+def _padded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field.name, pa.nulls(rows.num_rows, schemas.storage_type(field.type)))
+    return rows.select(schema.names)

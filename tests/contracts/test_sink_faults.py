@@ -1,0 +1,254 @@
+"""What every sink promises when processes die, stall, meet or lose their memory. Numbers in brackets are those of the
+faults that a test looks for."""
+
+import datetime as dt
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from destinations import NEAR, Receiving
+from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
+from strandline import runner
+from strandline.sinks.http import HttpSink
+from support import ITEMS, free_ports, refused
+
+SINK_POINTS = ("sink.", "cursor.", "marks.")
+STATE_POINTS = ("state.", "bond.")
+
+
+def some(*ids):
+    return [{"id": id_, "name": "a", "qty": 1} for id_ in ids]
+
+
+def check_equal(place, table, changes):
+    """The destination has the table's rows, each of so many changes once: count = distinct = expected."""
+    assert place.current() == {row["id"]: row for row in table.to_arrow().to_pylist()}
+    found = [json.dumps(change, default=str, sort_keys=True) for change in place.changes()]
+    assert len(found) == len(set(found)) == changes
+
+
+def tick(lake, name="out"):
+    reports = lake.tick(only=[name]).sinks
+    assert [report.error for report in reports] == [None] * len(reports)
+    return reports
+
+
+class Doomed:
+    """One lake whose ticks are killed, in a process of their own, and finished by this one after more rows came."""
+
+    def __init__(self, lake, items, forks, folder, state=None):
+        self.lake, self.items, self.forks, self.folder, self.state = lake, items, forks, folder, state
+        self.rows = 0
+
+    def write(self):
+        self.items.upsert(some(self.rows, self.rows + 1))
+        self.rows += 2
+
+    def ticking(self, name, sink, **more):
+        return Ticking(self.lake.storage.uri, {name: {"table": "items", "to": sink}}, self.state, **more)
+
+    def passes(self, name, sink):
+        """How often a tick that lives passes each point."""
+        told = self.folder / "passes.json"
+        assert self.forks.run(Armed(self.ticking(name, sink), passes=str(told))) != KILLED
+        return json.loads(told.read_text())
+
+    def kill(self, name, sink, point, ordinal=1):
+        self.write()
+        assert self.forks.run(Armed(self.ticking(name, sink), point, ordinal)) == KILLED, point
+        self.write()
+
+    def finish(self, name, sink, place):
+        """A new process ticks: this one."""
+        lake = sl.Lake(self.lake.storage.uri, state=self.state)
+        lake.sink(name, "items", to=sink)
+        tick(lake, name)
+        check_equal(place, lake.table("items"), self.rows)
+        assert lake.tick(only=[name]).sinks == ()
+
+
+@pytest.fixture
+def doomed(lake, items, servers, tmp_path):
+    return Doomed(lake, items, servers.forks, tmp_path)
+
+
+def walked(passes, *prefixes):
+    return sorted(point for point in passes if point.startswith(prefixes))
+
+
+def test_a_process_killed_at_any_point_of_a_delivery_loses_and_doubles_nothing(doomed, there):
+    """[2, 3] First the table as it is, then what is new; after each death more rows come before the next process."""
+    sink = there.sink()
+    doomed.write()
+    points = walked(doomed.passes("out", sink), *SINK_POINTS)
+    assert {"marks.intent_saved", "cursor.lanes_done", "cursor.finished", "marks.advanced"} < set(points)
+    assert any(point.startswith("sink.") for point in points)
+    check_equal(there, doomed.items, doomed.rows)
+    for point in points:
+        doomed.kill("out", sink, point)
+        doomed.finish("out", sink, there)
+    for number, point in enumerate(point for point in points if point.startswith(("sink.", "cursor."))):
+        place = there.another()
+        fresh = place.sink()
+        doomed.kill(f"fresh{number}", fresh, point)
+        doomed.finish(f"fresh{number}", fresh, place)
+
+
+def walk_state(doomed, place):
+    """Kill a tick at each pass of each point of the state."""
+    sink = place.sink()
+    doomed.write()
+    doomed.passes("out", sink)
+    doomed.write()
+    passes = doomed.passes("out", sink)
+    points = walked(passes, *STATE_POINTS)
+    assert {"bond.pending", "bond.recorded", "state.before_commit", "state.committed"} <= set(points)
+    for point in points:
+        for ordinal in range(1, passes[point] + 1):
+            doomed.kill("out", sink, point, ordinal)
+            doomed.finish("out", sink, place)
+
+
+def test_a_process_killed_at_any_write_to_the_state_loses_and_doubles_nothing(doomed, servers, tmp_path):
+    walk_state(doomed, NEAR["parquet"](servers, tmp_path))
+
+
+def test_the_same_holds_with_the_state_in_postgresql(postgres_url, servers, tmp_path):
+    lake = sl.Lake(tmp_path / "lake", state=postgres_url)
+    items = lake.create_table("items", ITEMS, key=["id"], vnodes=2, fold_ratio=1e9)
+    doomed = Doomed(lake, items, servers.forks, tmp_path, postgres_url)
+    place = NEAR["foreign"](servers, tmp_path)
+    sink = place.sink()
+    doomed.write()
+    points = walked(doomed.passes("out", sink), *SINK_POINTS, *STATE_POINTS)
+    for point in points:
+        doomed.kill("out", sink, point)
+        doomed.finish("out", sink, place)
+
+
+@pytest.mark.parametrize("point", ["receiver.queued", "receiver.committed"])
+def test_a_receiver_killed_at_a_point_gets_every_row_once_when_it_is_back(lake, items, servers, tmp_path, point):
+    received = sl.Lake(tmp_path / "received")
+    table = received.create_table("items", ITEMS, key=["id"], vnodes=2)
+    port = free_ports(1)[0]
+    sink = HttpSink(f"http://127.0.0.1:{port}/ingest/items", patience="0.1s", chunk_rows=2)
+    lake.sink("out", "items", to=sink)
+    items.upsert(some(*range(5)))
+    pid = servers.forks.start(Armed(Serving(str(tmp_path / "received"), port), point, 2))
+    wait_for_port(port)
+    report = lake.tick().sinks[0]
+    assert type(report.error) is sl.Unavailable
+    servers.forks.kill(pid)
+    items.upsert(some(5, 6))
+    items.delete([0])
+    pid = servers.forks.start(Armed(Serving(str(tmp_path / "received"), port)))
+    wait_for_port(port)
+    tick(lake)
+    servers.forks.kill(pid)
+    assert {row["id"] for row in table.to_arrow().to_pylist()} == set(range(1, 7))
+    assert table.changes().num_rows == 8
+
+
+# --- two at once ------------------------------------------------------------------------------------------------
+
+
+def test_of_two_runners_at_once_the_second_says_busy_and_nothing_doubles(lake, items, near):
+    """[14]"""
+    items.upsert(some(1, 2))
+    lake.sink("out", "items", to=near.sink())
+    other = sl.Lake(lake.storage.uri)
+    other.sink("out", "items", to=near.sink())
+    is_there, may_go = threading.Event(), threading.Event()
+
+    def here(name):
+        if name == "cursor.lanes_done":
+            is_there.set()
+            assert may_go.wait(30)
+
+    with at_crash_points(here):
+        first = threading.Thread(target=tick, args=[lake])
+        first.start()
+        assert is_there.wait(30)
+        report = other.tick().sinks[0]
+        may_go.set()
+        first.join()
+    assert (report.is_busy, report.error, report.rows) == (True, None, 0)
+    assert report.why
+    check_equal(near, items, 2)
+    assert other.tick().sinks == ()
+
+
+def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, there):
+    sink = there.sink()
+    doomed.write()
+    stalled = doomed.forks.stopped(
+        Armed(doomed.ticking("out", sink, lease_s=0.5), there.stalls_at, is_stopped=True)
+    )
+    doomed.write()
+    lake = doomed.lake
+    lake.sink("out", "items", to=sink)
+    first = lake.tick().sinks[0]
+    while (report := lake.tick().sinks[0]).is_busy:
+        time.sleep(0.05)
+    assert first.is_busy and report.error is None
+    check_equal(there, doomed.items, doomed.rows)
+    how, said = doomed.forks.resume(stalled)
+    assert how == "failed" and ("Conflict" in said or "Unavailable" in said)
+    check_equal(there, doomed.items, doomed.rows)
+    doomed.write()
+    tick(lake)
+    check_equal(there, doomed.items, doomed.rows)
+
+
+# --- lost memory -------------------------------------------------------------------------------------------------
+
+
+def copy_state(lake, to):
+    """The state's files, as a backup of the folder would have them."""
+    to.mkdir()
+    for path in Path(lake.storage.uri).glob("state.db*"):
+        shutil.copy(path, to / path.name)
+
+
+def put_state(lake, kept):
+    for path in Path(lake.storage.uri).glob("state.db*"):
+        path.unlink()
+    for path in kept.iterdir():
+        shutil.copy(path, Path(lake.storage.uri) / path.name)
+
+
+@pytest.mark.parametrize("kept_after", [None, 1, 2], ids=["lost", "old", "older than the last tick"])
+def test_a_state_that_was_lost_or_is_an_old_copy_sends_trims_and_expires_nothing(lake, near, tmp_path, kept_after):
+    """[8]"""
+    schema = ITEMS.append(pa.field("at", pa.timestamp("us")))
+    near.expect(schema, "id")
+    items = lake.create_table("items", schema, key=["id"], vnodes=2, time="at", retention="90d", fold_ratio=1e9)
+    lake.sink("out", "items", to=near.sink())
+    kept = tmp_path / "kept"
+    kept.mkdir() if kept_after is None else None
+    for number in range(3):
+        items.upsert([{"id": number, "name": "a", "at": dt.datetime(2020, 1, 1)}])
+        lake.tick()
+        if number == kept_after:
+            copy_state(lake, kept)
+    items.upsert([{"id": 9, "name": "late", "at": dt.datetime(2020, 1, 1)}])
+    items.compact(full=True)
+    if kept_after == 2:
+        # Of the last tick the state knows; of what came after it, it does not.
+        items.upsert([{"id": 10, "name": "b"}])
+        lake.tick()
+    put_state(lake, kept)
+    again = sl.Lake(lake.storage.uri)
+    again.sink("out", "items", to=near.sink())
+    table, before = again.table("items"), near.traces()
+    for act in (again.tick, lambda: table.vacuum(keep=0, grace=0), lambda: table.expire(dt.datetime(2021, 1, 1))):
+        with refused(sl.Conflict):
+            act()
+    assert near.traces() == before
+    assert table.to_arrow().num_rows >= 1, "it can still be read"

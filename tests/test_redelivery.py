@@ -1,0 +1,158 @@
+"""Dead letters: rows that a receiver refuses are kept by key, and sent again as they are then (lesson 12)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from foreign_receiver import Endpoint, foreign_receiver
+from receiving import served
+from strandline import redelivery
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with foreign_receiver(tmp_path_factory.mktemp("foreign")) as address:
+        yield address
+
+
+@pytest.fixture
+def endpoint(foreign: str) -> Endpoint:
+    return Endpoint(foreign, f"/{uuid.uuid4().hex}")
+
+
+def sink_to(endpoint: Endpoint, **options: Any) -> sl.HttpSink:
+    return sl.HttpSink(endpoint.url, receiver="any", patience="1s", **options)
+
+
+def rows(*ids: int, name: str = "n") -> list[dict[str, Any]]:
+    return [{"id": id, "name": f"{name}{id}"} for id in ids]
+
+
+REFUSE = {"column": "name", "value": "bad", "status": 422, "names_row": True}
+
+
+def test_a_refused_row_becomes_a_dead_letter_and_the_others_arrive(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([*rows(1, 2), {"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    report = lake.tick(only=["central"])
+    assert report.is_well and (report.sinks[0].rows, report.sinks[0].dead) == (2, 1)
+    assert sorted(row["id"] for row in endpoint.rows()) == [1, 2]
+    (letter,) = lake.ledger.letters.all()
+    assert (letter.rows, letter.status, letter.key_table.to_pylist()) == (1, 422, [{"id": 3}])
+    assert lake.status().sinks[0].letters == 1
+    assert lake.tick(only=["central"]).is_idle
+
+
+def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    (again,) = redelivery.replay(lake, [letter.id[:8]])
+    assert again.error is not None and again.error.fields["status"] == 422
+    assert lake.ledger.letters.get(letter.id).attempts == 1
+    items.upsert([{"id": 3, "name": "good"}])
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert (again.rows, again.error) == (1, None)
+    assert lake.ledger.letters.all() == []
+    assert [(row["_op"], row["id"], row["name"]) for row in endpoint.rows()] == [("upsert", 3, "good")]
+
+
+def test_a_replay_of_a_row_that_is_gone_sends_a_delete(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    items.delete([3])
+    (letter,) = lake.ledger.letters.all()
+    shown = redelivery.rows_of(lake, letter)
+    assert shown is not None and shown.num_rows == 0
+    redelivery.replay(lake, [letter.id])
+    assert [(row["_op"], row["id"]) for row in endpoint.rows()] == [("delete", 3)]
+
+
+def test_a_replay_applies_the_filter_and_the_mask_of_the_sink(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse={**REFUSE, "value": "***"})
+    items.upsert(rows(1, 2))
+    lake.sink("central", "items", to=sink_to(endpoint), where="id < 2", mask={"id": "hash", "name": "redact"})
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    endpoint.control(refuse=None)
+    before = endpoint.rows()
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert again.error is None
+    sent = endpoint.rows()[len(before) :]
+    assert [(row["_op"], row["name"]) for row in sent] == [("upsert", "***")]
+    assert sent[0]["id"] == letter.key_table.to_pylist()[0]["id"]
+
+
+def test_rows_of_a_table_without_a_key_are_found_again(lake: sl.Lake, endpoint: Endpoint) -> None:
+    events = lake.create_table("events", pa.schema([("name", pa.string())]), vnodes=2)
+    events.append([{"name": "good"}, {"name": "bad"}])
+    endpoint.control(refuse=REFUSE)
+    lake.sink("central", "events", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    events.compact(full=True)
+    endpoint.control(refuse=None)
+    redelivery.replay(lake, [letter.id])
+    assert [row["name"] for row in endpoint.rows()] == ["good", "bad"]
+
+
+def test_a_letter_of_an_earlier_life_is_not_sent(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    from strandline import steering
+
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    steering.reset(lake, "central", "head")
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert isinstance(again.error, sl.Invalid)
+
+
+def test_a_lost_answer_to_a_replay_counts_the_rows_once(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    endpoint.control(refuse=None, script=[{"lost": True}])
+    redelivery.replay(lake, [letter.id])
+    assert [row["id"] for row in endpoint.rows()] == [3]
+
+
+def test_a_strandline_receiver_takes_what_it_refused_before(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    """A receiver whose column is narrower refuses a row by its value; the rest of the chunk arrives."""
+    other = sl.Lake(tmp_path / "other")
+    narrow = pa.schema([pa.field("id", pa.int64(), False), ("n", pa.int32())])
+    other.create_table("wide", narrow, key=["id"], vnodes=2)
+    wide = lake.create_table("wide", pa.schema([pa.field("id", pa.int64(), False), ("n", pa.int64())]), key=["id"])
+    wide.upsert([{"id": 1, "n": 1}, {"id": 2, "n": 1 << 40}, {"id": 3, "n": 3}])
+    with served(str(tmp_path / "other")) as receiver:
+        lake.sink("central", "wide", to=sl.HttpSink(f"{receiver.url}/ingest/wide", patience="1s"))
+        report = lake.tick(only=["central"])
+        assert report.is_well and report.sinks[0].dead == 1
+        assert {row["id"] for row in other.table("wide").to_arrow().to_pylist()} == {1, 3}
+        wide.upsert([{"id": 2, "n": 2}])
+        assert lake.tick(only=["central"]).is_well
+        (letter,) = lake.ledger.letters.all()
+        (again,) = redelivery.replay(lake, [letter.id])
+        assert again.error is None
+    assert {row["id"]: row["n"] for row in other.table("wide").to_arrow().to_pylist()} == {1: 1, 2: 2, 3: 3}

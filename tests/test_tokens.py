@@ -1,0 +1,107 @@
+"""Tokens: shown once, kept as hashes, known until they are revoked."""
+
+import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import strandline as sl
+from strandline.cli import token
+from strandline.state import State
+from strandline.tokens import Tokens, role_of
+from support import refused
+
+
+@pytest.fixture
+def tokens(state_url):
+    with State(state_url, timeout_s=10) as state:
+        yield Tokens(state)
+
+
+def test_a_token_has_its_role_until_it_is_revoked(tokens):
+    writer, reader = tokens.add("edge", "writer"), tokens.add("dash", "reader")
+    assert writer != reader
+    assert [(token.name, token.role) for token in tokens.all()] == [("dash", "reader"), ("edge", "writer")]
+    assert role_of(writer, tokens.known()) == "writer"
+    assert role_of(reader, tokens.known()) == "reader"
+    tokens.revoke("edge")
+    assert role_of(writer, tokens.known()) is None
+    assert role_of(reader, tokens.known()) == "reader"
+    with refused(sl.NotFound, token="edge"):
+        tokens.revoke("edge")
+
+
+def test_what_is_no_token_has_no_role(tokens):
+    secret = tokens.add("edge", "admin")
+    for other in ("", secret[:-1], secret + "x", secret.upper(), tokens.known()[0].hash, "ä"):
+        assert role_of(other, tokens.known()) is None
+
+
+def test_a_name_is_taken_until_its_token_is_revoked(tokens):
+    first = tokens.add("edge", "writer")
+    with refused(sl.Invalid, token="edge"):
+        tokens.add("edge", "admin")
+    assert role_of(first, tokens.known()) == "writer"
+    tokens.revoke("edge")
+    assert tokens.add("edge", "admin") != first
+
+
+def test_of_threads_that_add_one_name_one_wins(tokens):
+    def add(_):
+        try:
+            return tokens.add("edge", "writer")
+        except sl.Invalid:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        secrets = [secret for secret in pool.map(add, range(8)) if secret]
+    assert len(secrets) == 1
+    assert role_of(secrets[0], tokens.known()) == "writer"
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("", "writer"), ("a b", "writer"), ("x" * 129, "writer"), (7, "writer"), ("a", "root"), ("a", "")],
+)
+def test_odd_names_and_roles_are_refused(tokens, name, role):
+    with refused():
+        tokens.add(name, role)
+    assert tokens.all() == []
+
+
+def test_the_state_holds_no_secret(tmp_path):
+    with State(f"sqlite:///{tmp_path}/state.db") as state:
+        secret = Tokens(state).add("edge", "writer")
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        kept = connection.execute("SELECT * FROM strandline_tokens").fetchall()
+    assert secret not in repr(kept)
+    assert secret.removeprefix("sl_") not in repr(kept)
+
+
+@pytest.fixture
+def run(lake, items):
+    app = typer.Typer()
+    token.register(app)
+
+    def call(*words):
+        result = CliRunner().invoke(app, ["token", *words, "--lake", lake.storage.uri, "--json"])
+        return result.exit_code, json.loads(result.stdout)
+
+    return call
+
+
+def test_the_verbs_add_list_and_revoke(lake, run):
+    code, made = run("add", "edge", "--role", "writer")
+    assert (code, made["role"]) == (0, "writer")
+    assert role_of(made["token"], Tokens(lake.state).known()) == "writer"
+    code, listed = run("list")
+    assert [(each["name"], each["role"]) for each in listed["tokens"]] == [("edge", "writer")]
+    assert made["token"] not in json.dumps(listed)
+    assert run("add", "edge", "--role", "writer")[1]["error"]["kind"] == "Invalid"
+    assert run("revoke", "edge")[0] == 0
+    code, missing = run("revoke", "edge")
+    assert (code, missing["error"]["kind"]) == (1, "NotFound")
+    assert run("list")[1]["tokens"] == []
