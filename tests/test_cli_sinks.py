@@ -16,9 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
+from strandline.cli import app
 from strandline.cli.sinks import length, marks_text
 from strandline.cli.verb import Call
 from strandline.leases import this_worker
@@ -164,14 +166,12 @@ def test_a_sink_that_another_works_on_is_left_to_it(archive: Run, items: sl.Tabl
     assert archive.json("tick")["sinks"][0]["rows"] == 1
 
 
-def test_what_a_killed_tick_began_is_repeated_once(items: sl.Table) -> None:
-    process("sink", "add", "archive", "items", "--to", "out")
+def test_what_a_killed_tick_began_is_repeated_once(run: Run, items: sl.Table) -> None:
+    run("sink", "add", "archive", "items", "--to", "out")
     assert process("tick", crash="sink.published").returncode == -9
     items.upsert(rows(10))
-    planned = process("plan")
-    assert "repeats what an earlier run began" in planned.stdout, planned.stderr
-    said = process("tick")
-    assert "repeated 1 batch begun earlier" in said.stdout, said.stderr
+    assert "repeats what an earlier run began" in run("plan")
+    assert "repeated 1 batch begun earlier" in run("tick")
     assert [row["id"] for row in sent()] == list(range(11))
 
 
@@ -179,7 +179,7 @@ def test_what_a_killed_tick_began_is_repeated_once(items: sl.Table) -> None:
 
 
 def test_a_program_says_which_lake_and_which_sinks(run: Run, items: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_app("pipeline", "print('hello')\nlake.sink('mine', 'items', to=sl.ParquetSink('mine'), where='id < 3')")
+    write_app("pipeline", "lake.sink('mine', 'items', to=sl.ParquetSink('mine'), where='id < 3')")
     assert run.json("--app", "pipeline:lake", "plan")["sinks"][0]["why"]
     assert "never ran" in run("sink", "list", "--app", "pipeline")
     shown = run.json("sink", "show", "mine", "--app", "pipeline")
@@ -193,6 +193,12 @@ def test_a_program_says_which_lake_and_which_sinks(run: Run, items: sl.Table, mo
     assert "strandline --app pipeline:lake table show items" in run(
         "table", "create", "items", "--schema", "a:int64", code=1
     )
+
+
+def test_what_a_program_prints_is_not_part_of_an_answer(items: sl.Table) -> None:
+    write_app("pipeline", "print('hello')")
+    result = CliRunner().invoke(app, ["--app", "pipeline", "status", "--json"])
+    assert json.loads(result.stdout)["tables"] and result.stderr == "hello\n"
 
 
 BAD_APPS = [

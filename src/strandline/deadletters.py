@@ -100,7 +100,7 @@ class DeadLetters:
                 insert_missing(
                     connection,
                     deadletters,
-                    id=_id_of(consumer.generation, intent_id, each.at),
+                    id=_id_of(consumer.generation, intent_id, each),
                     consumer=consumer.name,
                     generation=consumer.generation,
                     table_name=consumer.table,
@@ -192,8 +192,10 @@ class DeadLetters:
         return gone
 
 
-def _id_of(generation: str, intent_id: str, at: tuple[int, int, int]) -> str:
-    return hashlib.sha256(f"{generation}/{intent_id}/{at[0]}/{at[1]}/{at[2]}".encode()).hexdigest()[:32]
+def _id_of(generation: str, intent_id: str, dead: Dead) -> str:
+    """The same for the same rows; a refusal that begins at the same row and holds more of them is another letter."""
+    place = "/".join(map(str, (generation, intent_id, *dead.at, dead.rows)))
+    return hashlib.sha256(place.encode()).hexdigest()[:32]
 
 
 def _kept(reason: str) -> str:

@@ -61,12 +61,14 @@ class DeltaDelivery:
                 self.storage.check_put_new()
         wanted = stored_schema(batch)
         table = self._load()
-        while table is None or lacking(table, wanted):
+        if table is None or lacking(table, wanted):
             self._land(
                 lambda table: table is not None and not lacking(table, wanted),
                 lambda table: self._grow(table, wanted),
             )
             table = self._load()
+        if table is None:
+            raise self._replaced()
         columns = fitted(table, wanted, self.storage.uri)
         return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
 
@@ -157,11 +159,7 @@ class DeltaDelivery:
 
         wanted = stored_schema(batch)
         if table is None or lacking(table, wanted):
-            raise Conflict(
-                f"the Delta table at {self.storage.uri} was replaced while files were written for it",
-                hint="Nothing was added to it. The next tick looks again: strandline tick",
-                consumer=self.producer.consumer,
-            )
+            raise self._replaced()
         fitted(table, wanted, self.storage.uri)
         self._check_there(batch, files)
         now_ms = int(time.time() * 1000)
@@ -181,6 +179,13 @@ class DeltaDelivery:
         for file in files:
             if file.path not in there:
                 raise cleared_away(file.path)
+
+    def _replaced(self) -> Conflict:
+        return Conflict(
+            f"the Delta table at {self.storage.uri} was replaced while the sink {self.producer.consumer!r} wrote files",
+            hint="Nothing was added to it. The next tick looks again: strandline tick",
+            consumer=self.producer.consumer,
+        )
 
     def _named(self, error: Exception) -> StrandlineError:
         from deltalake.exceptions import CommitFailedError, DeltaProtocolError
