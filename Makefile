@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types tests soak bench report format lock clean java
+.PHONY: help demo test lint types tests soak chaos bench report format lock clean java
 
 help:  ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -34,9 +34,12 @@ tests: java $(VENV)/.ready
 soak: java $(VENV)/.ready  ## Run the long tests
 	@$(BIN)/pytest -m soak $(ARGS)
 
+chaos: java $(VENV)/.ready  ## Kill senders and receivers hundreds of times while someone writes
+	@$(BIN)/pytest -m chaos $(ARGS)
+
 bench: java $(VENV)/.ready  ## Run a benchmark: make bench NAME=upsert (all without NAME)
 	@if [ -n "$(NAME)" ]; then $(BIN)/python bench/$(NAME).py $(ARGS); \
-	else for f in upsert merge_read compact export; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
+	else for f in upsert merge_read compact export forward; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
 
 report: $(VENV)/.ready  ## Write docs/benchmarks.md from the last benchmark runs
 	@$(BIN)/python bench/report.py
@@ -49,4 +52,4 @@ lock: $(VENV)/.ready  ## Write constraints.txt from what is installed
 	@$(BIN)/pip freeze --exclude-editable > constraints.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-lake
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-lake demo-lake-archive

@@ -5,6 +5,7 @@ A seed repeats a storm's choices, not its timing; it is part of every failure.""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -59,12 +60,15 @@ def _tell(heard: TickReport | StrandlineError) -> None:
 
 
 class Part(Protocol):
-    """A process that is killed and started again."""
+    """A process that is killed and started again. `log` is what it says."""
+
+    @property
+    def log(self) -> Path: ...
 
     def start(self) -> None: ...
 
     def kill(self) -> None:
-        """End it with SIGKILL; one that has ended by itself is the test's failure."""
+        """End it with SIGKILL, if it is started; one that has ended by itself is the test's failure."""
         ...
 
 
@@ -74,13 +78,20 @@ class Forked:
     work: Running | Serving
     pid: int = 0
 
+    @property
+    def log(self) -> Path:
+        return self.forks.log
+
     def start(self) -> None:
         self.pid = self.forks.start(Armed(self.work))  # type: ignore[arg-type]
 
     def kill(self) -> None:
+        if not self.pid:
+            return
         has_ended = psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
         self.forks.kill(self.pid)
-        assert not has_ended, f"{self.work} ended by itself: {self.forks.log.read_text()[-3000:]}"
+        self.pid = 0
+        assert not has_ended, f"{self.work} ended by itself"
 
 
 @dataclass
@@ -97,11 +108,13 @@ class Command:
             self.process = subprocess.Popen(command, env=environment(), cwd=self.log.parent, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        assert self.process is not None
+        if self.process is None:
+            return
         code = self.process.poll()
         self.process.kill()
         self.process.wait(10)
-        assert code is None, f"{self.arguments} ended with {code}: {self.log.read_text()[-3000:]}"
+        self.process = None
+        assert code is None, f"{self.arguments} ended by itself, with {code}"
 
 
 # --- the writer ------------------------------------------------------------------------------------------------
@@ -116,7 +129,7 @@ class Writer(threading.Thread):
         self.model = Oracle(["id"])
         self.appended = 0
         self._items, self._events = lake.table("items"), lake.table("events")
-        self._rng = rng
+        self._rng = random.Random(rng.getrandbits(32))
         self._most_rows = most_rows
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -155,25 +168,29 @@ class Writer(threading.Thread):
 
 
 def storm(lake: sl.Lake, parts: Sequence[Part], writer: Writer, rng: random.Random, kills: int, pause_s: float) -> int:
-    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then wait until all is sent. How many of
-    the kills fell while a batch was under way."""
+    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then wait until all is sent. It says how
+    many of the kills fell while a batch was under way."""
     within = 0
-    try:
+    with contextlib.ExitStack() as stack:
         for part in parts:
             part.start()
+            stack.callback(part.kill)
         writer.start()
-        for _ in range(kills):
-            time.sleep(min(rng.expovariate(1 / pause_s), 4 * pause_s))
-            victim = rng.choice(list(parts))
-            victim.kill()
-            within += _has_begun(lake)
-            time.sleep(rng.choice([0, 0, rng.uniform(0, pause_s)]))
-            victim.start()
-        writer.stop()
-        _wait_until_idle(lake)
-    finally:
-        for part in parts:
-            part.kill()
+        stack.callback(writer.stop)
+        try:
+            for _ in range(kills):
+                time.sleep(min(rng.expovariate(1 / pause_s), 4 * pause_s))
+                victim = rng.choice(list(parts))
+                victim.kill()
+                within += _has_begun(lake)
+                time.sleep(rng.choice([0, 0, rng.uniform(0, pause_s)]))
+                victim.start()
+            writer.stop()
+            _wait_until_idle(lake)
+        except BaseException:
+            for log in {part.log for part in parts}:
+                print(f"{log.name} ends with:\n{log.read_text()[-3000:]}")
+            raise
     print(f"{within} of {kills} kills fell while a batch was under way")
     return within
 

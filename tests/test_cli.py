@@ -32,7 +32,10 @@ VERBS = [
     ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"),
     ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
     ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "drop-column"),
-    ("table", "purge"), ("table", "drop"),
+    ("table", "purge"), ("table", "drop"), ("plan",), ("tick",), ("run",), ("serve",), ("sink", "add"),
+    ("sink", "list"), ("sink", "show"), ("mark", "show"), ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
+    ("deadletter", "show"), ("deadletter", "replay"), ("deadletter", "drop"), ("token", "add"), ("token", "list"),
+    ("token", "revoke"),
 ]  # fmt: skip
 
 
@@ -93,15 +96,16 @@ def test_every_verb_has_help_and_json(run: Run, words: tuple[str, ...]) -> None:
     text = run(*words, "--help")
     for option in ("--json", "--debug"):
         assert option in text
-    assert ("--lake" in text) == (words != ("demo",)), "the demo has a folder of its own"
+    for option in ("--lake", "--app", "--state"):
+        assert (option in text) == (words != ("demo",)), "the demo has a folder of its own"
 
 
 def test_every_verb_is_tested_here(run: Run) -> None:
     from typer.main import get_command
 
-    root = get_command(app)
-    found = {(name,) for name in root.commands if name != "table"}
-    found |= {("table", name) for name in root.commands["table"].commands}
+    found = set()
+    for name, command in get_command(app).commands.items():
+        found |= {(name, each) for each in command.commands} if hasattr(command, "commands") else {(name,)}
     assert found == set(VERBS)
 
 
@@ -896,8 +900,10 @@ def test_stopping_it_by_hand_leaves_nothing_half_done(tmp_path: Path) -> None:
 
 def test_demo_runs_without_spark_and_replaces_only_a_demo_and_only_if_asked(run: Run, tmp_path: Path) -> None:
     document = run.json("demo", "--rows", "600", "--no-spark")
-    assert [step["what"] for step in document["steps"]][:3] == ["Make JSON lines", "Load them", "Load them again"]
-    assert [step["rows"] for step in document["steps"]][:3] == [600, 600, 0]
+    found = {step["what"]: step["rows"] for step in document["steps"]}
+    assert list(found)[:4] == ["Make JSON lines", "Load them", "Send them on", "Load them again"]
+    assert [found[what] for what in list(found)[:4]] == [600, 600, 600, 0]
+    assert found["Send what is new"] == found["Correct some rows"] > 0
     error = run.json("demo", "--rows", "500", "--no-spark", code=1)["error"]
     assert error["kind"] == "Invalid" and "--dir" in error["hint"] and "--fresh" in error["hint"]
     assert run.json("--lake", "demo-lake", "query", "select count(*) as n from messages")["rows"]

@@ -281,6 +281,40 @@ def test_of_several_who_finish_a_batch_at_once_each_row_is_there_once(place, cut
     check_whole(deliveries[0], *range(5, 26, 5))
 
 
+class Overtaken:
+    """A real storage before whose next call of one kind something else happens."""
+
+    def __init__(self, real, call, first):
+        self._real, self._call, self._first = real, call, first
+
+    def __getattr__(self, name):
+        if name == self._call:
+            self._call = None
+            self._first()
+        return getattr(self._real, name)
+
+
+@pytest.mark.parametrize("call", ["publish", "put_new", "delete"])
+@pytest.mark.parametrize("cuts", ["whole", "halves", "turned"])
+def test_one_who_is_overtaken_while_it_finishes_leaves_nothing_behind(delivery, call, cuts):
+    ours, theirs = (run_lanes(delivery, FIRST, CUTS[each]) for each in (cuts, "whole"))
+    storage = Overtaken(delivery.storage, call, lambda: delivery.finish(FIRST, theirs))
+    ParquetDelivery(storage, PRODUCER).finish(FIRST, ours)
+    assert changes(held(delivery)) == changes(ROWS)
+    check_whole(delivery, 5)
+
+
+def test_without_a_manifest_nothing_that_is_visible_is_removed(delivery):
+    path = f"{MANIFESTS}/{'b' * 32}/{5:020d}.json"
+    storage = Overtaken(delivery.storage, "list", lambda: None)
+    storage.put_new = lambda path, data: True  # a manifest that someone removes at once
+    ParquetDelivery(storage, PRODUCER).finish(FIRST, run_lanes(delivery, FIRST, [ROWS]))
+    assert not delivery.storage.exists(path)
+    assert changes(held(delivery)) == changes(ROWS)
+    deliver(delivery, again(FIRST), ROWS)
+    check_whole(delivery, 5)
+
+
 def test_a_lane_that_fails_says_so_and_leaves_nothing(delivery, place):
     def broken():
         yield from batches_of(FIRST, ROWS)
@@ -367,6 +401,9 @@ def test_a_secret_is_kept_as_a_reference_only(monkeypatch):
     kept = sink.to_dict()
     assert kept["options"] == {"access_key_id": "key", "secret_access_key": "given", "session_token": "file:/run/token"}
     assert "hush" not in repr(sink) + sink.destination
+    assert {sink, replace(sink)} == {sink}
+    named = {"aws_web_identity_token_file": "/run/token"}
+    assert ParquetSink("s3://bucket/archive", options=named).to_dict()["options"] == named
     with refused():
         ParquetSink.from_dict(kept).open(PRODUCER)
     monkeypatch.setenv("ARCHIVE_SECRET", "hush")

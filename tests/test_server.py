@@ -13,11 +13,12 @@ import pytest
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking, chunk_of, lines, row_at
 from strandline.definitions import TableDef
+from strandline.doctor import examine
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.chunk import Chunk, pack, unpack
 from strandline.server.commit import Outcome, commit_posts, token_of
-from strandline.server.errors import Refusal
+from strandline.server.errors import Refusal, answer
 from strandline.server.posts import posts_of
 from strandline.server.queue import Budget
 from strandline.sinks import body as sent
@@ -375,6 +376,35 @@ def test_positions_are_asked_for_a_producer(client):
     error_of(client.get("/ingest/nothing/positions", params={"producer": "p"}), 404)
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "waits"),
+    [
+        (sl.Unavailable("x"), 503, "Unavailable", True),
+        (OSError(28, "No space left"), 503, "Unavailable", True),
+        (sl.Conflict("x"), 409, "Conflict", False),
+        (sl.Invalid("x"), 422, "Invalid", False),
+        (sl.NotFound("x"), 404, "NotFound", False),
+        (sl.NotRetained("x"), 410, "NotRetained", False),
+        (sl.Corrupt("x"), 500, "Corrupt", False),
+        (sl.Internal("x"), 500, "Internal", False),
+        (ValueError("a secret"), 500, "Internal", False),
+    ],
+)
+def test_each_kind_of_error_has_its_status(error, status, kind, waits):
+    told = answer(error)
+    assert (told.status_code, json.loads(told.body)["error"]["kind"]) == (status, kind)
+    assert ("Retry-After" in told.headers) is waits
+    assert b"a secret" not in told.body
+
+
+def test_the_doctor_finds_nothing_wrong_with_what_was_received(lake, client, items):
+    for seq in range(1, 60):
+        send(client, [[0, 1, seq, 0, seq + 1, 0]], [row_at(0, seq, 0, id=seq)], first=seq == 1)
+        post(client, [{"id": -seq}], **{"Idempotency-Key": f"k{seq}"})
+    assert examine(lake.storage, deep=True).is_sound
+    assert sl.Lake(lake.storage.uri).table("items").log.refresh().snapshot.txns == items.log.refresh().snapshot.txns
+
+
 def test_status_is_the_status_of_the_lake(lake, client, items):
     post(client, [{"id": 1}])
     assert client.get("/healthz").json() == {"status": "ok"}
@@ -586,6 +616,29 @@ def test_with_versions_a_chunk_says_in_several_commits_what_one_cannot(lake, cli
     assert by_id(table) == {row["id"]: row["name"] for row in oracle.copy()}
     assert table.head > 6
     assert positions(client, "versioned") == [[0, 0, 61, 0]]
+
+
+def test_no_part_of_a_chunk_with_versions_is_applied_without_those_before_it(lake):
+    table = lake.create_table("versioned", VERSIONED, key=["id"], version="v")
+    rows = [
+        row_at(0, 1, 0, id=1, v=5), row_at(0, 2, 0, "delete", id=1), row_at(0, 3, 0, id=1, v=1),
+        row_at(1, 1, 0, "delete", id=1), row_at(1, 2, 0, id=1, v=2),
+    ]  # fmt: skip
+    facts = {"version": 1, "producer": "p", "is_first": True, "ranges": [[0, 2, 1, 0, 9, 0]]}
+    parts = posts(table, rows, chunk=Chunk.parse(json.dumps(facts)))
+    assert [part.rows.num_rows for part in parts] == [2, 2, 1]
+    assert [part.chunk.is_first for part in parts] == [True, False, False]
+    for late in parts[1:]:
+        assert isinstance(commit_posts(table.log, [late])[0], sl.Conflict)
+    assert [commit_posts(table.log, [part])[0].rows for part in parts] == [2, 2, 1]
+    assert [row["v"] for row in table.to_arrow().to_pylist()] == [2]
+
+
+def test_a_chunk_without_rows_moves_the_positions_of_a_table_with_versions(lake, client):
+    lake.create_table("versioned", VERSIONED, key=["id"], version="v")
+    answer = send(client, [[0, 3, 1, 0, 9, 0]], [], first=True, table="versioned")
+    assert answer.json() == {"rows": 0, "skipped": 0, "seq": 1}
+    assert positions(client, "versioned") == [[0, 3, 9, 0]]
 
 
 def test_with_versions_a_group_ends_before_an_upsert_of_a_deleted_key(lake):

@@ -171,8 +171,8 @@ class Cursor:
         """Run the lanes until each has delivered its batch or failed; a lane may stop to have its cuts saved first."""
         pending = list(begun)
         while pending:
-            loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
             try:
+                loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
                 results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
             except StrandlineError as error:
                 self._block([vnode for _, batch in pending for vnode in batch.vnodes], error)

@@ -231,17 +231,16 @@ def test_a_state_that_was_lost_or_is_an_old_copy_sends_trims_and_expires_nothing
     items = lake.create_table("items", schema, key=["id"], vnodes=2, time="at", retention="90d", fold_ratio=1e9)
     lake.sink("out", "items", to=near.sink())
     kept = tmp_path / "kept"
-    kept.mkdir() if kept_after is None else None
+    if kept_after is None:
+        kept.mkdir()
     for number in range(3):
         items.upsert([{"id": number, "name": "a", "at": dt.datetime(2020, 1, 1)}])
         lake.tick()
         if number == kept_after:
             copy_state(lake, kept)
-    items.upsert([{"id": 9, "name": "late", "at": dt.datetime(2020, 1, 1)}])
+    items.upsert([{"id": 9, "name": "late", "at": dt.datetime(2020, 1, 1)}, {"id": 10, "name": "b"}])
     items.compact(full=True)
     if kept_after == 2:
-        # Of the last tick the state knows; of what came after it, it does not.
-        items.upsert([{"id": 10, "name": "b"}])
         lake.tick()
     put_state(lake, kept)
     again = sl.Lake(lake.storage.uri)
@@ -251,4 +250,4 @@ def test_a_state_that_was_lost_or_is_an_old_copy_sends_trims_and_expires_nothing
         with refused(sl.Conflict):
             act()
     assert near.traces() == before
-    assert table.to_arrow().num_rows >= 1, "it can still be read"
+    assert table.to_arrow(columns=["id"]).to_pylist() == [{"id": 10}], "it can still be read"

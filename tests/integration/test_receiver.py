@@ -165,6 +165,21 @@ def test_chunks_in_any_cut_and_order_leave_what_a_dict_would_hold(hall, changes,
     assert held == sender.at
 
 
+@pytest.mark.parametrize("form", ["arrow", "ndjson"])
+def test_a_lake_that_forwards_its_table_here_is_followed(hall, tmp_path, form):
+    lake, server = hall
+    here = new_table(lake)
+    home = sl.Lake(tmp_path / "home")
+    there = home.create_table("items", ITEMS, key=["id"], vnodes=8)
+    home.sink("central", "items", to=sl.HttpSink(f"{server.url}/ingest/{here.name}", format=form, chunk_rows=70))
+    for at in range(3):
+        there.upsert([{"id": id, "name": f"{at}"} for id in range(at * 100, at * 100 + 200)])
+        there.delete(list(range(at * 50, at * 50 + 30)))
+        report = home.tick()
+        assert [(sink.error, sink.dead) for sink in report.sinks] == [(None, 0)]
+        assert by_id(here) == by_id(there)
+
+
 # --- crashes ---------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +211,7 @@ def test_a_request_that_was_not_answered_counts_once_when_it_is_repeated(lake, i
 def test_two_servers_of_one_lake_that_get_the_same_chunks_apply_them_once(lake):
     events = lake.create_table("events", ITEMS, vnodes=4)
     with served(lake.storage.uri) as one, served(lake.storage.uri) as other:
-        for seq in range(1, 16):
+        for seq in range(1, 9):
             rows = arrow([row_at(vnode, seq, 0, id=seq * 10 + vnode) for vnode in range(2)])
             headers = chunk_of([0, 1, seq, 0, seq + 1, 0], first=seq == 1)
             with ThreadPoolExecutor(4) as pool:
@@ -205,9 +220,9 @@ def test_two_servers_of_one_lake_that_get_the_same_chunks_apply_them_once(lake):
             assert {answer.status_code for answer in answers} == {200}
             assert sorted(answer.json()["rows"] for answer in answers) == [0, 0, 0, 2]
     assert sorted(events.to_arrow()["id"].to_pylist()) == [
-        seq * 10 + vnode for seq in range(1, 16) for vnode in range(2)
+        seq * 10 + vnode for seq in range(1, 9) for vnode in range(2)
     ]
-    assert events.head == 15
+    assert events.head == 8
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
@@ -227,7 +242,7 @@ def test_a_stopped_server_has_answered_what_it_took(lake, items, sign):
         threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        while len(acknowledged) < 100:
+        while len(acknowledged) < 40:
             time.sleep(0.01)
         assert server.stop(sign) == 0
         for thread in threads:
@@ -249,36 +264,33 @@ def narrow(tmp_path_factory):
 
 
 class Slow:
-    """A request whose body does not come to its end until it is told."""
+    """A request that the server has begun to read, and whose body comes when it is told."""
 
     def __init__(self, url, body):
         host, port = url.removeprefix("http://").split(":")
+        self._body = body
         self._socket = socket.create_connection((host, int(port)))
-        head = f"POST /ingest/items HTTP/1.1\r\nHost: {host}\r\nContent-Type: {NDJSON}\r\n"
-        self._rest = body[10:]
-        self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
+        head = f"POST /ingest/items HTTP/1.1\r\nHost: {host}\r\nContent-Type: {NDJSON}\r\nExpect: 100-continue\r\n"
+        self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+        assert self._answer() == b"100"
+
+    def _answer(self):
+        return self._socket.recv(10_000).split(b" ")[1]
 
     def end(self):
-        self._socket.sendall(self._rest)
-        return self._socket.recv(10_000).split(b" ")[1]
+        self._socket.sendall(self._body)
+        return self._answer()
 
     def close(self):
         self._socket.close()
-
-
-def until(server, status, content, headers=PLAIN):
-    for _ in range(200):
-        answer = server.post("items", content, headers)
-        if answer.status_code == status:
-            return answer
-    raise AssertionError(answer.text)
 
 
 def test_a_full_queue_is_429_until_there_is_room(narrow):
     lake, server = narrow
     slow = Slow(server.url, lines({"id": 1, "name": "x" * 90_000}))
     large = lines({"id": 2, "name": "x" * 90_000})
-    answer = until(server, 429, large)
+    answer = server.post("items", large, PLAIN)
+    assert answer.status_code == 429
     assert answer.headers["Retry-After"] == "1"
     assert answer.json()["error"]["kind"] == "Unavailable"
     assert server.post("items", lines({"id": 3}), PLAIN).status_code == 200, "a small one has room"
@@ -286,7 +298,7 @@ def test_a_full_queue_is_429_until_there_is_room(narrow):
     assert server.post("items", large, PLAIN).status_code == 200
 
     several = [Slow(server.url, lines({"id": 4})) for _ in range(3)]
-    until(server, 429, lines({"id": 5}))
+    assert server.post("items", lines({"id": 5}), PLAIN).status_code == 429
     assert [each.end() for each in several] == [b"200"] * 3
     assert server.post("items", lines({"id": 5}), PLAIN).status_code == 200
     assert sorted(by_id(lake.table("items"))) == [1, 2, 3, 4, 5]
@@ -295,10 +307,12 @@ def test_a_full_queue_is_429_until_there_is_room(narrow):
 def test_a_client_that_goes_away_leaves_its_room_to_others(narrow):
     _, server = narrow
     gone = [Slow(server.url, lines({"id": 6, "name": "x" * 70_000})) for _ in range(2)]
-    until(server, 429, lines({"id": 7, "name": "x" * 90_000}))
+    large = lines({"id": 7, "name": "x" * 90_000})
+    assert server.post("items", large, PLAIN).status_code == 429
     for each in gone:
         each.close()
-    until(server, 200, lines({"id": 7, "name": "x" * 90_000}))
+    while server.post("items", large, PLAIN).status_code != 200:
+        time.sleep(0.01)
 
 
 def test_a_body_that_is_too_long_is_413_however_it_comes(narrow):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strandline import redelivery
+from strandline.change import SEQ
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.options import Yes
@@ -101,11 +102,16 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
         ):
             out.print(f"{word:16}{fact}", soft_wrap=True)
         out.print()
+        _show_rows(out, "Keys", keys)
         if rows is None:
-            _show_rows(out, "Keys", keys)
             out.print(f"It cannot be sent again: {fault}", soft_wrap=True)
-        else:
-            _show_rows(out, "What a replay would send now", rows)
+            return
+        out.print()
+        if rows.num_rows:
+            _show_rows(out, "Rows as they are now", rows)
+        if gone := letter.rows - rows.num_rows:
+            then = "" if SEQ in keys.column_names else ": a replay sends deletes"
+            out.print(f"{counted(gone, 'row is', 'rows are')} not there any more, or not to be sent{then}.")
 
     return Answer(data, render)
 
@@ -154,9 +160,10 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
 
 
 def _now(lake: Lake, letter: DeadLetter) -> tuple[pa.Table | None, str]:
-    """What a replay would send, or why it could not."""
+    """The rows of a letter as they are now, or why there are none to send."""
     try:
-        return redelivery.rows_of(lake, letter), ""
+        rows = redelivery.rows_of(lake, letter)
+        return rows, "" if rows is not None else f"the table {letter.table} was dropped"
     except StrandlineError as error:
         return None, error.message
 

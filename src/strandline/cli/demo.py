@@ -51,6 +51,7 @@ def demo(
             f"{here} status",
             f'{here} query "{" ".join(QUESTION.split())}"',
             f"{here} table history {TABLE}",
+            f"{here} tick",
             f"{here} ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}",
             f"{here} doctor --deep",
         ):

@@ -35,9 +35,10 @@ def run(
     call: Call,
     every: Annotated[str, typer.Option(metavar="TIME", help="From the start of a tick to the next.")] = "10s",
 ) -> Answer:
-    """Tick again and again, until Ctrl-C or SIGTERM: the tick under way is finished first, at once the second time.
+    """Tick again and again, until Ctrl-C or SIGTERM.
 
-    Says what ticks did that did something; with --json a document a line."""
+    The first one lets the tick under way end, a second one does not wait for it. Tells of ticks that did something;
+    with --json one document a line."""
     every_s = length(every, "--every")
     if not every_s:
         raise typer.BadParameter("--every must be longer than 0s")

@@ -27,9 +27,7 @@ def serve(
     queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may be under way.")] = 1000,
     commit_rows: Annotated[int, typer.Option(min=1, help="How many rows may share a commit.")] = 200_000,
     linger_ms: Annotated[float, typer.Option(min=0, help="How long a commit waits for requests on their way.")] = 5,
-    evolve: Annotated[
-        bool, typer.Option("--evolve/--no-evolve", help="Whether a sender's new columns are added to the table.")
-    ] = True,
+    no_evolve: Annotated[bool, typer.Option("--no-evolve", help="Do not add a sender's new columns.")] = False,
 ) -> Answer:
     """Serve the lake over HTTP: POST /ingest/TABLE, GET /status, GET /healthz.
 
@@ -58,7 +56,7 @@ def serve(
         queue_requests=queue_requests,
         commit_rows=commit_rows,
         linger_ms=linger_ms,
-        evolve=evolve,
+        evolve=not no_evolve,
     )
     # All that it had to say was said when it began to listen.
     raise typer.Exit

@@ -155,7 +155,8 @@ def show(call: Call, name: SinkName) -> Answer:
     (found,) = sinks.all_of(call, lake, [name])
     lives = lake.ledger.registry.history(name) if lake.has_ledger else []
     declared = lake.declared.get(name)
-    definition = lives[-1].definition if declared is None else declared.to_dict()
+    now = next((life for life in lives if life.generation == found.generation), None)
+    definition = declared.to_dict() if declared is not None else now.definition if now is not None else {}
     data = {**found.to_dict(), "definition": definition, "lives": [_data(life) for life in lives]}
 
     def render(out: Console) -> None:
@@ -164,7 +165,7 @@ def show(call: Call, name: SinkName) -> Answer:
             out.print(f"{word:16}{fact}", soft_wrap=True)
         if lives:
             out.print()
-            rows = [_life(life, is_last=life is lives[-1]) for life in lives]
+            rows = [_life(life, is_now=life is now) for life in lives]
             show_rows(out, ("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows, numbers=("LIFE",))
         if found.error:
             out.print(Text.assemble(("failed: ", "bold red"), found.error), soft_wrap=True)
@@ -191,9 +192,9 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _life(life: Consumer, *, is_last: bool) -> tuple[str, ...]:
+def _life(life: Consumer, *, is_now: bool) -> tuple[str, ...]:
     since = moment(dt.datetime.fromtimestamp(life.created_s, dt.UTC))
-    now = "" if not is_last else "retired" if life.is_retired else "now"
+    now = "" if not is_now else "retired" if life.is_retired else "now"
     return str(life.life), since, life.table, life.destination, now
 
 

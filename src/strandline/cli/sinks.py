@@ -11,7 +11,7 @@ from rich.text import Text
 
 from strandline.cli.answer import counted, moment, size
 from strandline.cli.verb import Call
-from strandline.errors import NotFound, StrandlineError
+from strandline.errors import Conflict, NotFound, StrandlineError
 from strandline.lag import Lag
 from strandline.lake import Lake
 from strandline.marks import Receipt
@@ -33,7 +33,11 @@ def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[S
     """The sinks that a call names, or all, as they are now. A state that does not belong to the lake is an error."""
     check_state(lake)
     chosen = named(call, lake, names)
-    return [sink for sink in lake.status().sinks if sink.name in chosen]
+    found = lake.status()
+    if found.state_fault:
+        message, _, hint = found.state_fault.partition("\n")
+        raise Conflict(message, hint=hint or None)
+    return [sink for sink in found.sinks if sink.name in chosen]
 
 
 def check_state(lake: Lake) -> None:

@@ -1,4 +1,5 @@
-"""The main job from end to end on made-up data: load, load again, change, look back, ask, fold, and ask Spark."""
+"""The main job from end to end on made-up data: load, send on, load again, change, send what is new, look back, ask,
+fold, and ask Spark."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from pathlib import Path
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages, revisions, write_jsonl
 from strandline.errors import Internal, Invalid
 from strandline.lake import Lake
+from strandline.sinks.parquet import ParquetSink
 from strandline.spark import check_java
 from strandline.table import Table
 
 MARKER = "THIS-IS-A-DEMO"
 TABLE = "messages"
+SINK = "archive"
 QUESTION = f"""SELECT role, part_type, count(*) AS parts, count(DISTINCT session_id) AS sessions
 FROM {TABLE} GROUP BY ALL ORDER BY parts DESC LIMIT 5"""
 _FILES = 4
@@ -35,7 +38,7 @@ class Stop:
 
 @dataclass
 class Tour:
-    """A run of the demo in a folder of its own, which is the lake."""
+    """A run of the demo in a folder of its own, which is the lake; `archive`, beside it, is where its sink sends."""
 
     folder: Path
     rows: int
@@ -50,9 +53,13 @@ class Tour:
             raise Invalid(f"rows is {self.rows}; expected at least 1")
         if self.with_spark:
             check_java()
-        clear(self.folder, is_fresh=self.is_fresh)
+        for folder in (self.folder, self.archive):
+            check(folder, is_fresh=self.is_fresh)
+        for folder in (self.folder, self.archive):
+            clear(folder)
         lake = Lake(self.folder)
         table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
+        lake.sink(SINK, TABLE, to=ParquetSink(str(self.archive)))
         for what, act in self._acts(lake, table):
             started_s = time.monotonic()
             result, rows = act()
@@ -64,8 +71,10 @@ class Tour:
     def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
         yield "Make JSON lines", self._make_files
         yield "Load them", lambda: self._load(lake)
+        yield "Send them on", lambda: _send(lake)
         yield "Load them again", lambda: self._load(lake)
         yield "Correct some rows", lambda: self._revise(table)
+        yield "Send what is new", lambda: _send(lake)
         yield "Look back", lambda: self._look_back(table)
         yield "Ask in SQL", lambda: _ask(lake)
         yield "Fold the log", lambda: _fold(table)
@@ -75,6 +84,10 @@ class Tour:
     @property
     def inbox(self) -> Path:
         return self.folder / "inbox"
+
+    @property
+    def archive(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}-archive")
 
     def _make_files(self) -> tuple[str, int]:
         self.inbox.mkdir()
@@ -107,8 +120,8 @@ class Tour:
         return f"as it was at seq {self.loaded_seq}; {gone:,} of those rows are gone by now", before.num_rows
 
 
-def clear(folder: Path, *, is_fresh: bool) -> None:
-    """Make the folder a new one; only an earlier demo is removed, and only with `is_fresh`."""
+def check(folder: Path, *, is_fresh: bool) -> None:
+    """The folder may be made anew: it holds nothing, or an earlier demo and that is to be replaced."""
     if folder.exists() and (not folder.is_dir() or (os.listdir(folder) and not (folder / MARKER).exists())):
         raise Invalid(
             f"{folder} exists and is not a demo; nothing was touched",
@@ -122,9 +135,23 @@ def clear(folder: Path, *, is_fresh: bool) -> None:
             + (" --fresh" if folder == Path("demo-lake") else f" --fresh --dir {shlex.quote(str(folder))}"),
             path=str(folder),
         )
+
+
+def clear(folder: Path) -> None:
+    """Make the folder a new one."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / MARKER).write_text("Made by `strandline demo`, which replaces this folder when it runs with --fresh.\n")
+
+
+def _send(lake: Lake) -> tuple[str, int]:
+    report = lake.tick(only=[SINK])
+    for sink in report.sinks:
+        if sink.error is not None:
+            raise sink.error
+    sent = sum(sink.bytes for sink in report.sinks)
+    upto = max((sink.upto or 0 for sink in report.sinks), default=0)
+    return f"to Parquet files, up to seq {upto}, {sent / 1e6:.1f} MB", report.rows
 
 
 def _ask(lake: Lake) -> tuple[str, int]:

@@ -103,8 +103,8 @@ class Chunk:
         return Places(vnodes, positions)
 
     def split(self, places: Places, cuts: list[int]) -> list[Chunk]:
-        """The chunk as one for each part of its rows; `cuts` are where parts begin, from 0 on. Sent one after the other
-        they say the same."""
+        """The chunk as one for each part of its rows; `cuts` are where parts begin, from 0 on. Applied one after the
+        other they say the same; only the first may begin where nothing is known, so no other can do without it."""
         chunks: list[Chunk] = []
         starts = {vnode: start for vnode, (start, _) in self.ranges.items()}
         for cut in [*cuts[1:], len(places.vnodes)]:
@@ -112,7 +112,8 @@ class Chunk:
             vnodes, first = np.unique(rest.vnodes, return_index=True)
             following = dict(zip(vnodes.tolist(), rest.positions[first].tolist(), strict=True))
             ends = {vnode: following.get(vnode, end) for vnode, (_, end) in self.ranges.items()}
-            chunks.append(replace(self, ranges={vnode: (starts[vnode], ends[vnode]) for vnode in self.ranges}))
+            ranges = {vnode: (starts[vnode], ends[vnode]) for vnode in self.ranges}
+            chunks.append(replace(self, is_first=self.is_first and not chunks, ranges=ranges))
             starts = ends
         return chunks
 

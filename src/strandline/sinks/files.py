@@ -19,6 +19,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from strandline import encode, secret
+from strandline.change import OP, SEQ
 from strandline.errors import Internal, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.schema import conform, conform_column
 from strandline.sinks.base import Batch, Result, passing
@@ -37,9 +38,9 @@ _log = logging.getLogger(__name__)
 class FileLane:
     """Write the rows that leave as Parquet files below `folder`, with the columns of `schema`.
 
-    The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`; with
-    `is_named_by_content` what is used once is a digest of the file's bytes, so that the same rows, written again, are
-    the same file, and a name never stands for other bytes. Then a file is on the local disk before it is sent."""
+    The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`. A staged
+    file may be named by its content instead, by a digest of its bytes: the same rows, written again, are then the same
+    file, and a name never stands for other bytes. Such a file is whole on the local disk before it is sent."""
 
     storage: Storage
     batch: Batch
@@ -51,11 +52,10 @@ class FileLane:
 
     @property
     def columns(self) -> pa.Schema:
-        """The exact columns of the files. Unless `schema` says otherwise a delete may lack all but its key."""
+        """The exact columns of the files. Unless `schema` says otherwise a row may lack any: a delete lacks most."""
         if self.schema is not None:
             return self.schema
-        required = {*self.batch.outgoing.names[:2], *self.batch.key}
-        return pa.schema([f if f.name in required else f.with_nullable(True) for f in self.batch.outgoing])
+        return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.outgoing])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         count = _Count()
@@ -86,7 +86,7 @@ class FileLane:
         columns = self.columns
         in_file = set(columns.names)
         cluster_by = self.batch.cluster_by if in_file.issuperset(self.batch.cluster_by) else ()
-        if self.is_named_by_content:
+        if self.is_staged and self.is_named_by_content:
             with TemporaryDirectory(prefix="strandline-") as place:
                 spool = LocalStorage(place)
                 for file in encode.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
@@ -100,22 +100,16 @@ class FileLane:
                 yield replace(file, path=f"{self.folder}/{file.path}"), None
 
     def _send(self, spool: Storage, file: DataFile) -> Written:
-        """Copy a file to where it belongs, under a name that its bytes give it."""
+        """Stage a copy of a file under the name that its bytes give it."""
         here = f"{_SPOOL}/{file.path}"
         with open(spool.url(here), "rb") as stream:
             digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         path = f"{self.folder}/{self.prefix}-{digest}.parquet"
-        staged: Staged | None = None
-        with spool.input(here) as source:
-            if self.is_staged:
-                with self.storage.stage(path) as stage:
-                    _copy(source, stage.stream)
-                staged = stage.staged
-            else:
-                with self.storage.output(path) as output:
-                    _copy(source, output)
+        with spool.input(here) as source, self.storage.stage(path) as stage:
+            while piece := source.read(_COPIED_BYTES):
+                stage.stream.write(piece)
         spool.delete([here])
-        return replace(file, path=path), staged
+        return replace(file, path=path), stage.staged
 
     def _new_name(self) -> str:
         return f"{self.prefix}-{uuid4().hex}.parquet"
@@ -177,11 +171,6 @@ def _check_cast(values: pa.ChunkedArray, column: pa.Field) -> None:
         ) from error
 
 
-def _copy(source: pa.NativeFile, target: pa.NativeFile) -> None:
-    while piece := source.read(_COPIED_BYTES):
-        target.write(piece)
-
-
 @dataclass(frozen=True)
 class FileSink:
     """A sink whose destination is a folder or an S3 prefix. `options` are S3 settings as a lake takes them."""
@@ -190,7 +179,7 @@ class FileSink:
     is_ordered: ClassVar[bool] = False
 
     uri: str
-    options: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    options: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
@@ -254,4 +243,5 @@ def clear_unfinished(storage: Storage, folder: str) -> None:
 
 
 def _is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in _SECRET)
+    # A file that holds one is named, and read by the store's client itself.
+    return not name.lower().endswith("_file") and any(word in name.lower() for word in _SECRET)

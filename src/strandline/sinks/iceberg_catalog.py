@@ -124,14 +124,16 @@ def open_catalog(settings: Settings, destination: str) -> Any:
         ) from error
     known = settings.resolved()
     name = known.pop("name", None)
-    with talking(destination, settings):
+    hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
+    with talking(destination, settings, hint=hint):
         return load_catalog(name, **known)
 
 
 @contextmanager
-def talking(destination: str, settings: Settings) -> Iterator[None]:
-    """Errors of pyiceberg and of what lies below it, by what the reader does next. `Unavailable` says nothing about
-    whether a commit landed."""
+def talking(destination: str, settings: Settings, *, hint: str = "Send to another Iceberg table.") -> Iterator[None]:
+    """Errors of pyiceberg and of what lies below it, by what the reader does next; `hint` is for what does not fit.
+
+    `Unavailable` says nothing about whether a commit landed."""
     from pyiceberg import exceptions as their
     from sqlalchemy import exc as sql
 
@@ -162,10 +164,7 @@ def talking(destination: str, settings: Settings) -> Iterator[None]:
         TypeError,
         NotImplementedError,
     ) as error:
-        raise Invalid(
-            f"{destination}: {said(error)}",
-            hint="Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog.",
-        ) from error
+        raise Invalid(f"{destination}: {said(error)}", hint=hint) from error
     except Exception as error:
         # Each catalog brings a client of its own, and its errors: requests, SQLAlchemy, thrift, boto.
         raise Unavailable(
