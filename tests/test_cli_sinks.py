@@ -565,22 +565,26 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def test_run_says_what_happens_and_ends_at_a_signal(archive: Run, items: sl.Table) -> None:
-    with start_run("run", "--every", "0.1s") as running, start_run("run", "--every", "0.1s", "--json") as other:
+    items.upsert(rows(0))
+    with start_run("run", "--every", "0.1s", "--json") as other, start_run("run", "--every", "0.1s") as running:
         assert running.stdout is not None and other.stdout is not None
+        documents = [other.stdout.readline()]
         assert "every 0.1s" in running.stdout.readline()
-        assert running.stdout.readline().endswith("  Up to date\n")
+        said = running.stdout.readline()
+        while not said.endswith("  Up to date\n"):
+            said += running.stdout.readline()
         items.upsert(rows(1))
-        wait_until(lambda: len(sent()) == 11)
+        wait_until(lambda: len(sent()) == 12)
+        time.sleep(0.5)
         for each, number in ((running, signal.SIGTERM), (other, signal.SIGINT)):
-            time.sleep(0.5)
             each.send_signal(number)
-        (said, err), (documents, _) = running.communicate(timeout=60), other.communicate(timeout=60)
+        (rest, err), (more, _) = running.communicate(timeout=60), other.communicate(timeout=60)
     assert (running.returncode, other.returncode) == (0, 0), err
     assert "Traceback" not in err
-    done = [json.loads(line) for line in documents.splitlines()]
-    lines = [line for line in said.splitlines() if "archive: 1 row, " in line]
+    done = [json.loads(line) for line in [*documents, *more.splitlines()]]
     told = [sink for tick in done for sink in tick["sinks"] if sink["rows"]]
-    assert len(lines) + len(told) == 1, "one of the two sent it"
+    lines = [line for line in f"{said}{rest}".splitlines() if "archive: 1 row, " in line]
+    assert len(lines) + len(told) == 2, "each row was sent by one of the two"
     assert all(tick["at"] for tick in done)
 
 

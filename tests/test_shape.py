@@ -207,3 +207,13 @@ def test_spark_and_duckdb_send_the_same_rows(
         feed = feed_of(table, is_snapshot=is_snapshot, salt="s", **shape)
         frame = feed.frame(spark).sort(*feed.order).toArrow()
         assert frame.select(feed.schema.names).to_pylist() == rows_of(feed)
+
+
+def test_a_destination_of_current_rows_needs_a_key_and_no_versions(lake: sl.Lake) -> None:
+    upserts = sl.IcebergSink({"type": "sql", "uri": "sqlite:///x.db", "warehouse": "file:///x"}, "a.b", mode="upsert")
+    versioned = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())])
+    lake.create_table("versioned", versioned, key=["id"], version="v")
+    lake.create_table("keyless", versioned)
+    for name in ("versioned", "keyless"):
+        with pytest.raises(sl.Invalid):
+            lake.sink("current", name, to=upserts)

@@ -118,7 +118,7 @@ class Cursor:
                 continue
             try:
                 self._held.check()
-                intent = work.replay[at] if work.replay else self._intent(work, f"{lane[0]}-{lane[-1]}", lane)
+                intent = work.replay[at] if work.replay else self._intent(work, lane, delivery.cuts())
                 batch = Batch(
                     intent.id,
                     intent.vnodes,
@@ -139,15 +139,16 @@ class Cursor:
                 self._block(lane, error)
         return begun
 
-    def _intent(self, work: Work, lane: str, vnodes: Sequence[int]) -> Intent:
+    def _intent(self, work: Work, vnodes: Sequence[int], cuts: Any) -> Intent:
         return self._marks.open_intent(
             self._consumer,
-            lane=lane,
+            lane=f"{vnodes[0]}-{vnodes[-1]}",
             vnodes=vnodes,
             after=work.after,
             upto=work.upto,
             schema_id=work.schema_id,
             fence=self._held.fence,
+            cuts=cuts,
         )
 
     def _feed(self, work: Work, sink: SinkDef, shape: Shape, begun: Sequence[Begun]) -> Feed | None:

@@ -8,11 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import update
 
 import strandline as sl
-from destinations import NEAR
+from destinations import NEAR, ForeignPlace
 from forks import at_crash_points
 from strandline import plan
+from strandline.leases import leases
+from strandline.sinks.http import HttpSink
 from support import ITEMS, refused
 
 
@@ -78,8 +81,8 @@ def lanes(lake, servers, tmp_path, monkeypatch):
     return items, place
 
 
-def marks(lake):
-    return lake.ledger.marks.load(lake.ledger.registry.get("out"))
+def marks(lake, name="out"):
+    return lake.ledger.marks.load(lake.ledger.registry.get(name))
 
 
 def recover(lake, items, place):
@@ -184,13 +187,13 @@ def test_rows_that_arrive_late_are_sent_before_they_expire(lake, visits, near):
 )
 def test_folded_rows_do_not_expire_before_a_registered_sink_has_them(lake, visits, servers, tmp_path):
     """[21]"""
-    place = NEAR["parquet"](servers, tmp_path)
+    place = NEAR["iceberg"](servers, tmp_path)
     visits.upsert([{"id": 1}, {"id": 2, "at": OLD}])
     visits.compact(full=True)
     visits.vacuum(keep=0, grace=0)
     lake.sink("out", "visits", to=place.sink())
     place.down()
-    lake.tick()
+    assert type(lake.tick().sinks[0].error) is sl.Unavailable
     place.up()
     lake.tick()
     assert sent(place) == [1, 2]
@@ -220,7 +223,7 @@ def test_the_log_is_trimmed_only_behind_the_slowest_sink_and_a_retired_one_holds
     items.compact(full=True)
     assert items.vacuum(keep=0, grace=0).held_by.who == "sink slow"
     lake.ledger.registry.retire("slow")
-    assert items.vacuum(keep=0, grace=0).trimmed_to == items.log.refresh().trimmed_to == 5
+    assert items.vacuum(keep=0, grace=0).trimmed_to == min(marks(lake, "quick").values()) > 4
     assert lake.tick().sinks == ()
     assert [sink.is_retired for sink in lake.plan().sinks] == [False, True]
 
@@ -278,11 +281,13 @@ class Life:
         self.lake = sl.Lake(self.root)
         if self.lake.tables():
             self.items = self.lake.table("items")
-            self.lake.sink("out", "items", to=self.place.sink(**self.options), start=self.start)
+            self.lake.sink("out", "items", to=self.sink, start=self.start)
 
     @property
-    def options(self):
-        return {"patience": "0s", "chunk_rows": 2} if hasattr(self.place, "endpoint") else {}
+    def sink(self):
+        if isinstance(self.place, ForeignPlace):
+            return HttpSink(self.place.endpoint.url, receiver="any", patience="0s", chunk_rows=2)
+        return self.place.sink()
 
     def run(self, step, argument):
         if step == "upsert":
@@ -301,7 +306,7 @@ class Life:
             self.items.evolve(pa.schema([(f"more{self.columns}", pa.string())]))
         elif step == "reopen":
             self.open()
-        elif step == "fault" and hasattr(self.place, "endpoint"):
+        elif step == "fault" and isinstance(self.place, ForeignPlace):
             self.place.endpoint.control(script=[argument])
         elif step == "tick":
             self.tick(argument)
@@ -317,13 +322,19 @@ class Life:
             try:
                 reports = self.lake.tick().sinks
             except Interrupted:
+                self.bury()
                 return
         for report in reports:
             assert report.error is None or type(report.error) is sl.Unavailable, report.error
 
+    def bury(self):
+        """The leases of a process that has ended count no more; this one, which lives on, says so for it."""
+        with self.lake.state.transaction() as connection:
+            connection.execute(update(leases).values(owner=None, expires_s=0.0))
+
     def check(self):
         """At the end everything is there, and nothing twice."""
-        if hasattr(self.place, "endpoint"):
+        if isinstance(self.place, ForeignPlace):
             self.place.endpoint.control(script=[])
         self.tick(None)
         assert self.lake.tick().sinks == ()
@@ -335,8 +346,8 @@ class Life:
         assert len(keys) == len(set(keys))
         if self.start == 0:
             assert sorted(found, key=repr) == sorted(self.changes, key=repr)
-        else:
-            first = min((seq for _, seq, _, _ in found), default=0)
+        elif found:
+            first = min(seq for _, seq, _, _ in found)
             assert {change for change in found if change[1] > first} == {
                 change for change in self.changes if change[1] > first
             }

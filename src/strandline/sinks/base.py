@@ -115,6 +115,10 @@ class Delivery(Protocol):
         """Whether the destination holds the batch already; `Conflict` when it lacks what was delivered before it."""
         ...
 
+    def cuts(self) -> Any:
+        """How a new batch will be cut, to be saved with its intent; None when a replay may be cut in any way."""
+        ...
+
     def lane(self, batch: Batch) -> Lane: ...
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
@@ -146,6 +150,11 @@ class Sink(Protocol):
     is_ordered: ClassVar[bool]
     """Whether a lane gets its rows in the order of (`_vnode`, `_seq`, key), a lane per Spark partition; otherwise they
     come clustered, and several Spark partitions run the lane of one batch."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the destination holds the current rows, and not the changes that led to them."""
+        ...
 
     @property
     def destination(self) -> str:

@@ -105,6 +105,14 @@ class SinkDef:
 
     def shape(self, definition: TableDef, *, is_new: bool = False) -> Shape:
         """What of a table's changes leaves; `is_new` is strict about columns that the table has no more."""
+        if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
+            why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
+            raise Invalid(
+                f"sink {self.name!r} keeps current rows at {self.to.destination}, and table {self.table!r} {why}",
+                hint="Send its changes instead: mode='changes'.",
+                consumer=self.name,
+                table=self.table,
+            )
         salt = None if self.salt is None else secret.resolved(self.salt, f"salt of sink {self.name!r}")
         return Shape.of(
             definition,

@@ -54,6 +54,9 @@ class DeltaDelivery:
     def is_delivered(self, batch: Batch) -> bool:
         return self._has(self._load(), batch)
 
+    def cuts(self) -> None:
+        return None
+
     def lane(self, batch: Batch) -> FileLane:
         """Writes files that fit the table; before that it is created, or gets the columns that it lacks."""
         if batch.is_first:

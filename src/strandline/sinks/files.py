@@ -177,6 +177,7 @@ class FileSink:
 
     kind: ClassVar[str]
     is_ordered: ClassVar[bool] = False
+    keeps_rows: ClassVar[bool] = False
 
     uri: str
     options: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)

@@ -23,7 +23,7 @@ from strandline.errors import Invalid
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
-from strandline.sinks.chunks import positions_of
+from strandline.sinks.chunks import Rule, positions_of
 from strandline.sinks.forward import HttpLane
 from strandline.sinks.posting import Answer, Line
 
@@ -51,6 +51,7 @@ class HttpSink:
 
     kind: ClassVar[str] = "http"
     is_ordered: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = False
 
     url: str
     token: str | None = field(default=None, kw_only=True, repr=False)
@@ -156,6 +157,10 @@ class HttpDelivery:
             return False
         held = self._held()
         return all(held.get(vnode, (0, 0)) >= (batch.upto + 1, 0) for vnode in batch.vnodes)
+
+    def cuts(self) -> Any:
+        """A receiver that knows chunks by their keys must get the same ones again."""
+        return None if self._sink.keeps_positions else Rule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
 
     def lane(self, batch: Batch) -> HttpLane:
         secrets = self._sink.secrets() if self._secrets is None else self._secrets

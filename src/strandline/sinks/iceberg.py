@@ -83,6 +83,10 @@ class IcebergSink:
     def lanes(self) -> int:
         return 1
 
+    @property
+    def keeps_rows(self) -> bool:
+        return self.mode == UPSERT
+
     def to_dict(self) -> dict[str, Any]:
         kept = {"catalog": self.catalog.kept(), "options": self.options.kept()}
         return {**kept, "table": self.table, "mode": self.mode}
@@ -106,6 +110,9 @@ class IcebergDelivery:
 
     def is_delivered(self, batch: Batch) -> bool:
         return self._holds(self._load(), batch)
+
+    def cuts(self) -> None:
+        return None
 
     def lane(self, batch: Batch) -> Lane:
         table, columns = self._prepared(batch)

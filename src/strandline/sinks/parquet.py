@@ -61,6 +61,9 @@ class ParquetDelivery:
             held = batch.after if self.storage.exists(self._path(batch.after)) else None
             return base.is_delivered(held, batch, self.producer, self.storage.uri)
 
+    def cuts(self) -> None:
+        return None
+
     def lane(self, batch: Batch) -> FileLane:
         if batch.is_first:
             with reaching(self.storage):
