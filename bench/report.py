@@ -175,6 +175,48 @@ def export() -> str:
     )
 
 
+def forward() -> str:
+    """Nothing until there was a whole run."""
+    if not (RESULTS / "forward.json").exists():
+        return ""
+    result = load("forward")
+    detail = result["detail"]
+    took = {name: median(seconds) * 1000 for name, seconds in detail["increment_s"].items()}
+    still = {name: median(seconds) * 1000 for name, seconds in detail["idle_s"].items()}
+    small, large = (f"{detail['rows'][size]:,}" for size in ("small", "large"))
+    # A bar for the whole large table would leave the others none.
+    shown = {name: value for name, value in took.items() if name != "resend_large"}
+    (DOCS / "charts" / "forward.svg").write_text(
+        chart(f"{detail['new_rows']:,} new rows sent, ms (shorter is better)", shown, "ms")
+    )
+    rows = [
+        [
+            name,
+            large if name.endswith("_large") else small,
+            f"{value:,.1f}",
+            f"{value / took['strandline_large' if name.endswith('_large') else 'strandline']:,.1f}x",
+        ]
+        for name, value in took.items()
+    ]
+    rates = {f"backlog by {name}": rate for name, rate in detail["backlog_rows_per_s"].items()}
+    rates["receiver alone"] = result["receiver_rows_per_s"]
+    return "\n".join(
+        [
+            f"## forward\n\n{detail['new_rows']:,} new rows to a Strandline receiver, from tables of {small} and"
+            f" {large} rows; medians of {detail['repeats']} rounds.\n",
+            f"![{detail['new_rows']:,} new rows sent](charts/forward.svg)\n",
+            table(["contender", "rows in the table", "ms", "against ours"], rows) + "\n",
+            f"An idle tick takes {still['small']:,.1f} ms at {small} rows and {still['large']:,.1f} ms at {large};"
+            f" it opened {detail['idle_connects']:,} connections and made {detail['idle_requests']:,} requests.\n",
+            table(
+                [f"{detail['backlog_rows']:,} rows", "rows/s"], [[name, f"{rate:,.0f}"] for name, rate in rates.items()]
+            )
+            + "\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -204,7 +246,9 @@ def main() -> None:
         "# Benchmarks\n\nWritten by `make report` from the last full runs of `make bench`; `bench/README.md` says"
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
-    (DOCS / "benchmarks.md").write_text("\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export()))]))
+    (DOCS / "benchmarks.md").write_text(
+        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward()))])
+    )
     readme()
 
 

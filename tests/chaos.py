@@ -168,7 +168,7 @@ class Writer(threading.Thread):
 
 
 def storm(lake: sl.Lake, parts: Sequence[Part], writer: Writer, rng: random.Random, kills: int, pause_s: float) -> int:
-    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then wait until all is sent. It says how
+    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then wait until all is sent. Says how
     many of the kills fell while a batch was under way."""
     within = 0
     with contextlib.ExitStack() as stack:

@@ -50,16 +50,24 @@ class Servers:
         self.folder = folder
         self._seaweed = seaweed
         self._stack = contextlib.ExitStack()
+        self._gates: list[Gate] = []
 
     def close(self) -> None:
+        self.close_gates()
         self._stack.close()
 
     def gate(self, upstream: str) -> Gate:
         gate = Gate(upstream)
-        threading.Thread(target=gate.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        self._stack.callback(gate.server.server_close)
-        self._stack.callback(gate.server.shutdown)
+        threading.Thread(target=gate.server.serve_forever, args=[0.01], daemon=True).start()
+        self._gates.append(gate)
         return gate
+
+    def close_gates(self) -> None:
+        """After each test: a gate that nobody uses still looks for requests."""
+        while self._gates:
+            gate = self._gates.pop()
+            gate.server.shutdown()
+            gate.server.server_close()
 
     @cached_property
     def seaweed(self) -> str:
@@ -89,8 +97,8 @@ class Servers:
 
 
 class Destination:
-    """One place. `knows_its_past`: it can tell that it lacks what was sent before. `widens`: a column of it takes larger
-    numbers than it was made for. `stalls_at` is the last crash point before its effect."""
+    """One place. `knows_its_past`: it can tell that it lacks what was sent before. `widens`: its columns take larger
+    numbers than they were made for. `stalls_at` is the last crash point before its effect."""
 
     knows_its_past: ClassVar[bool] = True
     widens: ClassVar[bool] = True
@@ -106,7 +114,8 @@ class Destination:
         """A second place of the same kind."""
         return type(self)(self.servers, self.folder)
 
-    def sink(self, **options: Any) -> Sink:
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        """A sink that goes there; one that is not gated takes the short way, on which it cannot be stopped."""
         raise NotImplementedError
 
     def expect(self, schema: pa.Schema, *key: str) -> None:
@@ -169,9 +178,10 @@ class Stored(Destination):
     def uri(self) -> str:
         return f"s3://{BUCKET}/sinks/{self.name}" if self.is_remote else str(self.folder / "there")
 
-    @property
-    def options(self) -> dict[str, str] | None:
-        return options_for(self.gate.endpoint) if self.is_remote else None
+    def options(self, is_gated: bool) -> dict[str, str] | None:
+        if not self.is_remote:
+            return None
+        return options_for(self.gate.endpoint if is_gated else self.servers.seaweed)
 
     @cached_property
     def storage(self) -> Storage:
@@ -226,8 +236,8 @@ class Stored(Destination):
 
 
 class ParquetPlace(Stored):
-    def sink(self, **options: Any) -> Sink:
-        return ParquetSink(self.uri, options=self.options)
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return ParquetSink(self.uri, options=self.options(is_gated))
 
     def changes(self) -> list[Row]:
         """By file, as a reader would who knows nothing of manifests; those must name the same files."""
@@ -251,8 +261,8 @@ class ParquetS3Place(ParquetPlace):
 class DeltaPlace(Stored):
     widens = False
 
-    def sink(self, **options: Any) -> Sink:
-        return DeltaSink(self.uri, options=self.options)
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return DeltaSink(self.uri, options=self.options(is_gated))
 
     def changes(self) -> list[Row]:
         from deltalake import DeltaTable
@@ -289,8 +299,6 @@ class DeltaS3Place(DeltaPlace):
 class IcebergPlace(Destination):
     """A table of a catalog in a SQLite file; down when a file lies where the catalog's folder belongs."""
 
-    mode: ClassVar[str] = "changes"
-
     @cached_property
     def settings(self) -> dict[str, str]:
         (self.folder / "catalog").mkdir()
@@ -304,8 +312,8 @@ class IcebergPlace(Destination):
     def table(self) -> str:
         return f"sinks.{self.name}"
 
-    def sink(self, **options: Any) -> Sink:
-        return IcebergSink(self.settings, self.table, mode=self.mode)
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return IcebergSink(self.settings, self.table)
 
     @cached_property
     def _catalog(self) -> Any:
@@ -437,6 +445,9 @@ class Receiving(Destination):
     def gate(self) -> Gate:
         return self.servers.gate(self.upstream)
 
+    def url(self, is_gated: bool) -> str:
+        return f"{self.gate.endpoint if is_gated else self.upstream}{self.path}"
+
     def down(self) -> None:
         self.gate.is_down = True
 
@@ -465,8 +476,8 @@ class ReceiverPlace(Receiving):
     def path(self) -> str:
         return f"/ingest/{self.name}"
 
-    def sink(self, **options: Any) -> Sink:
-        return HttpSink(f"{self.gate.endpoint}{self.path}", **{"patience": "0.2s", **options})
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return HttpSink(self.url(is_gated), **{"patience": "0.2s", **options})
 
     def expect(self, schema: pa.Schema, *key: str) -> None:
         if self.table.head:
@@ -519,8 +530,8 @@ class ForeignPlace(Receiving):
     def path(self) -> str:
         return f"/{self.name}"
 
-    def sink(self, **options: Any) -> Sink:
-        return HttpSink(f"{self.gate.endpoint}{self.path}", receiver="any", **{"patience": "0.2s", **options})
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return HttpSink(self.url(is_gated), receiver="any", **{"patience": "0.2s", **options})
 
     def changes(self) -> list[Row]:
         return sorted(self.endpoint.rows(), key=lambda row: row["_seq"])

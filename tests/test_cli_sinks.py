@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
@@ -130,9 +131,9 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(archive: Run, items: sl.Table
 
 def test_single_sinks_are_ticked_by_name(archive: Run, items: sl.Table) -> None:
     archive("sink", "add", "other", "items", "--to", "other", "--start", "head")
+    assert "other: at seq 1; nothing had to be sent." in archive("tick", "other")
     items.upsert(rows(1))
     assert [sink["name"] for sink in archive.json("tick", "archive", "archive")["sinks"]] == ["archive"]
-    assert "other: at seq 2; nothing had to be sent." in archive("tick", "other")
     for words in (("tick", "nope"), ("tick", "nope", "--dry-run"), ("sink", "show", "nope"), ("mark", "show", "nope")):
         error = archive.json(*words, code=1)["error"]
         assert (error["kind"], error["consumer"]) == ("NotFound", "nope")
@@ -566,9 +567,12 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
 
 def test_run_says_what_happens_and_ends_at_a_signal(archive: Run, items: sl.Table) -> None:
     items.upsert(rows(0))
-    with start_run("run", "--every", "0.1s", "--json") as other, start_run("run", "--every", "0.1s") as running:
-        assert running.stdout is not None and other.stdout is not None
+    with contextlib.ExitStack() as both:
+        other = both.enter_context(start_run("run", "--every", "0.1s", "--json"))
+        assert other.stdout is not None
         documents = [other.stdout.readline()]
+        running = both.enter_context(start_run("run", "--every", "0.1s"))
+        assert running.stdout is not None
         assert "every 0.1s" in running.stdout.readline()
         said = running.stdout.readline()
         while not said.endswith("  Up to date\n"):

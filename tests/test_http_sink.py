@@ -571,22 +571,47 @@ def test_a_repeated_batch_is_skipped_however_it_is_cut(receiver):
     assert [row["id"] for row in receiver.rows] == leaving(rows)
 
 
+def is_delivered(receiver, batch):
+    """What a delivery that is opened now says."""
+    delivery = HttpSink(receiver.url).open(PRODUCER)
+    try:
+        return delivery.is_delivered(batch)
+    finally:
+        delivery.close()
+
+
 def test_a_batch_that_is_there_is_delivered(receiver):
     batch = batch_of(after=0, upto=7, is_first=True)
-    delivery = HttpSink(receiver.url).open(PRODUCER)
-    assert not delivery.is_delivered(batch)
+    assert not is_delivered(receiver, batch)
     deliver(HttpSink(receiver.url), batch, some_rows(batch))
-    assert delivery.is_delivered(batch)
-    later = batch_of(after=7, upto=9)
-    asked = receiver.questions
-    assert not delivery.is_delivered(later)
-    assert receiver.questions == asked
-    assert not delivery.is_delivered(replace(later, is_replay=True))
+    assert is_delivered(receiver, batch)
+    later = batch_of(after=7, upto=9, is_replay=True)
+    assert not is_delivered(receiver, later)
     positions_at(receiver).update({0: (10, 0), 1: (12, 4), 2: (10, 0), 3: (9, 500)})
-    assert not delivery.is_delivered(replace(later, is_replay=True))
+    assert not is_delivered(receiver, later)
     positions_at(receiver)[3] = (10, 0)
-    assert delivery.is_delivered(replace(later, is_replay=True))
+    assert is_delivered(receiver, later)
+
+
+def test_a_receiver_is_asked_once_for_all_batches_of_a_delivery(receiver):
+    batch = batch_of(after=0, upto=7, is_first=True)
+    deliver(HttpSink(receiver.url), batch, some_rows(batch))
+    delivery = HttpSink(receiver.url).open(PRODUCER)
+    asked = receiver.questions
+    for _ in range(3):
+        assert not delivery.is_delivered(batch_of(after=7, upto=9))
+    assert receiver.questions == asked + 1
     delivery.close()
+
+
+def test_a_receiver_that_is_ahead_of_a_batch_that_is_new_is_a_conflict(receiver):
+    batch = batch_of(after=0, upto=7, is_first=True)
+    deliver(HttpSink(receiver.url), batch, some_rows(batch))
+    positions_at(receiver)[3] = (9, 5)
+    with pytest.raises(sl.Conflict) as caught:
+        is_delivered(receiver, batch_of(after=7, upto=9))
+    assert (caught.value.fields["expected"], caught.value.fields["found"]) == (7, 9)
+    assert not is_delivered(receiver, batch_of(after=7, upto=9, is_replay=True))
 
 
 def test_positions_are_the_last_complete_seqs(receiver):

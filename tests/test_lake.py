@@ -9,7 +9,6 @@ import pytest
 
 import strandline as sl
 from strandline.definitions import FORMAT
-from strandline.lake import open_existing
 from support import ITEMS, by_id, files_below, refused
 
 
@@ -18,8 +17,6 @@ def test_opening_writes_nothing(tmp_path):
     assert not lake.exists
     assert lake.tables() == []
     assert files_below(tmp_path) == set()
-    with refused(sl.NotFound):
-        open_existing(str(tmp_path / "lake"))
 
 
 def test_a_table_is_found_by_its_name_from_elsewhere(lake, items):

@@ -17,7 +17,7 @@ from typing import Any
 from strandline.carry import Load, carry
 from strandline.crash import crash_point
 from strandline.deadletters import DeadLetters
-from strandline.errors import StrandlineError
+from strandline.errors import Conflict, StrandlineError
 from strandline.feed import Feed, kept_schema
 from strandline.leases import Held
 from strandline.marks import Intent, Marks
@@ -132,12 +132,25 @@ class Cursor:
                     cuts=intent.cuts,
                 )
                 if delivery.is_delivered(batch):
+                    self._check_begun(work, batch)
                     self._advance(intent)
                 else:
                     begun.append((intent, batch))
             except StrandlineError as error:
                 self._block(lane, error)
         return begun
+
+    def _check_begun(self, work: Work, batch: Batch) -> None:
+        """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
+        if not work.replay:
+            raise Conflict(
+                f"sink {self._consumer.name!r} is at seq {batch.after}, but {self._consumer.destination} has its"
+                f" changes up to seq {batch.upto} already: the lake and its state were put back from a copy",
+                hint=f"Nothing was sent. To send the table again: strandline mark reset {self._consumer.name}",
+                consumer=self._consumer.name,
+                expected=batch.after,
+                found=batch.upto,
+            )
 
     def _intent(self, work: Work, vnodes: Sequence[int], cuts: Any) -> Intent:
         return self._marks.open_intent(

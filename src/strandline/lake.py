@@ -19,7 +19,7 @@ from strandline.catalog import Catalog, Entry
 from strandline.consumers.compaction import CompactReport
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
-from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.errors import Invalid, StrandlineError
 from strandline.ingest.job import IngestReport, NewTable, ingest
 from strandline.intents import busy
 from strandline.leases import this_worker
@@ -391,11 +391,3 @@ def _guarded(name: str, act: Callable[[Table], T], lake: Lake) -> T | BrokenTabl
         return act(lake.table(name))
     except StrandlineError as error:
         return BrokenTable(name, error.kind, error.message)
-
-
-def open_existing(root: str, storage_options: Mapping[str, str] | None = None) -> Lake:
-    """A lake that must be there already, for commands that would otherwise make an empty one from a typing error."""
-    lake = Lake(root, storage_options=storage_options)
-    if not lake.exists:
-        raise NotFound(f"no lake at {lake.storage.uri}", hint=f"Create one: strandline init {root}", path=root)
-    return lake

@@ -175,15 +175,19 @@ def _sink_plan(lake: Lake, name: str, declared: SinkDef | None, found: Standing)
     kind = declared.to.kind if declared else consumer.kind if consumer else ""
     destination = declared.to.destination if declared else consumer.destination if consumer else ""
     plan = SinkPlan(name, known.table, kind, destination)
+    if declared is None and consumer is not None and consumer.is_retired:
+        return replace(plan, is_retired=True)
     try:
         table = table_of(lake, declared, consumer)
         registered, sink = registration(lake, table, declared, found)
-        plan = replace(plan, is_new=registered.is_new, why=registered.why)
+        plan = replace(plan, table=table.name, is_new=registered.is_new, why=registered.why)
         if registered.consumer.is_retired:
             return replace(plan, is_retired=True)
         sink.shape(table.definition, is_new=registered.is_new)
         standing = Standing(registered.consumer) if registered.is_new else found
-        return replace(plan, works=works_of(sink, standing, table.merge()))
+        works = works_of(sink, standing, table.merge())
+        # A definition that waits for what was begun counts for everything that comes after it.
+        return replace(plan, works=tuple(w for w in works if w.replay) if found.intents and plan.why else works)
     except StrandlineError as error:
         return replace(plan, error=error)
 
@@ -230,6 +234,9 @@ def registration(lake: Lake, table: Table, declared: SinkDef | None, found: Stan
 def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict[str, Any]:
     """What a sink is registered with. Where it began is a fact of its life, whatever is declared later."""
     definition = declared.to_dict()
+    if declared.start == HEAD:
+        # What comes next is meant as seen from here.
+        definition["start"] = table.head
     is_same = (
         consumer is not None
         and consumer.table_generation == table.entry.generation
@@ -263,7 +270,8 @@ def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Work, ...]:
-    """What a sink has to do to reach the head of `merge`: first what it has begun, then what is new."""
+    """What a sink has to do to reach the head of `merge`: what it has begun, and what is new for the other vnodes. What
+    is new for those that it has begun something for is planned when that is done."""
     log, vnodes = merge.log, merge.definition.vnodes
     marks = {vnode: standing.marks.get(vnode, 0) for vnode in range(vnodes)}
     if max(marks.values()) > log.head:
@@ -276,11 +284,11 @@ def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Wor
             found=log.head,
         )
     works = list(_replays(standing.intents, merge))
-    for work in works:
-        marks.update(dict.fromkeys(work.vnodes, work.upto))
+    begun = {vnode for work in works for vnode in work.vnodes}
     by_mark: dict[int, list[int]] = defaultdict(list)
     for vnode, seq in marks.items():
-        by_mark[seq].append(vnode)
+        if vnode not in begun:
+            by_mark[seq].append(vnode)
     for mark, group in sorted(by_mark.items()):
         if mark == 0 and log.head and _source(definition.start) != LOG:
             first = _first(definition, group, merge)

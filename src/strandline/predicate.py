@@ -8,7 +8,6 @@ casts and a few functions. Subqueries, other functions and unknown columns are r
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -23,9 +22,8 @@ from strandline.errors import Invalid
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
 
-def parse(text: str, schema: pa.Schema, *, missing: Collection[str] = ()) -> Predicate:
-    """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow. Columns that are
-    `missing` are null in every row."""
+def parse(text: str, schema: pa.Schema) -> Predicate:
+    """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
     if not isinstance(text, str) or not text.strip():
         raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
     try:
@@ -48,11 +46,10 @@ def parse(text: str, schema: pa.Schema, *, missing: Collection[str] = ()) -> Pre
         columns.add(name)
         node.set("this", exp.to_identifier(name, quoted=True))
     tree = sense.checked(tree, schema, text)
-    tree = tree.transform(lambda node: exp.Null() if isinstance(node, exp.Column) and node.name in missing else node)
     return Predicate(
         tree.sql(dialect="duckdb"),
         tree.sql(dialect="spark"),
-        frozenset(columns.difference(missing)),
+        frozenset(columns),
         tuple(_bounds(tree, schema)),
     )
 

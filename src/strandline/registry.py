@@ -166,7 +166,7 @@ class Registry:
             if found is not None and found.generation != consumer.generation and not found.is_retired:
                 raise Conflict(
                     f"{consumer.name!r} lives here as another generation, which writes to {found.destination}",
-                    hint=f"Retire that one first: strandline sink retire {consumer.name}",
+                    hint=f"Retire that one first: strandline mark retire {consumer.name}",
                     consumer=consumer.name,
                     generation=consumer.generation,
                     found=found.generation,

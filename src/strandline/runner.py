@@ -176,7 +176,7 @@ class _Tick:
         report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
         seqs: list[tuple[int, int]] = []
         try:
-            if plan.error is not None:
+            if plan.error is not None and plan.name not in standings(self._lake):
                 raise plan.error
             with self._lake.ledger.leases.held(
                 f"consumer/{plan.name}", this_worker(), self._lease_s, title=f"sink {plan.name!r}"
@@ -201,25 +201,27 @@ class _Tick:
         )
 
     def _deliver(self, name: str, held: Held, tally: Tally) -> list[tuple[int, int]]:
-        """Carry out what is due for a sink by now; a second time when the first had to finish what was begun, since
-        only then a changed definition counts."""
+        """Carry out what is due for a sink by now; a second time when the first had to finish what was begun: only then
+        its vnodes go on, and a changed definition counts."""
         started_s = time.monotonic()
         done: list[tuple[int, int]] = []
-        consumer = None
+        consumer, cursor = None, None
         for _ in range(2):
             plan = next(sink_plans(self._lake, [name]))
             if plan.error is not None:
                 tally.errors.append(plan.error)
+                consumer = consumer or standings(self._lake)[name].consumer
                 break
             if plan.is_retired:
                 break
-            consumer = self._registered(name, held)
-            cursor = self._cursor(consumer, held, tally)
+            found = self._registered(name, held)
+            if cursor is None or found != consumer:
+                consumer, cursor = found, self._cursor(found, held, tally)
             for work in plan.works:
                 cursor.run(work)
                 done.append((work.after, work.upto))
                 self._progress.add(work.extent.rows, name)
-            if tally.errors or not any(work.replay for work in plan.works):
+            if not any(work.replay for work in plan.works):
                 break
         if consumer is not None and (done or tally.errors):
             body = {name: value for name, value in vars(tally).items() if name != "errors"}

@@ -30,6 +30,7 @@ from strandline.sinks.base import WITHHELD
 
 MASKS = ("hash", "null", "redact")
 _REDACTED = "***"
+_NEVER = Predicate("false", "false", frozenset(), ())
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class Shape:
                 hint="Send all changes, or filter where they arrive.",
                 column=definition.version,
             )
-        predicate = None if where is None else parse(where, known, missing=lost)
+        predicate = None if where is None else parse(where, known)
+        if predicate is not None and not predicate.columns.isdisjoint(lost):
+            predicate = _NEVER
         seed = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()
         return Shape(definition, names, predicate, masks, seed, deletes)
 

@@ -18,7 +18,7 @@ from strandline.expiry import expired_rows, horizon_for, micros
 from strandline.health import Health
 from strandline.lag import Lag, lag_of
 from strandline.marks import Receipt
-from strandline.plan import Standing, standings, table_of
+from strandline.plan import Standing, sink_plans, standings
 from strandline.rejects import Rejects
 from strandline.storage.snapshot import DataFile
 
@@ -154,16 +154,17 @@ def _sink(
     receipt = last.get(generation)
     error = None if receipt is None or not receipt.body.get("error") else str(receipt.body["error"]["message"])
     lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
-    try:
-        lag = lag_of(found.marks, table_of(lake, declared, consumer).merge(), time.time())
-    except StrandlineError as fault:
-        error = None if is_retired else fault.message
+    plan = next(sink_plans(lake, [name]))
+    if plan.error is not None:
+        error = plan.error.message
+    elif not is_retired:
+        lag = lag_of(found.marks, lake.table(plan.table).merge(), time.time())
     lease = None if consumer is None else lake.ledger.leases.find(consumer.lease)
     return SinkStatus(
         name=name,
-        table=declared.table if declared else consumer.table if consumer else "",
-        kind=declared.to.kind if declared else consumer.kind if consumer else "",
-        destination=declared.to.destination if declared else consumer.destination if consumer else "",
+        table=plan.table,
+        kind=plan.kind,
+        destination=plan.destination,
         generation=generation,
         life=0 if consumer is None else consumer.life,
         is_retired=is_retired,

@@ -87,7 +87,7 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
             table=table.name,
             table_generation=table.entry.generation,
             destination=consumer.destination,
-            definition={**consumer.definition, "start": start},
+            definition={**consumer.definition, "start": merge.log.head if start == HEAD else start},
             revive=True,
         )
         lake.ledger.bond.renew()

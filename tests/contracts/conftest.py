@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +20,23 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     started.close()
 
 
+@pytest.fixture
+def place_of(servers: Servers, tmp_path: Path) -> Iterator[Callable[[str], Destination]]:
+    """Makes an empty place of a kind."""
+    yield lambda kind: (NEAR | FAR)[kind](servers, tmp_path)
+    servers.close_gates()
+
+
 @pytest.fixture(params=[*NEAR, *FAR])
-def there(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Destination:
+def there(request: pytest.FixtureRequest, place_of: Callable[[str], Destination]) -> Destination:
     """An empty place of each kind."""
-    return (NEAR | FAR)[request.param](servers, tmp_path)
+    return place_of(request.param)
 
 
 @pytest.fixture(params=list(NEAR))
-def near(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Destination:
+def near(request: pytest.FixtureRequest, place_of: Callable[[str], Destination]) -> Destination:
     """An empty place of each kind but those on S3, which are slower: for what does not depend on where files lie."""
-    return NEAR[request.param](servers, tmp_path)
+    return place_of(request.param)
 
 
 @pytest.fixture

@@ -29,16 +29,18 @@ def rows_by_id(table):
 
 def seen(place):
     """Every change that a place holds, in a comparable form."""
-    return sorted(repr(sorted((name, value) for name, value in row.items() if name != "_seq")) for row in place.changes())
+    return sorted(
+        repr(sorted((name, value) for name, value in row.items() if name != "_seq")) for row in place.changes()
+    )
 
 
 # --- Spark --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "receiver", "foreign"])
-def test_spark_and_the_driver_deliver_the_same(spark, lake, servers, tmp_path, monkeypatch, kind):
+def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatch, kind):
     items = lake.create_table("items", ITEMS, key=["id"], cluster_by=["name"], vnodes=4, fold_ratio=1e9)
-    large, small = (NEAR[kind](servers, tmp_path) for _ in range(2))
+    large, small = (place_of(kind) for _ in range(2))
     for name, place in (("large", large), ("small", small)):
         lake.sink(name, "items", to=place.sink(), where="qty > 0", mask={"name": "hash"}, salt="s")
 
@@ -70,11 +72,11 @@ VNODE = 2
 
 
 @pytest.fixture
-def lanes(lake, servers, tmp_path, monkeypatch):
+def lanes(lake, place_of, monkeypatch):
     """A sink of four lanes, a vnode each, to a receiver that answers 500 to the rows of one of them."""
     monkeypatch.setattr(plan, "LANE_ROWS", 2)
     items = lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9)
-    place = NEAR["foreign"](servers, tmp_path)
+    place = place_of("foreign")
     lake.sink("out", "items", to=place.sink(lanes=4, chunk_rows=3, patience="0s"))
     place.endpoint.control(refuse={"column": "_vnode", "value": VNODE, "status": 500})
     items.upsert(some(*range(24)))
@@ -130,10 +132,10 @@ def test_lanes_on_spark_fail_and_advance_alone(spark, lake, lanes, monkeypatch):
     recover(lake, items, place)
 
 
-def test_many_lanes_and_one_deliver_the_same(lake, items, servers, tmp_path, monkeypatch):
+def test_many_lanes_and_one_deliver_the_same(lake, items, place_of, monkeypatch):
     monkeypatch.setattr(plan, "LANE_ROWS", 2)
     for kind in ("receiver", "foreign"):
-        many, one = (NEAR[kind](servers, tmp_path) for _ in range(2))
+        many, one = (place_of(kind) for _ in range(2))
         lake.sink(f"{kind}-many", "items", to=many.sink(lanes=4, chunk_rows=2))
         lake.sink(f"{kind}-one", "items", to=one.sink(lanes=1))
         items.upsert(some(*range(30)))
@@ -185,9 +187,9 @@ def test_rows_that_arrive_late_are_sent_before_they_expire(lake, visits, near):
 @pytest.mark.xfail(
     strict=True, reason="retention: of a consumer that has not begun only what is in the log counts, not what is folded"
 )
-def test_folded_rows_do_not_expire_before_a_registered_sink_has_them(lake, visits, servers, tmp_path):
+def test_folded_rows_do_not_expire_before_a_registered_sink_has_them(lake, visits, place_of):
     """[21]"""
-    place = NEAR["iceberg"](servers, tmp_path)
+    place = place_of("iceberg")
     visits.upsert([{"id": 1}, {"id": 2, "at": OLD}])
     visits.compact(full=True)
     visits.vacuum(keep=0, grace=0)
@@ -199,8 +201,8 @@ def test_folded_rows_do_not_expire_before_a_registered_sink_has_them(lake, visit
     assert sent(place) == [1, 2]
 
 
-def test_the_log_is_trimmed_only_behind_the_slowest_sink_and_a_retired_one_holds_nothing(lake, items, servers, tmp_path):
-    slow, quick = (NEAR["parquet"](servers, tmp_path) for _ in range(2))
+def test_the_log_is_trimmed_only_behind_the_slowest_sink_and_a_retired_one_holds_nothing(lake, items, place_of):
+    slow, quick = (place_of("parquet") for _ in range(2))
     lake.sink("slow", "items", to=slow.sink())
     lake.sink("quick", "items", to=quick.sink())
     items.upsert(some(1))

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from destinations import NEAR, Receiving
+from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
-from strandline import runner
 from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused
 
@@ -83,25 +82,27 @@ def walked(passes, *prefixes):
 
 
 def test_a_process_killed_at_any_point_of_a_delivery_loses_and_doubles_nothing(doomed, there):
-    """[2, 3] First the table as it is, then what is new; after each death more rows come before the next process."""
-    sink = there.sink()
+    """[2, 3] What is new, then the table as it is; after each death more rows come before the next process. Of places
+    on S3 only the points of the sink itself: the others are the same."""
+    sink = there.sink(is_gated=False)
     doomed.write()
-    points = walked(doomed.passes("out", sink), *SINK_POINTS)
-    assert {"marks.intent_saved", "cursor.lanes_done", "cursor.finished", "marks.advanced"} < set(points)
-    assert any(point.startswith("sink.") for point in points)
+    passes = doomed.passes("out", sink)
+    own, shared = walked(passes, "sink."), walked(passes, "cursor.", "marks.")
+    assert own and {"marks.intent_saved", "cursor.lanes_done", "cursor.finished", "marks.advanced"} <= set(shared)
     check_equal(there, doomed.items, doomed.rows)
-    for point in points:
+    is_near = type(there) in NEAR.values()
+    for point in [*own, *(shared if is_near else [])]:
         doomed.kill("out", sink, point)
         doomed.finish("out", sink, there)
-    for number, point in enumerate(point for point in points if point.startswith(("sink.", "cursor."))):
+    for number, point in enumerate(own if is_near else own[-1:]):
         place = there.another()
-        fresh = place.sink()
+        fresh = place.sink(is_gated=False)
         doomed.kill(f"fresh{number}", fresh, point)
         doomed.finish(f"fresh{number}", fresh, place)
 
 
 def walk_state(doomed, place):
-    """Kill a tick at each pass of each point of the state."""
+    """Kill a tick before each commit of the state, and behind the first and the last."""
     sink = place.sink()
     doomed.write()
     doomed.passes("out", sink)
@@ -110,20 +111,21 @@ def walk_state(doomed, place):
     points = walked(passes, *STATE_POINTS)
     assert {"bond.pending", "bond.recorded", "state.before_commit", "state.committed"} <= set(points)
     for point in points:
-        for ordinal in range(1, passes[point] + 1):
+        last = passes[point]
+        for ordinal in range(1, last + 1) if point == "state.before_commit" else sorted({1, last}):
             doomed.kill("out", sink, point, ordinal)
             doomed.finish("out", sink, place)
 
 
-def test_a_process_killed_at_any_write_to_the_state_loses_and_doubles_nothing(doomed, servers, tmp_path):
-    walk_state(doomed, NEAR["parquet"](servers, tmp_path))
+def test_a_process_killed_at_any_write_to_the_state_loses_and_doubles_nothing(doomed, place_of):
+    walk_state(doomed, place_of("parquet"))
 
 
-def test_the_same_holds_with_the_state_in_postgresql(postgres_url, servers, tmp_path):
+def test_the_same_holds_with_the_state_in_postgresql(postgres_url, servers, place_of, tmp_path):
     lake = sl.Lake(tmp_path / "lake", state=postgres_url)
     items = lake.create_table("items", ITEMS, key=["id"], vnodes=2, fold_ratio=1e9)
     doomed = Doomed(lake, items, servers.forks, tmp_path, postgres_url)
-    place = NEAR["foreign"](servers, tmp_path)
+    place = place_of("foreign")
     sink = place.sink()
     doomed.write()
     points = walked(doomed.passes("out", sink), *SINK_POINTS, *STATE_POINTS)
@@ -153,6 +155,29 @@ def test_a_receiver_killed_at_a_point_gets_every_row_once_when_it_is_back(lake, 
     servers.forks.kill(pid)
     assert {row["id"] for row in table.to_arrow().to_pylist()} == set(range(1, 7))
     assert table.changes().num_rows == 8
+
+
+@pytest.mark.parametrize("kind", ["receiver", "foreign"])
+def test_a_process_killed_when_its_dead_letters_are_saved_keeps_each_once(doomed, place_of, kind):
+    """[12] The row that is refused is on record, the others arrive, and the mark passes them all."""
+    place = place_of(kind)
+    place.expect(pa.schema([("id", pa.int64()), ("name", pa.string()), ("qty", pa.int8())]), "id")
+    if kind == "foreign":
+        place.endpoint.control(refuse={"column": "qty", "value": 1000, "status": 422, "names_row": True})
+    sink = place.sink()
+    doomed.write()
+    doomed.items.upsert([{"id": -1, "qty": 1000}])
+    armed = Armed(doomed.ticking("out", sink), "cursor.letters_saved")
+    assert doomed.forks.run(armed) == KILLED
+    doomed.write()
+    doomed.lake.sink("out", "items", to=sink)
+    tick(doomed.lake)
+    assert sorted(place.current()) == list(range(doomed.rows))
+    assert len(place.changes()) == doomed.rows
+    consumer = doomed.lake.ledger.registry.get("out")
+    assert sum(doomed.lake.ledger.letters.counts().values()) == 1
+    assert set(doomed.lake.ledger.marks.load(consumer).values()) == {doomed.items.head}
+    assert doomed.lake.tick(only=["out"]).sinks == ()
 
 
 # --- two at once ------------------------------------------------------------------------------------------------
@@ -185,11 +210,9 @@ def test_of_two_runners_at_once_the_second_says_busy_and_nothing_doubles(lake, i
 
 
 def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, there):
-    sink = there.sink()
+    sink = there.sink(is_gated=False)
     doomed.write()
-    stalled = doomed.forks.stopped(
-        Armed(doomed.ticking("out", sink, lease_s=0.5), there.stalls_at, is_stopped=True)
-    )
+    stalled = doomed.forks.stopped(Armed(doomed.ticking("out", sink, lease_s=0.5), there.stalls_at, is_stopped=True))
     doomed.write()
     lake = doomed.lake
     lake.sink("out", "items", to=sink)
@@ -223,31 +246,64 @@ def put_state(lake, kept):
         shutil.copy(path, Path(lake.storage.uri) / path.name)
 
 
-@pytest.mark.parametrize("kept_after", [None, 1, 2], ids=["lost", "old", "older than the last tick"])
-def test_a_state_that_was_lost_or_is_an_old_copy_sends_trims_and_expires_nothing(lake, near, tmp_path, kept_after):
-    """[8]"""
+def check_memory(lake, place, kept, kept_after=None):
+    """The state of the lake is lost, or is again what it was after a tick: nothing is sent, trimmed or hidden, and
+    everything can be read."""
     schema = ITEMS.append(pa.field("at", pa.timestamp("us")))
-    near.expect(schema, "id")
+    place.expect(schema, "id")
     items = lake.create_table("items", schema, key=["id"], vnodes=2, time="at", retention="90d", fold_ratio=1e9)
-    lake.sink("out", "items", to=near.sink())
-    kept = tmp_path / "kept"
-    if kept_after is None:
-        kept.mkdir()
-    for number in range(3):
+    lake.sink("out", "items", to=place.sink())
+    for number in range(2):
         items.upsert([{"id": number, "name": "a", "at": dt.datetime(2020, 1, 1)}])
         lake.tick()
         if number == kept_after:
             copy_state(lake, kept)
     items.upsert([{"id": 9, "name": "late", "at": dt.datetime(2020, 1, 1)}, {"id": 10, "name": "b"}])
     items.compact(full=True)
-    if kept_after == 2:
+    if kept_after == 1:
         lake.tick()
     put_state(lake, kept)
     again = sl.Lake(lake.storage.uri)
-    again.sink("out", "items", to=near.sink())
-    table, before = again.table("items"), near.traces()
+    again.sink("out", "items", to=place.sink())
+    table, before = again.table("items"), place.traces()
     for act in (again.tick, lambda: table.vacuum(keep=0, grace=0), lambda: table.expire(dt.datetime(2021, 1, 1))):
         with refused(sl.Conflict):
             act()
-    assert near.traces() == before
-    assert table.to_arrow(columns=["id"]).to_pylist() == [{"id": 10}], "it can still be read"
+    assert place.traces() == before
+    assert table.to_arrow(columns=["id"]).to_pylist() == [{"id": 10}]
+
+
+def test_a_lake_without_its_state_sends_trims_and_expires_nothing(lake, near, tmp_path):
+    """[8]"""
+    (tmp_path / "kept").mkdir()
+    check_memory(lake, near, tmp_path / "kept")
+
+
+@pytest.mark.parametrize("kept_after", [0, 1])
+def test_a_lake_with_an_old_copy_of_its_state_sends_trims_and_expires_nothing(lake, place_of, tmp_path, kept_after):
+    """[8] An old copy, and one that lacks no more than the last tick."""
+    check_memory(lake, place_of("parquet"), tmp_path / "kept", kept_after)
+
+
+_AHEAD = pytest.mark.xfail(
+    strict=True, reason="sinks: a seq that the destination has counts as delivered, also for a batch that is new"
+)
+
+
+@pytest.mark.parametrize("kind", [kind if kind == "parquet" else pytest.param(kind, marks=_AHEAD) for kind in NEAR])
+def test_a_lake_that_was_restored_with_its_state_does_not_take_what_it_writes_now_for_sent(
+    lake, items, place_of, tmp_path, kind
+):
+    """[8] Lake and state agree, but the destination is ahead of both: what comes now has seqs that it knows."""
+    near = place_of(kind)
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1))
+    tick(lake)
+    shutil.copytree(lake.storage.uri, tmp_path / "copy")
+    items.upsert(some(2))
+    tick(lake)
+    again = sl.Lake(tmp_path / "copy")
+    again.sink("out", "items", to=near.sink())
+    again.table("items").upsert(some(3))
+    report = again.tick().sinks[0]
+    assert type(report.error) is sl.Conflict or 3 in near.current()

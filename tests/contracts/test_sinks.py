@@ -1,16 +1,19 @@
 """What every sink promises, on every destination. Numbers in brackets are those of the faults that a test looks for."""
 
-import datetime as dt
-import os
+import itertools
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
-from destinations import HIDDEN
 from forks import at_crash_points
-from strandline import runner
+from strandline import plan, steering
 from support import ITEMS, refused
+
+
+@pytest.fixture
+def parquet(place_of):
+    return place_of("parquet")
 
 
 class Interrupted(BaseException):
@@ -135,6 +138,17 @@ def test_a_sink_that_starts_at_the_head_sends_what_comes_next(lake, items, near)
     assert sorted((change["_op"], change["id"]) for change in near.changes()) == [("delete", 1), ("upsert", 3)]
 
 
+@pytest.mark.xfail(
+    strict=True, reason="plan: a sink whose place is the head of an empty table, seq 0, takes its place again later"
+)
+def test_a_sink_that_starts_at_the_head_of_an_empty_table_sends_all_that_comes(lake, items, parquet):
+    lake.sink("out", "items", to=parquet.sink(), start="head")
+    tick(lake)
+    items.upsert(some(1))
+    lake.tick()
+    check_equal(parquet, items)
+
+
 def test_a_sink_that_starts_at_a_seq_sends_the_changes_after_it(lake, items, near):
     seqs = [items.upsert(some(number)).seq for number in range(4)]
     lake.sink("out", "items", to=near.sink(), start=seqs[1])
@@ -171,6 +185,62 @@ def test_a_table_without_a_key_arrives_row_by_row(lake, near):
     assert lake.tick().sinks == ()
 
 
+def test_a_long_way_to_the_head_is_taken_in_parts_each_with_its_mark(lake, items, near, monkeypatch):
+    monkeypatch.setattr(plan, "BATCH_ROWS", 2)
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(0))
+    tick(lake)
+    for number in range(1, 5):
+        items.upsert(some(number, number + 10))
+    items.delete([0])
+    assert [(work.after, work.upto) for work in lake.plan().sinks[0].works] == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    advances = itertools.count()
+
+    def here(name):
+        if name == "marks.advanced" and next(advances) == 1:
+            raise Interrupted
+
+    with at_crash_points(here), pytest.raises(Interrupted):
+        lake.tick()
+    assert set(marks(lake).values()) == {3}
+    assert tick(lake).rows == 5
+    check_equal(near, items)
+    assert len(near.changes()) == 10
+
+
+def test_rows_that_are_written_folded_and_trimmed_while_a_tick_runs_are_all_sent(lake, items, near):
+    lake.sink("out", "items", to=near.sink())
+    numbers = itertools.count(1)
+
+    def here(name):
+        if name in ("marks.intent_saved", "cursor.lanes_done"):
+            items.upsert(some(next(numbers)))
+            items.compact(full=True)
+            items.vacuum(keep=0, grace=0)
+
+    items.upsert(some(0))
+    with at_crash_points(here):
+        for _ in range(3):
+            tick(lake)
+    tick(lake)
+    check_equal(near, items)
+    assert len(near.changes()) == next(numbers)
+
+
+def test_a_sink_that_cannot_go_on_keeps_no_other_from_its_work(lake, items, near):
+    lake.create_table("gone", ITEMS, key=["id"])
+    for name, table in (("lost", "gone"), ("out", "items")):
+        lake.sink(name, table, to=near.sink() if name == "out" else near.another().sink())
+    lake.tick()
+    lake.drop("gone")
+    items.upsert(some(1))
+    reports = {report.name: report for report in lake.tick().sinks}
+    assert (type(reports["lost"].error), reports["out"].error) == (sl.NotFound, None)
+    check_equal(near, items)
+    with refused(sl.NotFound, consumer="nobody"):
+        lake.tick(only=["nobody"])
+
+
 # --- what leaves of a row -----------------------------------------------------------------------------------------
 
 
@@ -193,6 +263,20 @@ def test_a_filter_whose_column_is_gone_lets_no_row_leave(lake, items, near):
     assert tick(lake).rows == 2
     assert near.current() == {}
     assert [change["qty"] for change in near.changes() if change["_op"] == "delete"] == [None, None]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="predicate: a column that is gone counts as null, and some conditions are true of null"
+)
+@pytest.mark.parametrize("where", ["name IS NULL", "qty > 0 OR name = 'open'", "coalesce(name, 'open') = 'open'"])
+def test_a_filter_that_is_true_without_its_column_lets_no_row_leave_either(lake, items, parquet, where):
+    lake.sink("out", "items", to=parquet.sink(), where=where)
+    items.upsert(some(1, name="secret", qty=0))
+    tick(lake)
+    items.drop_column("name")
+    items.upsert([{"id": 2, "qty": 77}])
+    tick(lake)
+    assert parquet.current() == {}
 
 
 def test_a_sink_without_deletes_withholds_them_and_a_withheld_tail_moves_the_mark(lake, items, near):
@@ -301,6 +385,18 @@ def test_a_new_destination_gets_everything_and_the_report_says_why(lake, items, 
     assert [life.life for life in lake.ledger.registry.history("out")] == [1, 2]
 
 
+def test_a_renamed_table_goes_on_where_it_was(lake, items, near):
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1))
+    tick(lake)
+    things = lake.rename("items", "things")
+    things.upsert(some(2))
+    lake.sink("out", "things", to=near.sink())
+    report = tick(lake)
+    assert (report.rows, report.is_new, "renamed" in report.why) == (1, False, True)
+    check_equal(near, things)
+
+
 def test_a_recreated_table_is_sent_anew_and_the_report_says_why(lake, items, near):
     items.upsert(some(1, 2))
     lake.sink("out", "items", to=near.sink())
@@ -331,6 +427,9 @@ def test_a_destination_that_was_recreated_behind_our_back_gets_nothing_until_som
         assert "strandline mark reset out" in report.error.hint
         assert report.rows == 0
     assert there.changes() == []
+    steering.reset(lake, "out")
+    assert (tick(lake).rows, lake.ledger.registry.get("out").life) == (3, 2)
+    check_equal(there, items)
 
 
 def test_a_changed_filter_keeps_the_position(lake, items, near):
@@ -346,15 +445,33 @@ def test_a_changed_filter_keeps_the_position(lake, items, near):
     assert (tick(lake).rows, sorted(near.current())) == (1, [1, 3])
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="runner: the first of two passes delivers what is new, too, by the definition that is no longer declared",
+)
+def test_a_definition_that_changes_while_something_is_under_way_counts_for_all_that_is_new(lake, items, near):
+    """A row that comes after a filter was tightened must not leave by the one before it."""
+    lake.sink("out", "items", to=near.sink(), where="qty > 0")
+    items.upsert(some(1))
+    interrupt(lake, "cursor.lanes_done")
+    lake.sink("out", "items", to=near.sink(), where="qty > 0 AND name <> 'secret'")
+    items.upsert(some(2, name="secret"))
+    lake.tick()
+    assert not any("secret" in text for text in near.texts())
+
+
 def test_a_definition_that_changes_while_something_is_under_way_waits_for_it(lake, items, near):
     lake.sink("out", "items", to=near.sink(), where="qty > 5")
     items.upsert([*some(1, qty=10), *some(2, qty=1)])
     interrupt(lake, "cursor.lanes_done")
     lake.sink("out", "items", to=near.sink(), where="qty > 0")
-    assert lake.plan().sinks[0].why
+    planned = lake.plan().sinks[0]
+    assert planned.why and not planned.is_new
+    assert [work.replay != () for work in planned.works] == [True]
+    tick(lake)
+    assert sorted(near.current()) == [1], "of what was begun the old filter decides"
     items.upsert(some(3, qty=3))
     tick(lake)
-    # Of what was begun the old filter decides, of the rest the new one.
     assert sorted(near.current()) == [1, 3]
     assert len(near.changes()) == 2
 
@@ -370,33 +487,32 @@ def test_a_destination_that_is_down_stops_nobody_else_and_gets_everything_once_w
     lake.tick()
     there.down()
     items.upsert(some(3))
-    for number in range(2):
-        items.upsert(some(10 + number))
-        reports = {report.name: report for report in lake.tick().sinks}
-        assert type(reports["out"].error) is sl.Unavailable
-        assert (reports["other"].error, reports["other"].rows) == (None, 2 - number)
+    reports = {report.name: report for report in lake.tick().sinks}
+    assert type(reports["out"].error) is sl.Unavailable
+    assert (reports["other"].error, reports["other"].rows) == (None, 1)
     assert set(marks(lake).values()) == {1}
     check_equal(other, items)
     there.up()
-    report = tick(lake)
-    assert report.rows == 3
+    items.upsert(some(4))
+    assert tick(lake).rows == 2
     check_equal(there, items)
-    assert len(there.changes()) == 5
+    assert len(there.changes()) == 4
 
 
-def test_a_destination_that_is_down_from_the_first_is_filled_when_it_is_there(lake, items, there):
+def test_a_destination_that_is_down_from_the_first_is_filled_when_it_is_there(lake, items, near):
     items.upsert(some(1, 2))
-    lake.sink("out", "items", to=there.sink())
-    there.down()
-    assert type(failed(lake).error) is sl.Unavailable
+    lake.sink("out", "items", to=near.sink())
+    near.down()
+    for _ in range(2):
+        assert type(failed(lake).error) is sl.Unavailable
     items.upsert(some(2, name="b"))
     # What the first attempt fixed is still to be read, whatever the table's care does meanwhile.
     items.compact(full=True)
     items.vacuum(keep=0, grace=0)
     items.delete([1])
-    there.up()
+    near.up()
     tick(lake)
-    check_equal(there, items)
+    check_equal(near, items)
 
 
 def test_a_destination_that_refuses_is_named_and_nothing_is_lost(lake, items, there):
@@ -404,11 +520,10 @@ def test_a_destination_that_refuses_is_named_and_nothing_is_lost(lake, items, th
     sink = there.sink()
     there.refuse()
     lake.sink("out", "items", to=sink)
-    for _ in range(2):
-        report = failed(lake)
-        assert type(report.error) in (sl.Invalid, sl.Conflict, sl.Unavailable)
-        assert (report.name, report.destination, report.rows) == ("out", sink.destination, 0)
-        assert sink.destination in report.error.message
+    report = failed(lake)
+    assert type(report.error) in (sl.Invalid, sl.Conflict, sl.Unavailable)
+    assert (report.name, report.destination, report.rows) == ("out", sink.destination, 0)
+    assert sink.destination in report.error.message
     items.upsert(some(3))
     there.accept()
     assert tick(lake).rows == 3

@@ -30,12 +30,16 @@ class Waiting:
 
 def waiting(table: Table) -> Waiting | None:
     """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
-    log, time = table.log.refresh(), table.definition.time
+    time = table.definition.time
     if time is None:
         return None
+    merge = table.merge()
     found = []
     for seq, who in table.readers.marks():
-        times = [at for at in (_earliest(file, time) for number, file in log.by_seq if number > seq) if at is not None]
+        files = [file for number, file in merge.log.by_seq if number > seq]
+        # One that has not begun has nothing yet, also of what is folded.
+        files += merge.base_files() if not seq else []
+        times = [at for at in (_earliest(file, time) for file in files) if at is not None]
         if times:
             found.append(Waiting(who, seq, min(times)))
     return min(found, key=lambda each: each.before, default=None)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from strandline import duration, secret
 from strandline.definitions import MAX_VNODES
-from strandline.errors import Invalid
+from strandline.errors import Conflict, Invalid
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
@@ -148,15 +148,34 @@ class HttpDelivery:
         self._producer = producer
         self._secrets: dict[str, str] | None = None
         self._line: Line | None = None
+        self._found: dict[int, tuple[int, int]] | None = None
 
     def is_delivered(self, batch: Batch) -> bool:
-        """A receiver that keeps positions is asked whether it has the batch when that may be: when the batch was begun
-        before, or is the first. Any other one cannot say; it knows the batch's chunks by their keys."""
+        """A receiver that keeps positions is asked; what it says counts for every batch of this delivery. Any other one
+        cannot say; it knows the batch's chunks by their keys."""
         self._secrets = self._sink.secrets()
-        if not self._sink.keeps_positions or not (batch.is_replay or batch.is_first):
+        if not self._sink.keeps_positions:
             return False
-        held = self._held()
-        return all(held.get(vnode, (0, 0)) >= (batch.upto + 1, 0) for vnode in batch.vnodes)
+        if self._found is None:
+            self._found = self._held()
+        held = {vnode: self._found.get(vnode, (0, 0)) for vnode in batch.vnodes}
+        if all(position >= (batch.upto + 1, 0) for position in held.values()):
+            return True
+        ahead = [vnode for vnode, position in held.items() if position > (batch.after + 1, 0)]
+        if ahead and not batch.is_replay:
+            raise self._ahead(batch, ahead[0], held[ahead[0]])
+        return False
+
+    def _ahead(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
+        return Conflict(
+            f"sink {self._producer.consumer!r} is at seq {batch.after}, but {self._sink.url} has vnode {vnode} up to"
+            f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy",
+            hint=f"Nothing was sent. To send the table again: strandline mark reset {self._producer.consumer}",
+            consumer=self._producer.consumer,
+            url=self._sink.url,
+            expected=batch.after,
+            found=found[0],
+        )
 
     def cuts(self) -> Any:
         """A receiver that knows chunks by their keys must get the same ones again."""

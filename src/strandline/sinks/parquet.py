@@ -55,10 +55,11 @@ class ParquetDelivery:
             if self._named(batch) is not None:
                 if batch.is_replay:
                     self._clear(batch)
+                    self._point(batch)
                 return True
-            if batch.is_first:
-                return False
-            held = batch.after if self.storage.exists(self._path(batch.after)) else None
+            held = self._last()
+            if held is not None and not self.storage.exists(self._path(held)):
+                held = None
             return base.is_delivered(held, batch, self.producer, self.storage.uri)
 
     def cuts(self) -> None:
@@ -106,6 +107,31 @@ class ParquetDelivery:
         # It may be there already, by another one who finishes the same batch: then that one counts.
         self.storage.put_new(self._path(batch.upto), manifest.encode())
         crash_point("sink.described")
+        self._point(batch)
+
+    @property
+    def _pointer(self) -> str:
+        return f"{MANIFESTS}/{self.producer.generation}/last"
+
+    def _last(self) -> int | None:
+        """The seq up to which the newest manifest goes, so that a batch that does not follow it is noticed at once."""
+        try:
+            return int(self.storage.read(self._pointer))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise Corrupt(
+                f"{self.storage.url(self._pointer)} is not a seq: {error}",
+                hint=f"Write the newest manifest's into it, or: strandline mark reset {self.producer.consumer}",
+                path=self._pointer,
+            ) from error
+
+    def _point(self, batch: Batch) -> None:
+        """Only forward: one who wakes up late finds what others have delivered since."""
+        last = self._last()
+        if last is None or last < batch.upto:
+            with self.storage.output(self._pointer) as stream:
+                stream.write(str(batch.upto).encode())
 
     def _by_own_names(self, files: Sequence[DataFile]) -> list[DataFile]:
         """The published files, each by a name of its own: lanes with rows that look the same, as those of a table
