@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import threading
 import uuid
@@ -241,12 +242,11 @@ class ParquetPlace(Stored):
 
     def changes(self) -> list[Row]:
         """By file, as a reader would who knows nothing of manifests; those must name the same files."""
-        import json
-
         lives: dict[str, list[Row]] = {}
-        manifests = [json.loads(self.storage.read(info.path)) for info in self.storage.list(MANIFESTS)]
-        named = [file["path"] for told in manifests for file in told["files"]]
-        files = [info.path for info in self.storage.list("data") if info.path.endswith(".parquet")]
+        paths = [info.path for info in self.storage.list("")]
+        manifests = [path for path in paths if path.startswith(MANIFESTS) and path.endswith(".json")]
+        named = [file["path"] for path in manifests for file in json.loads(self.storage.read(path))["files"]]
+        files = [path for path in paths if path.endswith(".parquet")]
         assert sorted(named) == sorted(files)
         for path in files:
             rows = pq.read_table(io.BytesIO(self.storage.read(path))).to_pylist()
