@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from receiving import served
-from strandline import redelivery
+from strandline import redelivery, steering
+from strandline.sinks.declared import SinkDef
+from support import python
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +118,6 @@ def test_rows_of_a_table_without_a_key_are_found_again(lake: sl.Lake, endpoint: 
 
 
 def test_a_letter_of_an_earlier_life_is_not_sent(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
-    from strandline import steering
-
     endpoint.control(refuse=REFUSE)
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
@@ -156,3 +157,28 @@ def test_a_strandline_receiver_takes_what_it_refused_before(lake: sl.Lake, items
         (again,) = redelivery.replay(lake, [letter.id])
         assert again.error is None
     assert {row["id"]: row["n"] for row in other.table("wide").to_arrow().to_pylist()} == {1: 1, 2: 2, 3: 3}
+
+
+REPLAY = """
+import sys
+import strandline as sl
+from strandline import redelivery
+lake = sl.Lake(sys.argv[1])
+redelivery.replay(lake, [letter.id for letter in lake.ledger.letters.all()])
+"""
+
+
+def test_a_process_killed_after_a_replay_was_accepted_counts_it_once(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    steering.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
+    lake.tick(only=["central"])
+    endpoint.control(refuse=None)
+    killed = python(REPLAY, lake.storage.uri, crash="redelivery.sent")
+    assert killed.returncode == -signal.SIGKILL
+    assert len(lake.ledger.letters.all()) == 1
+    assert python(REPLAY, lake.storage.uri).returncode == 0
+    assert lake.ledger.letters.all() == []
+    assert [row["id"] for row in endpoint.rows()] == [3]
