@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -72,17 +73,36 @@ class Armed:
 
     def run(self) -> None:
         seen: Counter[str] = Counter()
-        end = signal.SIGSTOP if self.is_stopped else signal.SIGKILL
+        lock = threading.Lock()
 
         def here(name: str) -> None:
             seen[name] += 1
             if self.passes is not None:
                 Path(self.passes).write_text(json.dumps(seen))
             if name == self.point and seen[name] == self.ordinal:
-                os.kill(os.getpid(), end)
+                # One that stops while it renews its lease would keep the state's lock, and everyone, waiting.
+                with lock:
+                    os.kill(os.getpid(), signal.SIGSTOP if self.is_stopped else signal.SIGKILL)
 
-        with at_crash_points(here):
+        with at_crash_points(here), _renewing_under(lock):
             self.work()
+
+
+@contextlib.contextmanager
+def _renewing_under(lock: threading.Lock) -> Iterator[None]:
+    from strandline.leases import Lease, Leases
+
+    plain = Leases.renew
+
+    def renew(self: Leases, lease: Lease, length_s: float) -> Lease:
+        with lock:
+            return plain(self, lease, length_s)
+
+    Leases.renew = renew  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Leases.renew = plain  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

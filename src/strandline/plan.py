@@ -148,11 +148,9 @@ def plan_of(lake: Lake) -> Plan:
 
 def sink_plans(lake: Lake, names: Sequence[str] | None = None) -> Iterator[SinkPlan]:
     """What a tick would do for these sinks, or for all: those that are declared here and those that the state knows."""
-    declared = lake.declared
     standing = standings(lake)
-    for name in sorted({*declared, *standing}) if names is None else names:
-        found = standing.get(name, Standing())
-        yield _sink_plan(lake, name, declared.get(name), found)
+    for name in sorted({*lake.declared, *standing}) if names is None else names:
+        yield sink_plan(lake, name, standing.get(name, Standing()))
 
 
 def standings(lake: Lake) -> dict[str, Standing]:
@@ -168,8 +166,9 @@ def standings(lake: Lake) -> dict[str, Standing]:
     }
 
 
-def _sink_plan(lake: Lake, name: str, declared: SinkDef | None, found: Standing) -> SinkPlan:
-    consumer = found.consumer
+def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
+    """What a tick would do for a sink that the state has so."""
+    declared, consumer = lake.declared.get(name), found.consumer
     known = declared or consumer
     assert known is not None
     kind = declared.to.kind if declared else consumer.kind if consumer else ""
@@ -187,7 +186,7 @@ def _sink_plan(lake: Lake, name: str, declared: SinkDef | None, found: Standing)
         standing = Standing(registered.consumer) if registered.is_new else found
         works = works_of(sink, standing, table.merge())
         # A definition that waits for what was begun counts for everything that comes after it.
-        return replace(plan, works=tuple(w for w in works if w.replay) if found.intents and plan.why else works)
+        return replace(plan, works=tuple(w for w in works if w.replay) if standing.intents and plan.why else works)
     except StrandlineError as error:
         return replace(plan, error=error)
 

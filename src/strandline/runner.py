@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from strandline import plan as plans
 from strandline.consumers.compaction import CompactReport
 from strandline.cursor import Cursor, Tally
 from strandline.errors import Conflict, Internal, NotFound, StrandlineError
 from strandline.leases import LENGTH_S, Held, this_worker
-from strandline.plan import SinkPlan, Standing, registration, sink_plans, standings, table_of
+from strandline.plan import SinkPlan, Standing, cares, facts_of, sink_plan, standings, table_of
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer
 from strandline.status import BrokenTable
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from strandline.lake import Lake
 
 AT_ONCE = 4
+_LONG_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ def tick(
     started_s = time.monotonic()
     if lake.has_ledger:
         lake.ledger.bond.check()
-    _check_names(lake, names)
-    found = list(sink_plans(lake, names))
+    known = standings(lake)
+    chosen = _checked_names(names, sorted({*lake.declared, *known}))
+    found = [sink_plan(lake, name, known.get(name, Standing())) for name in chosen]
     run = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink") as pool:
         reports = tuple(report for report in pool.map(run.sink, found) if report is not None)
@@ -136,34 +137,33 @@ def run(
             return
 
 
-def _check_names(lake: Lake, names: Sequence[str] | None) -> None:
-    if names is None:
-        return
-    known = sorted({*lake.declared, *standings(lake)})
-    for name in names:
+def _checked_names(names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    for name in names or ():
         if name not in known:
             raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)
+    return known if names is None else list(dict.fromkeys(names))
 
 
 class _Tick:
-    """One tick at work. The epoch that lake and state share rises before its first effect and after its last."""
+    """One tick at work. The epoch that lake and state share rises before its first effect, and after its last when some
+    time has passed: a copy of the state from in between is an old one."""
 
     def __init__(self, lake: Lake, lease_s: float, progress: _Progress) -> None:
         self._lake = lake
         self._lease_s = lease_s
         self._progress = progress
         self._lock = threading.Lock()
-        self._is_renewed = False
+        self._renewed_s: float | None = None
 
     def close(self) -> None:
-        if self._is_renewed:
+        if self._renewed_s is not None and time.monotonic() - self._renewed_s > _LONG_S:
             self._lake.ledger.bond.renew()
 
     def _before_effect(self) -> None:
         with self._lock:
-            if not self._is_renewed:
+            if self._renewed_s is None:
                 self._lake.ledger.bond.renew()
-                self._is_renewed = True
+                self._renewed_s = time.monotonic()
 
     def sink(self, plan: SinkPlan) -> SinkReport | None:
         """Do what is planned for a sink; None when that is nothing."""
@@ -207,14 +207,15 @@ class _Tick:
         done: list[tuple[int, int]] = []
         consumer, cursor = None, None
         for _ in range(2):
-            plan = next(sink_plans(self._lake, [name]))
+            standing = standings(self._lake).get(name, Standing())
+            plan = sink_plan(self._lake, name, standing)
             if plan.error is not None:
                 tally.errors.append(plan.error)
-                consumer = consumer or standings(self._lake)[name].consumer
+                consumer = consumer or standing.consumer
                 break
             if plan.is_retired:
                 break
-            found = self._registered(name, held)
+            found = self._registered(plan, standing, held)
             if cursor is None or found != consumer:
                 consumer, cursor = found, self._cursor(found, held, tally)
             for work in plan.works:
@@ -231,18 +232,17 @@ class _Tick:
             self._lake.ledger.marks.advance(consumer, {}, fence=held.fence, receipt=receipt)
         return done
 
-    def _registered(self, name: str, held: Held) -> Consumer:
+    def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
         lake, ledger = self._lake, self._lake.ledger
-        declared = lake.declared.get(name)
-        found = standings(lake).get(name, Standing())
-        table = table_of(lake, declared, found.consumer)
-        registered, _ = registration(lake, table, declared, found)
-        consumer = registered.consumer
-        if declared is not None and (registered.is_new or registered.consumer != found.consumer):
-            consumer = ledger.registry.register(name, **plans.facts_of(declared, table, found.consumer)).consumer
+        declared, consumer, marks = lake.declared.get(plan.name), found.consumer, found.marks
+        table = table_of(lake, declared, consumer)
+        if declared is not None and (plan.is_new or (plan.why and not found.intents)):
+            facts = facts_of(declared, table, consumer)
+            consumer = ledger.registry.register(plan.name, **facts).consumer
             self._before_effect()
-        marks = ledger.marks.load(consumer)
+            marks = ledger.marks.load(consumer)
+        assert consumer is not None
         missing = {vnode: 0 for vnode in range(table.definition.vnodes) if vnode not in marks}
         if missing:
             ledger.marks.start(consumer, missing, held.fence)
@@ -282,7 +282,7 @@ class _Progress:
 
 def _care(lake: Lake, progress: Progress) -> tuple[tuple[CompactReport | BrokenTable, ...], tuple[str, ...]]:
     """Fold what is due, and let rows expire; what cannot be done for one table keeps no other from it."""
-    fold, expire = plans.cares(lake)
+    fold, expire = cares(lake)
     expired: list[str] = []
     broken: list[BrokenTable] = []
     for name in expire:

@@ -18,7 +18,7 @@ from strandline.expiry import expired_rows, horizon_for, micros
 from strandline.health import Health
 from strandline.lag import Lag, lag_of
 from strandline.marks import Receipt
-from strandline.plan import Standing, sink_plans, standings
+from strandline.plan import Standing, sink_plan, standings
 from strandline.rejects import Rejects
 from strandline.storage.snapshot import DataFile
 
@@ -154,7 +154,7 @@ def _sink(
     receipt = last.get(generation)
     error = None if receipt is None or not receipt.body.get("error") else str(receipt.body["error"]["message"])
     lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
-    plan = next(sink_plans(lake, [name]))
+    plan = sink_plan(lake, name, found)
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:

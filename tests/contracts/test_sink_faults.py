@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import update
 
 import strandline as sl
 from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
+from strandline.leases import leases
 from strandline.sinks.http import HttpSink
+from strandline.sinks.parquet import ParquetDelivery
 from support import ITEMS, free_ports, refused
 
 SINK_POINTS = ("sink.", "cursor.", "marks.")
@@ -209,17 +212,76 @@ def test_of_two_runners_at_once_the_second_says_busy_and_nothing_doubles(lake, i
     assert other.tick().sinks == ()
 
 
+def test_runners_that_race_while_rows_are_written_send_every_change_once(lake, items, near):
+    """[14]"""
+    others = [sl.Lake(lake.storage.uri) for _ in range(3)]
+    is_over, errors = threading.Event(), []
+
+    def race(other):
+        while not is_over.is_set():
+            errors.extend(report.error for report in other.tick().sinks if report.error is not None)
+
+    for other in others:
+        other.sink("out", "items", to=near.sink(is_gated=False))
+    threads = [threading.Thread(target=race, args=[other]) for other in others]
+    for thread in threads:
+        thread.start()
+    changes = [items.upsert(some(number % 5, number)).rows for number in range(5, 13)]
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    others[0].tick()
+    assert errors == []
+    assert near.current() == {row["id"]: row for row in items.to_arrow().to_pylist()}
+    assert len(near.changes()) <= sum(changes)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="parquet: the file that names the last batch is read and then written, so it can be set back"
+)
+def test_an_owner_that_stalls_while_it_says_what_was_last_does_not_set_that_back(lake, items, place_of, monkeypatch):
+    place = place_of("parquet")
+    other = sl.Lake(lake.storage.uri)
+    for each in (lake, other):
+        each.sink("out", "items", to=place.sink())
+    plain_point, plain_last = ParquetDelivery._point, ParquetDelivery._last
+
+    def point(self, batch):
+        monkeypatch.setattr(ParquetDelivery, "_point", plain_point)
+        monkeypatch.setattr(ParquetDelivery, "_last", last)
+        plain_point(self, batch)
+
+    def last(self):
+        """Between its look and what it writes, another runner takes its lease over and goes on."""
+        found = plain_last(self)
+        monkeypatch.setattr(ParquetDelivery, "_last", plain_last)
+        with lake.state.transaction() as connection:
+            connection.execute(update(leases).values(owner=None, expires_s=0.0))
+        tick(other)
+        items.upsert(some(2))
+        assert len(tick(other)) == 1
+        return found
+
+    monkeypatch.setattr(ParquetDelivery, "_point", point)
+    items.upsert(some(1))
+    assert type(lake.tick(only=["out"]).sinks[0].error) is sl.Conflict
+    items.upsert(some(3))
+    tick(other)
+    check_equal(place, items, 3)
+
+
 def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, there):
-    sink = there.sink(is_gated=False)
+    lake, sink, lease_s = doomed.lake, there.sink(is_gated=False), 0.6
     doomed.write()
-    stalled = doomed.forks.stopped(Armed(doomed.ticking("out", sink, lease_s=0.5), there.stalls_at, is_stopped=True))
+    asked_s = time.monotonic()
+    armed = Armed(doomed.ticking("out", sink, lease_s=lease_s), there.stalls_at, is_stopped=True)
+    stalled = doomed.forks.stopped(armed)
     doomed.write()
-    lake = doomed.lake
     lake.sink("out", "items", to=sink)
-    first = lake.tick().sinks[0]
     while (report := lake.tick().sinks[0]).is_busy:
         time.sleep(0.05)
-    assert first.is_busy and report.error is None
+    assert report.error is None
+    assert time.monotonic() - asked_s > lease_s
     check_equal(there, doomed.items, doomed.rows)
     how, said = doomed.forks.resume(stalled)
     assert how == "failed" and ("Conflict" in said or "Unavailable" in said)
@@ -290,7 +352,7 @@ _AHEAD = pytest.mark.xfail(
 )
 
 
-@pytest.mark.parametrize("kind", [kind if kind == "parquet" else pytest.param(kind, marks=_AHEAD) for kind in NEAR])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=_AHEAD) if kind == "foreign" else kind for kind in NEAR])
 def test_a_lake_that_was_restored_with_its_state_does_not_take_what_it_writes_now_for_sent(
     lake, items, place_of, tmp_path, kind
 ):

@@ -1,6 +1,7 @@
 """What every sink promises, on every destination. Numbers in brackets are those of the faults that a test looks for."""
 
 import itertools
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import strandline as sl
 from forks import at_crash_points
 from strandline import plan, steering
-from support import ITEMS, refused
+from support import ITEMS, SECRET, refused
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def marks(lake, name="out"):
     return lake.ledger.marks.load(lake.ledger.registry.get(name))
 
 
+def written(lake):
+    """When each file of a local lake was written last, but those that SQLite touches to read."""
+    return {
+        path: path.stat().st_mtime_ns
+        for path in Path(lake.storage.uri).rglob("*")
+        if path.is_file() and not path.name.startswith("state.db-")
+    }
+
+
 def rows_by_id(table):
     return {row["id"]: row for row in table.to_arrow().to_pylist()}
 
@@ -87,11 +97,14 @@ def test_the_first_run_sends_the_table_as_it_is_and_later_ones_what_is_new(lake,
 
     items.upsert(some(1, 20, 21, name="c"))
     items.delete([2, 3])
+    planned = lake.plan().sinks[0]
     second = tick(lake)
+    assert (planned.rows, planned.bytes) == (second.rows_read, second.bytes_read)
     assert (second.rows, second.rows_read, second.is_full, second.is_new) == (5, 5, False, False)
     assert (second.after, second.upto) == (first.upto, items.head)
     check_equal(there, items)
     assert len(there.changes()) == 13
+    assert not any(SECRET.encode() in path.read_bytes() for path in Path(lake.storage.uri).glob("state.*"))
 
 
 def test_a_tick_with_nothing_new_asks_and_writes_nothing(lake, items, there):
@@ -99,12 +112,12 @@ def test_a_tick_with_nothing_new_asks_and_writes_nothing(lake, items, there):
     lake.sink("out", "items", to=there.sink())
     items.upsert(some(1, 2))
     tick(lake)
-    before, receipts = there.traces(), lake.ledger.marks.receipts(lake.ledger.registry.get("out"))
+    before, files = there.traces(), written(lake)
     for _ in range(2):
         assert lake.plan().is_idle
-        assert lake.tick().sinks == ()
+        assert lake.tick().is_idle
     assert there.traces() == before
-    assert lake.ledger.marks.receipts(lake.ledger.registry.get("out")) == receipts
+    assert written(lake) == files
     check_equal(there, items)
 
 
@@ -138,9 +151,6 @@ def test_a_sink_that_starts_at_the_head_sends_what_comes_next(lake, items, near)
     assert sorted((change["_op"], change["id"]) for change in near.changes()) == [("delete", 1), ("upsert", 3)]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="plan: a sink whose place is the head of an empty table, seq 0, takes its place again later"
-)
 def test_a_sink_that_starts_at_the_head_of_an_empty_table_sends_all_that_comes(lake, items, parquet):
     lake.sink("out", "items", to=parquet.sink(), start="head")
     tick(lake)
@@ -265,9 +275,6 @@ def test_a_filter_whose_column_is_gone_lets_no_row_leave(lake, items, near):
     assert [change["qty"] for change in near.changes() if change["_op"] == "delete"] == [None, None]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="predicate: a column that is gone counts as null, and some conditions are true of null"
-)
 @pytest.mark.parametrize("where", ["name IS NULL", "qty > 0 OR name = 'open'", "coalesce(name, 'open') = 'open'"])
 def test_a_filter_that_is_true_without_its_column_lets_no_row_leave_either(lake, items, parquet, where):
     lake.sink("out", "items", to=parquet.sink(), where=where)
@@ -318,6 +325,7 @@ def test_a_masked_value_never_arrives_and_what_is_not_chosen_neither(lake, near)
     ]
     assert {len(key) for key in found} == {64}
     assert not any("secret" in text or "pepper" in text for text in near.texts())
+    assert not any(b"pepper" in path.read_bytes() for path in Path(lake.storage.uri).glob("state.*"))
 
 
 # --- what changes meanwhile --------------------------------------------------------------------------------------
@@ -374,6 +382,7 @@ def test_a_new_destination_gets_everything_and_the_report_says_why(lake, items, 
     lake.sink("out", "items", to=near.sink())
     tick(lake)
     items.upsert(some(3))
+    interrupt(lake, "marks.intent_saved")
     new, old = near.another(), near.traces()
     lake.sink("out", "items", to=new.sink())
     planned = lake.plan().sinks[0]
@@ -445,10 +454,6 @@ def test_a_changed_filter_keeps_the_position(lake, items, near):
     assert (tick(lake).rows, sorted(near.current())) == (1, [1, 3])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="runner: the first of two passes delivers what is new, too, by the definition that is no longer declared",
-)
 def test_a_definition_that_changes_while_something_is_under_way_counts_for_all_that_is_new(lake, items, near):
     """A row that comes after a filter was tightened must not leave by the one before it."""
     lake.sink("out", "items", to=near.sink(), where="qty > 0")

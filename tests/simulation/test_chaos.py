@@ -114,7 +114,7 @@ def kinds():
 def test_every_change_is_at_a_destination_once(tmp_path, servers, rng, kind, kills):
     source = make_tables(sl.Lake(tmp_path / "source"))
     places = {name: PLACES[kind](servers, tmp_path) for name in TABLES}
-    options = {"chunk_rows": 50, "lanes": 2, "patience": "2s"} if kind == "foreign" else {}
+    options = {"is_gated": False} | ({"chunk_rows": 50, "lanes": 2, "patience": "2s"} if kind == "foreign" else {})
     sinks = {name: {"table": name, "to": place.sink(**options), "start": 0} for name, place in places.items()}
     writer = Writer(source, rng)
     sender = Forked(servers.forks, Running(source.storage.uri, sinks))
