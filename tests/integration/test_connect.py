@@ -2,6 +2,7 @@
 
 import json
 
+from foreign_receiver import Endpoint, foreign_receiver
 from support import python
 
 CODE = """
@@ -54,12 +55,25 @@ for wide in (0, 1 << 40):
     answers["rising"] &= [share for share, *_ in told] == sorted(share for share, *_ in told)
     answers[f"exported_{bool(wide)}"] = sorted(pq.read_table(sys.argv[2]).column("id").to_pylist())
 answers["marks"] = list(table.baseline.refresh().marks)
+import strandline.plan as plan
+plan.DRIVER_ROWS, plan.LANE_ROWS = -1, 5
+lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
+lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))
+assert {work["engine"] for sink in lake.plan().to_dict()["sinks"] for work in sink["works"]} == {"spark"}
+report = lake.tick(only=["files", "central"])
+assert report.is_well, report
+answers["sent"] = {sink.name: sink.rows for sink in report.sinks}
+answers["kept"] = sorted(pq.read_table(sys.argv[3] + "/data").column("id").to_pylist())
 print(json.dumps(answers))
 """
 
 
 def test_the_core_runs_on_spark_connect(tmp_path):
-    done = python(CODE, str(tmp_path / "lake"), str(tmp_path / "out"), timeout_s=240)
+    with foreign_receiver(tmp_path) as address:
+        endpoint = Endpoint(address, "/clustered")
+        places = [str(tmp_path / name) for name in ("lake", "out", "files")]
+        done = python(CODE, *places, endpoint.url, timeout_s=240)
+        received = sorted(row["id"] for row in endpoint.rows())
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     assert len(answers["expected"]) == 45
@@ -70,3 +84,6 @@ def test_the_core_runs_on_spark_connect(tmp_path):
     assert answers["marks"] == [4, 4]
     assert answers["exported_False"] == answers["exported_True"] == list(range(20))
     assert answers["rising"]
+    assert answers["sent"] == {"files": 65, "central": 20}
+    assert answers["kept"] == sorted([*range(5, 50), *range(100, 120)])
+    assert received == list(range(20))
