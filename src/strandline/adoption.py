@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strandline.bond import read_record
-from strandline.errors import NotFound, StrandlineError, Unavailable
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.plan import table_of
 from strandline.registry import Consumer
 from strandline.sinks.base import Producer
@@ -40,6 +40,12 @@ class Adopted:
 
 def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
     """Make the state that the lake is opened with its own again. Sinks named in `skip` are retired unasked."""
+    epochs = [0, *(lake.table(name).log.refresh().epoch for name in lake.tables())]
+    if _belongs(lake, max(epochs)):
+        raise Invalid(
+            f"the state {lake.state.shown} and the lake belong together: there is nothing to adopt",
+            hint="To start one sink again: strandline mark reset SINK",
+        )
     record = read_record(lake.storage)
     known = {each.name: each for each in lake.ledger.registry.all()}
     known |= {each.name: each for each in (record.consumers if record else ())}
@@ -50,11 +56,7 @@ def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
             )
     decided: list[tuple[Consumer, Mapping[int, int] | None]] = []
     found: list[Adopted] = []
-    heads, epochs = {}, [0]
-    for name in lake.tables():
-        log = lake.table(name).log.refresh()
-        heads[lake.table(name).entry.generation] = log.head
-        epochs.append(log.epoch)
+    heads = {table.entry.generation: table.head for table in map(lake.table, lake.tables())}
     for name in sorted(known):
         consumer = known[name]
         if consumer.kind not in KINDS or consumer.is_retired:
@@ -65,6 +67,14 @@ def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
         found.append(Adopted(name, consumer.table, consumer.destination, marks, why))
     lake.ledger.bond.adopt(decided, heads=heads, trimmed_epoch=max(epochs))
     return found
+
+
+def _belongs(lake: Lake, trimmed_epoch: int) -> bool:
+    try:
+        lake.ledger.bond.check(trimmed_epoch=trimmed_epoch)
+    except Conflict:
+        return False
+    return True
 
 
 def _marks(lake: Lake, consumer: Consumer) -> tuple[Mapping[int, int] | None, str]:
@@ -84,6 +94,8 @@ def _marks(lake: Lake, consumer: Consumer) -> tuple[Mapping[int, int] | None, st
             held = delivery.position(vnodes)
         finally:
             delivery.close()
+    except Conflict as error:
+        return None, error.message
     except StrandlineError as error:
         raise Unavailable(
             f"sink {consumer.name!r} cannot be asked how far it has come: {error.message}",

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.change import VNODE
-from strandline.consumers.damage import damaged_files
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.schema import conform
 from strandline.sinks.base import Batch, Lane, Result
@@ -116,6 +115,9 @@ def _on_spark(feed: Feed, loads: Sequence[Load], results: Results, is_ordered: b
 
 
 def _blame(feed: Feed, error: Exception) -> None:
+    # Loaded late: Spark tasks use this module and need not have the library that it looks into files with.
+    from strandline.consumers.damage import damaged_files
+
     storage = feed.table.log.storage
     for path, fault in damaged_files(storage, feed.paths, error):
         raise Corrupt(

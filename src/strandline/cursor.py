@@ -111,38 +111,43 @@ class Cursor:
             delivery.close()
 
     def _begin(self, work: Work, shape: Shape, delivery: Delivery) -> list[Begun]:
-        """Save the intents; those that the destination holds already only move their marks."""
+        """Save the intents. What was begun before and is there already only moves its marks."""
         begun = []
         for at, lane in enumerate(work.lanes):
             if not self._blocked.isdisjoint(lane):
                 continue
+            batch = Batch(
+                "",
+                tuple(lane),
+                work.after,
+                work.upto,
+                shape.schema,
+                shape.definition.key,
+                shape.cluster_by,
+                is_first=work.after == 0,
+                is_replay=bool(work.replay),
+            )
             try:
                 self._held.check()
-                intent = work.replay[at] if work.replay else self._intent(work, lane, delivery.cuts())
-                batch = Batch(
-                    intent.id,
-                    intent.vnodes,
-                    intent.after,
-                    intent.upto,
-                    shape.schema,
-                    shape.definition.key,
-                    shape.cluster_by,
-                    is_first=intent.after == 0,
-                    is_replay=bool(work.replay),
-                    cuts=intent.cuts,
-                )
-                if delivery.is_delivered(batch):
-                    self._check_begun(work, batch)
-                    self._advance(intent)
+                if work.replay:
+                    intent = work.replay[at]
+                    batch = replace(batch, id=intent.id, cuts=intent.cuts)
+                    if delivery.is_delivered(batch):
+                        self._advance(intent)
+                        continue
                 else:
-                    begun.append((intent, batch))
+                    # Asked before there is an intent, which would be taken for something that was begun.
+                    self._check_not_ahead(delivery, batch)
+                    intent = self._intent(work, lane, delivery.cuts())
+                    batch = replace(batch, id=intent.id, cuts=intent.cuts)
+                begun.append((intent, batch))
             except StrandlineError as error:
                 self._block(lane, error)
         return begun
 
-    def _check_begun(self, work: Work, batch: Batch) -> None:
+    def _check_not_ahead(self, delivery: Delivery, batch: Batch) -> None:
         """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
-        if not work.replay:
+        if delivery.is_delivered(batch):
             raise Conflict(
                 f"sink {self._consumer.name!r} is at seq {batch.after}, but {self._consumer.destination} has its"
                 f" changes up to seq {batch.upto} already: the lake and its state were put back from a copy",

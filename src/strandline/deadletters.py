@@ -36,6 +36,8 @@ from strandline.state import State, check_int, check_text, insert_missing, metad
 
 LIMIT = 100
 REASON_CHARACTERS = 2000
+ERASED = "… the words of the refusal were erased with a purged row"
+"""The reason of a letter that lost keys to a purge: a destination's words may quote what was purged."""
 _SHOWN = 5
 
 deadletters = Table(
@@ -166,7 +168,7 @@ class DeadLetters:
 
     def forget(self, table_generation: str, keys: pa.Table) -> int:
         """Take these keys of a table out of every letter, for a purge; how many were in one. A letter that has none
-        left goes."""
+        left goes; one that has others loses its reason, which may quote a purged row."""
         gone = 0
         mine = deadletters.c.table_generation == table_generation
         going = set(_values(keys, keys.column_names))
@@ -186,9 +188,8 @@ class DeadLetters:
                     connection.execute(delete(deadletters).where(which))
                 elif not all(stays):
                     kept = held.filter(pa.array(stays))
-                    connection.execute(
-                        update(deadletters).where(which).values(key_bytes=_to_bytes(kept), rows=kept.num_rows)
-                    )
+                    left = {"key_bytes": _to_bytes(kept), "rows": kept.num_rows, "reason": ERASED}
+                    connection.execute(update(deadletters).where(which).values(**left))
         return gone
 
 

@@ -13,13 +13,14 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 from strandline.consumers import retention
-from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
+from strandline.errors import Conflict, Internal, Invalid, NotFound, StrandlineError
 from strandline.feed import Extent, extent_of, files_of
 from strandline.intents import Intent
 from strandline.log import LogState
 from strandline.merge import Merge
 from strandline.registry import Consumer, Registered
 from strandline.sinks.declared import BACKFILL, HEAD, KINDS, SinkDef
+from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
@@ -75,7 +76,7 @@ class Work:
 @dataclass(frozen=True)
 class SinkPlan:
     """What a tick will do for one sink. `rows` and `bytes` are upper bounds where only some vnodes are due; `why` says
-    what is not as it was; with `error` nothing will be done."""
+    what is not as it was; `epoch` is what the table's log knows of the state; with `error` nothing will be done."""
 
     name: str
     table: str
@@ -85,6 +86,7 @@ class SinkPlan:
     is_new: bool = False
     is_retired: bool = False
     why: str = ""
+    epoch: int = 0
     error: StrandlineError | None = None
 
     @property
@@ -179,7 +181,8 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     try:
         table = table_of(lake, declared, consumer)
         registered, sink = registration(lake, table, declared, found)
-        plan = replace(plan, table=table.name, is_new=registered.is_new, why=registered.why)
+        epoch = table.log.refresh().epoch
+        plan = replace(plan, table=table.name, is_new=registered.is_new, why=registered.why, epoch=epoch)
         if registered.consumer.is_retired:
             return replace(plan, is_retired=True)
         sink.shape(table.definition, is_new=registered.is_new)
@@ -189,6 +192,9 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         return replace(plan, works=tuple(w for w in works if w.replay) if standing.intents and plan.why else works)
     except StrandlineError as error:
         return replace(plan, error=error)
+    except Exception as error:
+        # Damage has no end of forms; whichever it is, the other sinks go on.
+        return replace(plan, error=Internal(f"sink {name!r} cannot be planned: {type(error).__name__}: {error}"))
 
 
 def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:
@@ -263,7 +269,8 @@ def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 fold.append(name)
             if retention.due(table) is not None:
                 expire.append(name)
-        except StrandlineError:
+        except Exception:
+            # What is wrong with it, its sinks, status and doctor say.
             continue
     return tuple(fold), tuple(expire)
 
@@ -293,7 +300,13 @@ def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Wor
             first = _first(definition, group, merge)
             works.append(first)
             mark = first.upto
-        works += _ranges(definition, log, mark, group)
+        new = list(_ranges(definition, log, mark, group))
+        if not new and mark < max(marks.values()):
+            # Nothing for these vnodes since, but they must not hold the log: they join the others.
+            nothing = Extent(0, 0, 0, 0)
+            lanes = _lanes(definition, group, nothing)
+            new = [Work(mark, max(marks.values()), NOTHING, lanes, nothing, merge.definition.schema_id)]
+        works += new
     return tuple(works)
 
 
@@ -344,27 +357,26 @@ def _extent(merge: Merge, source: str, after: int, upto: int, vnodes: Sequence[i
 
 def _ranges(definition: SinkDef, log: LogState, mark: int, group: Sequence[int]) -> Iterator[Work]:
     """The range from a mark to the head, in parts that end with a commit."""
-    part: list[Any] = []
-    after = mark
+    part: list[tuple[int, DataFile]] = []
+    after, rows, size = mark, 0, 0
     files = files_of(log, mark, log.head, group, log.definition.vnodes) if mark < log.head else []
-    for seq, commit in groupby(files, key=lambda pair: pair[0]):
+    for _, commit in groupby(files, key=lambda pair: pair[0]):
         new = list(commit)
-        extent = extent_of([*part, *new])
-        if part and (extent.rows > BATCH_ROWS or extent.raw_bytes > BATCH_BYTES):
-            upto = part[-1][0]
-            yield _range(definition, log, after, upto, group, part)
-            part, after = [], upto
+        more = extent_of(new)
+        rows, size = rows + more.rows, size + more.raw_bytes
+        if part and (rows > BATCH_ROWS or size > BATCH_BYTES):
+            yield _range(definition, log, after, part, group)
+            after, part, rows, size = part[-1][0], [], more.rows, more.raw_bytes
         part += new
-        assert seq > after
     if part:
-        yield _range(definition, log, after, part[-1][0], group, part)
+        yield _range(definition, log, after, part, group)
 
 
 def _range(
-    definition: SinkDef, log: LogState, after: int, upto: int, group: Sequence[int], files: Sequence[Any]
+    definition: SinkDef, log: LogState, after: int, files: Sequence[tuple[int, DataFile]], group: Sequence[int]
 ) -> Work:
     extent = extent_of(files)
-    return Work(after, upto, LOG, _lanes(definition, group, extent), extent, log.definition.schema_id)
+    return Work(after, files[-1][0], LOG, _lanes(definition, group, extent), extent, log.definition.schema_id)
 
 
 def _lanes(definition: SinkDef, vnodes: Sequence[int], extent: Extent) -> tuple[tuple[int, ...], ...]:

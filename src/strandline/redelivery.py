@@ -1,8 +1,11 @@
 """Send dead letters once more: each key as it is now, outside of every range.
 
 A letter holds the keys of rows that a destination refused, not the rows: what is sent is the current row of each key,
-in the sink's own shape, or a delete where there is none any more. The request's id comes from the letter and from what
-is sent, so a repeated attempt that sends the same counts once.
+in the sink's own shape, or a delete where there is none any more, if the sink sends deletes. It goes to the place that
+refused it and to no other. The request's id comes from the letter and from what is sent, so a repeated attempt that
+sends the same counts once.
+
+Only a refusal by the destination counts as an attempt; after anything else the letter is as it was.
 
 After a crash: the letter is gone, or is there and can be sent again.
 """
@@ -35,9 +38,12 @@ if TYPE_CHECKING:
     from strandline.table import Table
 
 
+_REFUSALS = (400, 413, 422)
+
+
 @dataclass(frozen=True)
 class Replayed:
-    """A letter that was sent again: it is gone, or refused once more."""
+    """A letter that was to be sent again: it is gone, or stays because of `error`."""
 
     id: str
     consumer: str
@@ -60,6 +66,7 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
     for name, letters in sorted(by_sink.items()):
         consumer = ledger.registry.get(name)
         with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            consumer = ledger.registry.get(name)  # as it is under the lease
             ledger.bond.renew()
             for letter in letters:
                 done.append(_sent(lake, consumer, letter))
@@ -70,15 +77,10 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
 def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter) -> Replayed:
     letters = lake.ledger.letters
     try:
-        if letter.generation != consumer.generation:
-            raise Invalid(
-                f"dead letter {letter.id[:8]} is of an earlier life of sink {consumer.name!r}, whose place it was for",
-                hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
-                consumer=consumer.name,
-            )
         rows = _send(lake, consumer, letter)
     except StrandlineError as error:
-        letters.failed(letter.id, error.message, error.fields.get("status"))
+        if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
+            letters.failed(letter.id, error.message, error.fields["status"])
         return Replayed(letter.id, consumer.name, letter.rows, error)
     crash_point("redelivery.sent")
     letters.drop([letter.id])
@@ -86,9 +88,23 @@ def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter) -> Replayed:
 
 
 def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
+    if consumer.is_retired:
+        raise Invalid(
+            f"sink {consumer.name!r} is retired: nothing is sent for it any more",
+            hint=f"Drop the letter, or use the sink again: strandline deadletter drop {letter.id[:8]}",
+            consumer=consumer.name,
+        )
     declared = lake.declared.get(consumer.name)
     table = table_of(lake, declared, consumer)
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    is_same_table = letter.table_generation == table.entry.generation
+    if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
+        raise Invalid(
+            f"dead letter {letter.id[:8]} of sink {consumer.name!r} is for {consumer.destination}, and an earlier life"
+            " of the sink or of its table: it goes nowhere else",
+            hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
+            consumer=consumer.name,
+        )
     rows = current_rows(table, sink, letter.key_table)
     if not rows.num_rows:
         return 0
@@ -119,15 +135,16 @@ def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
 
 def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> pa.RecordBatch:
     """What a sink would send of these keys now: `_op`, `_seq` and the columns. Of a table without a key the rows that
-    are still there, otherwise a delete for each key that is not."""
+    are still there, otherwise also a delete for each key that is not, unless the sink sends none."""
     log = table.log.refresh()
     shape = sink.shape(log.definition)
     vnodes = range(log.definition.vnodes)
     feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
-    found = feed.matching(keys)
+    with feed.kept():
+        found = feed.matching(keys)
     hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
     found = found.drop_columns(hidden)
-    if log.definition.is_keyed:
+    if log.definition.is_keyed and sink.deletes:
         names = list(log.definition.key)
         gone = keys.select(names).join(found.select(names), keys=names, join_type="left anti")
         deletes = {OP: pa.array([DELETE] * gone.num_rows), SEQ: pa.array([log.head] * gone.num_rows, pa.int64())}

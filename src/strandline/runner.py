@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from strandline.lake import Lake
 
 AT_ONCE = 4
-_LONG_S = 1.0
+MOST_AT_ONCE = 64
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,10 @@ def tick(
 ) -> TickReport:
     """One pass over every sink that is behind, or over those named alone; then over the tables' care."""
     started_s = time.monotonic()
-    if lake.has_ledger:
-        lake.ledger.bond.check()
-    known = standings(lake)
-    chosen = _checked_names(names, sorted({*lake.declared, *known}))
-    found = [sink_plan(lake, name, known.get(name, Standing())) for name in chosen]
-    run = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
+    found = _planned(lake, names)
+    at_work = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink") as pool:
-        reports = tuple(report for report in pool.map(run.sink, found) if report is not None)
-    run.close()
+        reports = tuple(report for report in pool.map(at_work.sink, found) if report is not None)
     compacted, expired = ((), ()) if names is not None else _care(lake, progress)
     return TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3))
 
@@ -124,17 +120,57 @@ def run(
     heard: Callable[[TickReport | StrandlineError], None] = lambda report: None,
     progress: Progress = silent,
 ) -> None:
-    """Tick for ever, or until `stop` is set: one tick after the other, `every_s` from start to start. What goes wrong
-    with a tick as a whole is told to `heard` and tried again."""
+    """Tick until `stop` is set, `every_s` from start to start. A sink that takes longer holds nobody up: the others go
+    on without it, and it is asked again when it is done. What goes wrong with a tick as a whole is told and tried
+    again; what is under way in the end is waited for."""
     stop = stop or threading.Event()
-    while True:
-        started_s = time.monotonic()
-        try:
-            heard(tick(lake, lease_s=lease_s, progress=progress))
-        except StrandlineError as error:
-            heard(error)
-        if stop.wait(max(0.0, started_s + every_s - time.monotonic())):
+    working: dict[str, Future[SinkReport | None]] = {}
+    with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="sink") as pool:
+        while not stop.is_set():
+            started_s = time.monotonic()
+            try:
+                found = [each for each in _planned(lake, None) if each.name not in working]
+                at_work = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
+                working |= {each.name: pool.submit(at_work.sink, each) for each in found if _is_due(each)}
+                _wait(working, stop, started_s + every_s)
+                compacted, expired = _care(lake, progress)
+                reports = _finished(working)
+                heard(TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3)))
+            except StrandlineError as error:
+                heard(error)
+            except Exception as error:
+                heard(Internal(f"a tick failed: {type(error).__name__}: {error}"))
+            stop.wait(max(0.0, started_s + every_s - time.monotonic()))
+        wait(working.values())
+    if left := _finished(working):
+        heard(TickReport(left))
+
+
+def _wait(working: Mapping[str, Future[SinkReport | None]], stop: threading.Event, until_s: float) -> None:
+    while not stop.is_set() and (left_s := until_s - time.monotonic()) > 0:
+        if not wait(working.values(), min(left_s, _LOOK_S)).not_done:
             return
+
+
+def _finished(working: dict[str, Future[SinkReport | None]]) -> tuple[SinkReport, ...]:
+    """The reports of those that are done, which are at work no more."""
+    done = [name for name, future in working.items() if future.done()]
+    reports = [working.pop(name).result() for name in done]
+    return tuple(report for report in reports if report is not None)
+
+
+def _planned(lake: Lake, names: Sequence[str] | None) -> list[SinkPlan]:
+    """What is due; `Conflict` when lake and state do not belong together."""
+    known = standings(lake)
+    chosen = _checked_names(names, sorted({*lake.declared, *known}))
+    found = [sink_plan(lake, name, known.get(name, Standing())) for name in chosen]
+    if lake.has_ledger:
+        lake.ledger.bond.check(trimmed_epoch=max((each.epoch for each in found), default=0))
+    return found
+
+
+def _is_due(plan: SinkPlan) -> bool:
+    return not plan.is_retired and bool(plan.works or plan.error or plan.is_new or plan.why)
 
 
 def _checked_names(names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
@@ -145,31 +181,28 @@ def _checked_names(names: Sequence[str] | None, known: Sequence[str]) -> Sequenc
 
 
 class _Tick:
-    """One tick at work. The epoch that lake and state share rises before its first effect, and after its last when some
-    time has passed: a copy of the state from in between is an old one."""
+    """One tick at work. The epoch that lake and state share rises before its first effect, when a sink is registered
+    and when one has delivered: a copy of the state from before is an old one then."""
 
     def __init__(self, lake: Lake, lease_s: float, progress: _Progress) -> None:
         self._lake = lake
         self._lease_s = lease_s
         self._progress = progress
         self._lock = threading.Lock()
-        self._renewed_s: float | None = None
-
-    def close(self) -> None:
-        if self._renewed_s is not None and time.monotonic() - self._renewed_s > _LONG_S:
-            self._lake.ledger.bond.renew()
+        self._is_renewed = False
 
     def _before_effect(self) -> None:
         with self._lock:
-            if self._renewed_s is None:
-                self._lake.ledger.bond.renew()
-                self._renewed_s = time.monotonic()
+            if not self._is_renewed:
+                self._renew()
+
+    def _renew(self) -> None:
+        self._lake.ledger.bond.renew()
+        self._is_renewed = True
 
     def sink(self, plan: SinkPlan) -> SinkReport | None:
         """Do what is planned for a sink; None when that is nothing."""
-        if not plan.works and plan.error is None and not (plan.is_new or plan.why):
-            return None
-        if plan.is_retired:
+        if not _is_due(plan):
             return None
         started_s = time.monotonic()
         tally = Tally()
@@ -206,29 +239,35 @@ class _Tick:
         started_s = time.monotonic()
         done: list[tuple[int, int]] = []
         consumer, cursor = None, None
-        for _ in range(2):
-            standing = standings(self._lake).get(name, Standing())
-            plan = sink_plan(self._lake, name, standing)
-            if plan.error is not None:
-                tally.errors.append(plan.error)
+        try:
+            for _ in range(2):
+                standing = standings(self._lake).get(name, Standing())
                 consumer = consumer or standing.consumer
-                break
-            if plan.is_retired:
-                break
-            found = self._registered(plan, standing, held)
-            if cursor is None or found != consumer:
-                consumer, cursor = found, self._cursor(found, held, tally)
-            for work in plan.works:
-                cursor.run(work)
-                done.append((work.after, work.upto))
-                self._progress.add(work.extent.rows, name)
-            if not any(work.replay for work in plan.works):
-                break
-        if consumer is not None and (done or tally.errors):
+                plan = sink_plan(self._lake, name, standing)
+                if plan.error is not None:
+                    raise plan.error
+                if plan.is_retired:
+                    break
+                found = self._registered(plan, standing, held)
+                if cursor is None or found != consumer:
+                    consumer, cursor = found, self._cursor(found, held, tally)
+                for work in plan.works:
+                    cursor.run(work)
+                    done.append((work.after, work.upto))
+                    self._progress.add(work.extent.rows, name)
+                if not any(work.replay for work in plan.works):
+                    break
+            if done:
+                self._renew()
+        except StrandlineError as error:
+            tally.errors.append(error)
+        except Exception as error:
+            tally.errors.append(Internal(f"sink {name!r} failed: {type(error).__name__}: {error}"))
+        if consumer is not None and not consumer.is_retired and (done or tally.errors):
             body = {name: value for name, value in vars(tally).items() if name != "errors"}
-            error = None if not tally.errors else {"kind": tally.errors[0].kind, "message": tally.errors[0].message}
+            failed = None if not tally.errors else {"kind": tally.errors[0].kind, "message": tally.errors[0].message}
             span = {"after": min((a for a, _ in done), default=None), "upto": max((b for _, b in done), default=None)}
-            receipt = {**body, **span, "seconds": round(time.monotonic() - started_s, 3), "error": error}
+            receipt = {**body, **span, "seconds": round(time.monotonic() - started_s, 3), "error": failed}
             self._lake.ledger.marks.advance(consumer, {}, fence=held.fence, receipt=receipt)
         return done
 
@@ -240,7 +279,8 @@ class _Tick:
         if declared is not None and (plan.is_new or (plan.why and not found.intents)):
             facts = facts_of(declared, table, consumer)
             consumer = ledger.registry.register(plan.name, **facts).consumer
-            self._before_effect()
+            # The lake knows of it before anything of it leaves.
+            self._renew()
             marks = ledger.marks.load(consumer)
         assert consumer is not None
         missing = {vnode: 0 for vnode in range(table.definition.vnodes) if vnode not in marks}

@@ -1,10 +1,10 @@
 """What leaves of a table's changes: the one place where `where`, `columns`, `mask` and `deletes` are applied.
 
-It fails closed. A row leaves as an upsert only when the condition is true; when it is false, unknown, or names a column
-that the table has no more, the row leaves as a delete, since an earlier version of it may have been sent, and carries
-its key alone. Where that cannot be said (a table without a key, or a sink that takes no deletes) the change is
-withheld: it leaves with nothing and still counts for positions and marks. Deletes always leave. A mask is applied to
-upserts and deletes alike, so that keys still meet.
+It fails closed. A row leaves as an upsert only when the condition is true. When it is false or unknown, the row leaves
+as a delete, since an earlier version of it may have been sent, and carries its key alone. Where that cannot be said (a
+table without a key, or a sink that takes no deletes), or when the condition names a column that the table has no more,
+the change is withheld: it leaves with nothing and still counts for positions and marks. Deletes always leave. A mask is
+applied to upserts and deletes alike, so that keys still meet.
 
 The same rules in DuckDB's words and in Spark's; tests compare them.
 """
@@ -120,7 +120,10 @@ class Shape:
             op = OP if tells_deletes else f"CASE WHEN {OP} = '{UPSERT}' THEN {OP} ELSE '{WITHHELD}' END AS {OP}"
             return [op, *(f"{value} AS {quote}{name}{quote}" for name, value in masked.items())]
         leaves = f"({OP} = '{UPSERT}' AND coalesce(({predicate}), false))"
-        exprs = [f"CASE WHEN {leaves} THEN {OP} ELSE '{DELETE if tells_deletes else WITHHELD}' END AS {OP}"]
+        refused = f"'{DELETE}'" if tells_deletes else f"'{WITHHELD}'"
+        if tells_deletes and self.predicate == _NEVER:
+            refused = f"CASE WHEN {OP} = '{UPSERT}' THEN '{WITHHELD}' ELSE {OP} END"
+        exprs = [f"CASE WHEN {leaves} THEN {OP} ELSE {refused} END AS {OP}"]
         for name, value in masked.items():
             kept = value if name in self.definition.key else f"CASE WHEN {leaves} THEN {value} END"
             exprs.append(f"{kept} AS {quote}{name}{quote}")

@@ -424,9 +424,10 @@ def _secrets(url: URL) -> list[str]:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     # The driver begins no transactions by itself: `_begin_sqlite` does. FULL: a mark that was acknowledged and then
-    # lost in a power failure would send its rows twice.
+    # lost in a power failure would send its rows twice. What is deleted is overwritten: a purge forgets keys here too.
     connection.isolation_level = None
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = ON")
 
 
 def _begin_sqlite(connection: Connection) -> None:

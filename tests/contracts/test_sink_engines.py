@@ -123,7 +123,6 @@ def test_a_lane_that_fails_again_does_not_hold_the_others_back_when_little_is_ne
     recover(lake, items, place)
 
 
-@pytest.mark.xfail(strict=True, reason="plan: a vnode that fell behind stays there until it has changes of its own")
 def test_a_vnode_that_fell_behind_and_has_no_changes_does_not_hold_the_log(lake, lanes):
     items, place = lanes
     lake.tick()

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import update
 
 import strandline as sl
 from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
-from strandline.leases import leases
 from strandline.sinks.http import HttpSink
-from strandline.sinks.parquet import ParquetDelivery
 from support import ITEMS, free_ports, refused
 
 SINK_POINTS = ("sink.", "cursor.", "marks.")
@@ -236,40 +233,6 @@ def test_runners_that_race_while_rows_are_written_send_every_change_once(lake, i
     assert len(near.changes()) <= sum(changes)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="parquet: the file that names the last batch is read and then written, so it can be set back"
-)
-def test_an_owner_that_stalls_while_it_says_what_was_last_does_not_set_that_back(lake, items, place_of, monkeypatch):
-    place = place_of("parquet")
-    other = sl.Lake(lake.storage.uri)
-    for each in (lake, other):
-        each.sink("out", "items", to=place.sink())
-    plain_point, plain_last = ParquetDelivery._point, ParquetDelivery._last
-
-    def point(self, batch):
-        monkeypatch.setattr(ParquetDelivery, "_point", plain_point)
-        monkeypatch.setattr(ParquetDelivery, "_last", last)
-        plain_point(self, batch)
-
-    def last(self):
-        """Between its look and what it writes, another runner takes its lease over and goes on."""
-        found = plain_last(self)
-        monkeypatch.setattr(ParquetDelivery, "_last", plain_last)
-        with lake.state.transaction() as connection:
-            connection.execute(update(leases).values(owner=None, expires_s=0.0))
-        tick(other)
-        items.upsert(some(2))
-        assert len(tick(other)) == 1
-        return found
-
-    monkeypatch.setattr(ParquetDelivery, "_point", point)
-    items.upsert(some(1))
-    assert type(lake.tick(only=["out"]).sinks[0].error) is sl.Conflict
-    items.upsert(some(3))
-    tick(other)
-    check_equal(place, items, 3)
-
-
 def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, there):
     lake, sink, lease_s = doomed.lake, there.sink(is_gated=False), 0.6
     doomed.write()
@@ -347,12 +310,7 @@ def test_a_lake_with_an_old_copy_of_its_state_sends_trims_and_expires_nothing(la
     check_memory(lake, place_of("parquet"), tmp_path / "kept", kept_after)
 
 
-_AHEAD = pytest.mark.xfail(
-    strict=True, reason="http: keys come from positions alone, so other rows under the same seqs look like a repetition"
-)
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=_AHEAD) if kind == "foreign" else kind for kind in NEAR])
+@pytest.mark.parametrize("kind", NEAR)
 def test_a_lake_that_was_restored_with_its_state_does_not_take_what_it_writes_now_for_sent(
     lake, items, place_of, tmp_path, kind
 ):
@@ -367,5 +325,6 @@ def test_a_lake_that_was_restored_with_its_state_does_not_take_what_it_writes_no
     again = sl.Lake(tmp_path / "copy")
     again.sink("out", "items", to=near.sink())
     again.table("items").upsert(some(3))
-    report = again.tick().sinks[0]
-    assert type(report.error) is sl.Conflict or 3 in near.current()
+    for _ in range(3):
+        reports = again.tick().sinks
+        assert 3 in near.current() or [type(report.error) for report in reports] == [sl.Conflict]

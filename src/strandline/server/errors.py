@@ -59,6 +59,13 @@ def too_slow(message: str) -> Refusal:
     return Refusal(408, Unavailable(message))
 
 
+def unprepared(error: Invalid) -> Refusal:
+    """The table is not ready for a sender's rows, whichever they are: that sender must wait, not give them up."""
+    told = {name: value for name, value in error.fields.items() if name != "row"}
+    hint = "Add the column to the table here, or let the sender send Arrow, of which columns are added."
+    return Refusal(412, Conflict(error.message, hint=hint, **told))
+
+
 def too_large(message: str, hint: str = "Send fewer rows at once.", **fields: Any) -> Refusal:
     return Refusal(413, Invalid(message, hint=hint, **fields))
 

@@ -23,7 +23,7 @@ from strandline.server import body, positions
 from strandline.server.body import PLACE, UNFOLDED, Body, Form
 from strandline.server.chunk import HEADER, Chunk, check_producer
 from strandline.server.commit import Outcome, token_of
-from strandline.server.errors import malformed
+from strandline.server.errors import malformed, unprepared
 from strandline.server.posts import Post, posts_of
 from strandline.server.queue import Budget, Claim, Result, TableQueue
 from strandline.table import Table
@@ -154,6 +154,9 @@ class Receiver:
             return table, posts_of(content, table.definition, chunk=head.chunk, token=head.token)
         except Invalid as error:
             error.fields.setdefault("table", name)
+            column = error.fields.get("column")
+            if head.chunk is not None and column is not None and column not in _known(table):
+                raise unprepared(error) from error
             raise
 
     def _table(self, name: str) -> Table:
@@ -181,10 +184,14 @@ def _add_columns(table: Table, content: Body) -> None:
     """Add the columns of a body that the table lacks, so that a sender's table may grow."""
     if content.schema is None or not content.count:
         return
-    known = {*table.schema.names, OP, *PLACE}
+    known = _known(table)
     new = [field.with_nullable(True) for field in content.schema if field.name not in known]
     if new:
         table.evolve(pa.schema(new))
+
+
+def _known(table: Table) -> set[str]:
+    return {*table.schema.names, OP, *PLACE}
 
 
 def _together(results: Sequence[Result]) -> Outcome:

@@ -72,6 +72,10 @@ class Rule:
         kept = (each for each in self.dead if each[1] > chunk.start and not (span[0] <= each[0] and each[1] <= span[1]))
         return replace(self, done=chunk.start, dead=(*kept, span))
 
+    def smaller(self, chunk: Chunk) -> Rule:
+        """The rule by which a chunk, and those after it, have half of its rows; what is before it is done."""
+        return replace(self, rows=max(1, chunk.rows.num_rows // 2), done=chunk.start)
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -112,8 +116,9 @@ class Chunk:
         return self.of.is_first and any(range[2:4] == (self.of.after + 1, 0) for range in self.ranges)
 
     def key(self, generation: str) -> str:
-        """The same whenever the same rows are sent by the same producer, and different for all others."""
-        told = json.dumps([generation, self.ranges, self.missing])
+        """The same whenever the same rows of the same batch are sent by the same producer, and different for all others:
+        seqs may be given again when a lake was put back from a copy, a batch's id is not."""
+        told = json.dumps([generation, self.of.id, self.ranges, self.missing])
         return hashlib.sha256(told.encode()).hexdigest()
 
     def at(self, row: int) -> Position:
@@ -124,10 +129,6 @@ class Chunk:
         """What names one row, or every row, at home."""
         names = [*self.of.key] if self.of.key else [SEQ, ROW]
         return (self.rows if row is None else self.rows.slice(row, 1)).select(names)
-
-    def without(self, row: int) -> Chunk:
-        kept = pa.array(np.arange(self.rows.num_rows) != row)
-        return replace(self, rows=self.rows.filter(kept), missing=(*self.missing, _one(self.at(row))))
 
     def halves(self) -> list[Chunk]:
         middle = self.rows.num_rows // 2
@@ -166,9 +167,13 @@ class Cutter:
         self._rows = self._bytes = 0
         self._passed: Position = (-1, 0, 0)
 
-    def shrink(self, bytes: int) -> None:
+    def shrink(self, *, bytes: int | None = None, rows: int | None = None) -> None:
         """From the next chunk on, close earlier."""
-        self.rule = replace(self.rule, bytes=max(1, min(self.rule.bytes, bytes)))
+        self.rule = replace(
+            self.rule,
+            bytes=self.rule.bytes if bytes is None else max(1, min(self.rule.bytes, bytes)),
+            rows=self.rule.rows if rows is None else max(1, min(self.rule.rows, rows)),
+        )
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
         """Every chunk of the batch. The last one has no rows when none is left."""

@@ -35,7 +35,7 @@ class SinkDef:
     where: str | None = None
     columns: tuple[str, ...] | None = None
     mask: Mapping[str, str] = field(default_factory=dict, hash=False)
-    salt: str | None = None
+    salt: str | None = field(default=None, repr=False)
     deletes: bool = True
     start: Start = BACKFILL
 
@@ -90,11 +90,12 @@ class SinkDef:
                 consumer=name,
             )
         module, made = KINDS[kind]
-        is_here = given is not None and given.to.kind == kind
+        if given is not None and given.to.kind == kind:
+            to = {name: _filled(fact, getattr(given.to, name, None)) for name, fact in to.items()}
         return SinkDef(
             name,
             table,
-            given.to if given is not None and is_here else getattr(import_module(module), made).from_dict(to),
+            getattr(import_module(module), made).from_dict(to),
             facts["where"],
             None if facts["columns"] is None else tuple(facts["columns"]),
             facts["mask"],
@@ -123,6 +124,15 @@ class SinkDef:
             deletes=self.deletes,
             is_new=is_new,
         )
+
+
+def _filled(fact: Any, given: Any) -> Any:
+    """A fact with the secrets that were not written down."""
+    if fact == secret.GIVEN:
+        return given
+    if isinstance(fact, Mapping) and isinstance(given, Mapping):
+        return {name: _filled(value, given.get(name)) for name, value in fact.items()}
+    return fact
 
 
 def checked_start(start: object, name: str) -> Start:

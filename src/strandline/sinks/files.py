@@ -184,6 +184,11 @@ class FileSink:
 
     def __post_init__(self) -> None:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
+        if isinstance(uri, str) and "@" in uri and not uri.startswith(("/", "file:")) and "://" in uri:
+            raise Invalid(
+                "the address of a sink that writes files holds an @: a user or a password is no part of it",
+                hint="Give S3 keys as options: options={'access_key_id': …, 'secret_access_key': 'env:NAME'}",
+            )
         # The same place from wherever it is looked at.
         object.__setattr__(self, "uri", open_storage(uri, self.options).uri)
 

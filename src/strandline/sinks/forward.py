@@ -5,8 +5,8 @@ nothing to finish. The lane stops and asks for its rule to be saved
 
 - before the first chunk for a receiver that knows chunks by their keys: a repeated batch must be cut the same way;
 - when such a receiver finds a chunk too large: smaller ones are new keys, and what is done must not be sent under them;
-- when a receiver that keeps positions refuses rows: they are on record before its position moves past them. Otherwise a
-  crash in between would leave rows that are neither there nor dead letters.
+- when a receiver refuses rows: they are on record before anything is sent without them. Otherwise a crash in between
+  would leave rows that are neither there nor dead letters, or send the others again under another key.
 
 After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips what it has, row by row;
 any other one gets the same chunks under the same keys."""
@@ -14,7 +14,7 @@ any other one gets the same chunks under the same keys."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +25,26 @@ from strandline.errors import Conflict, Internal, StrandlineError, Unavailable
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Dead, Producer, Result
 from strandline.sinks.chunks import Chunk, Cutter, Rule, positions_of
-from strandline.sinks.posting import CONFLICT, TOO_LARGE, Answer, Line
+from strandline.sinks.posting import CONFLICT, TOO_LARGE, Answer, Line, Secrets
 
 if TYPE_CHECKING:
     from strandline.sinks.http import HttpSink
 
 _VERSION = 1
-# A chunk of which more rows are refused, one by one, is refused as a whole.
+# A chunk of which more rows are refused, one by one, is cut in half; one that goes on so from its first rows on, or is
+# no longer than a few of those, is refused as a whole.
 NAMED_ROWS = 16
 
 
 @dataclass(frozen=True)
 class HttpLane:
-    """Sends one batch. `secrets` are the sink's headers as they are on the driver: a task may lack the variable or the
-    file that holds one."""
+    """Sends one batch. `secrets` are the sink's as they are on the driver: a task may lack the variable or the file that
+    holds one."""
 
     sink: HttpSink
     producer: Producer
     batch: Batch
-    secrets: Mapping[str, str] = field(repr=False, hash=False)
+    secrets: Secrets = field(repr=False, hash=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         if self.batch.cuts is None and not self.sink.keeps_positions:
@@ -114,34 +115,36 @@ class _Run:
             if answer.is_ack:
                 self._acknowledged(chunk)
             elif answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
-                self._cutter.shrink(chunk.bytes // 2)
+                self._cutter.shrink(bytes=chunk.bytes // 2)
                 waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
             elif not chunk.rows.num_rows:
                 raise self._line.stopped(answer)
+            elif _is_for_halves(chunk, answer):
+                self._cutter.shrink(rows=chunk.rows.num_rows // 2)
+                waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
             else:
-                row = _named(chunk, answer)
-                self._dead.append(_dead(chunk, row, answer))
-                return self._cutter.rule.past(chunk, row)
+                return self._refused(chunk, answer)
         return None
 
     def _keyed(self, chunk: Chunk) -> Rule | None:
-        """A chunk to a receiver that knows chunks by their keys. It refuses the same rows again: no need to stop."""
-        dead = []
-        while chunk.rows.num_rows:
-            answer = self._post(chunk)
-            if answer.is_ack:
-                self._acknowledged(chunk)
-                break
-            if answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
-                self._cutter.shrink(chunk.bytes // 2)
-                return replace(self._cutter.rule, done=chunk.start)
-            row = _named(chunk, answer)
-            dead.append(_dead(chunk, row, answer))
-            if row is None:
-                break
-            chunk = chunk.without(row)
-        self._dead += dead
-        return None
+        """A chunk to a receiver that knows chunks by their keys: what it does not take is never sent in another way than
+        a saved rule says, not even when the receiver is put right meanwhile."""
+        answer = self._post(chunk)
+        if answer.is_ack:
+            self._acknowledged(chunk)
+            return None
+        if answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
+            self._cutter.shrink(bytes=chunk.bytes // 2)
+            return replace(self._cutter.rule, done=chunk.start)
+        if _is_for_halves(chunk, answer):
+            return self._cutter.rule.smaller(chunk)
+        return self._refused(chunk, answer)
+
+    def _refused(self, chunk: Chunk, answer: Answer) -> Rule:
+        """The rule to save for what is dead now: the row that is named, or all of the chunk."""
+        row = _named(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
+        self._dead.append(_dead(chunk, row, answer))
+        return self._cutter.rule.past(chunk, row)
 
     def _post(self, chunk: Chunk) -> Answer:
         data, headers = body.encode(chunk.rows, self._sink.body_format)
@@ -207,8 +210,15 @@ class _Run:
 def _named(chunk: Chunk, answer: Answer) -> int | None:
     """The one row that is refused; None when all are."""
     row = answer.row
-    is_usable = row is not None and 0 <= row < chunk.rows.num_rows and len(chunk.missing) < NAMED_ROWS
+    is_usable = row is not None and 0 <= row < chunk.rows.num_rows
     return row if is_usable and answer.status != TOO_LARGE else None
+
+
+def _is_for_halves(chunk: Chunk, answer: Answer) -> bool:
+    """Whether many rows of a chunk are refused, and more than as many before the next one are good."""
+    row = _named(chunk, answer)
+    is_long = chunk.rows.num_rows > 2 * NAMED_ROWS
+    return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS
 
 
 def _dead(chunk: Chunk, row: int | None, answer: Answer) -> Dead:

@@ -25,7 +25,7 @@ from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
 from strandline.sinks.chunks import Rule, positions_of
 from strandline.sinks.forward import HttpLane
-from strandline.sinks.posting import Answer, Line
+from strandline.sinks.posting import CONFLICT, Answer, Line, Secrets
 
 STRANDLINE, ANY = "strandline", "any"
 
@@ -45,8 +45,8 @@ class HttpSink:
     """Changes as requests to `url`.
 
     `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
-    may be references (`env:NAME`, `file:PATH`), and only references are kept with the definition. A chunk holds at
-    most `chunk_rows` rows and `chunk_bytes` bytes. `patience` is how long a failing request is repeated, `timeout` how
+    and of `params`, which are the address's query, may be references (`env:NAME`, `file:PATH`), and only references are
+    kept with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and `chunk_bytes` bytes. `patience` is how long a failing request is repeated, `timeout` how
     long one waits for a connection or an answer."""
 
     kind: ClassVar[str] = "http"
@@ -63,6 +63,7 @@ class HttpSink:
     patience: str | float | dt.timedelta = field(default="60s", kw_only=True)
     timeout: str | float | dt.timedelta = field(default="30s", kw_only=True)
     headers: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)
+    params: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         if self.receiver not in (STRANDLINE, ANY):
@@ -81,6 +82,7 @@ class HttpSink:
             "patience": duration.shown(duration.seconds(self.patience, "patience")),
             "timeout": duration.shown(duration.seconds(self.timeout, "timeout")),
             "headers": _checked_headers(self.headers, has_token=self.token is not None),
+            "params": _checked_params(self.params, self.receiver),
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
@@ -106,19 +108,15 @@ class HttpSink:
     def timeout_s(self) -> float:
         return duration.seconds(self.timeout)
 
-    def secrets(self) -> dict[str, str]:
-        """The headers that are the user's, read anew; `Invalid` when one of them is not to be found."""
-        found = {name: secret.resolved(text, f"header {name} of {self.url}") for name, text in self._given.items()}
+    def secrets(self) -> Secrets:
+        """The headers and parameters that are the user's, read anew; `Invalid` when one of them is not to be found."""
+        found = _resolved(self.headers, "header", self.url)
         if self.token is not None:
             found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
         for name, text in found.items():
             if not _is_sendable(text):
                 raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
-        return found
-
-    @property
-    def _given(self) -> Mapping[str, str]:
-        return self.headers or {}
+        return Secrets(found, _resolved(self.params, "parameter", self.url))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -131,7 +129,8 @@ class HttpSink:
             "chunk_bytes": self.chunk_bytes,
             "patience": self.patience,
             "timeout": self.timeout,
-            "headers": {name: secret.reference(text) for name, text in self._given.items()},
+            "headers": _references(self.headers),
+            "params": _references(self.params),
         }
 
     @classmethod
@@ -146,7 +145,7 @@ class HttpDelivery:
     def __init__(self, sink: HttpSink, producer: Producer) -> None:
         self._sink = sink
         self._producer = producer
-        self._secrets: dict[str, str] | None = None
+        self._secrets: Secrets | None = None
         self._line: Line | None = None
         self._found: dict[int, tuple[int, int]] | None = None
 
@@ -189,11 +188,13 @@ class HttpDelivery:
         """Nothing is left to do: what is acknowledged is durable."""
 
     def resend(self, id: str, rows: pa.RecordBatch) -> None:
+        """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent."""
         data, headers = body.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
         answer = self._opened().post(data, {**headers, "Idempotency-Key": key})
         if not answer.is_ack:
-            raise Invalid(
+            kind = Conflict if answer.status == CONFLICT else Invalid
+            raise kind(
                 f"{self._sink.url} refuses the rows again ({answer.status}): {answer.message}",
                 consumer=self._producer.consumer,
                 url=self._sink.url,
@@ -201,10 +202,15 @@ class HttpDelivery:
             )
 
     def position(self, vnodes: int) -> Mapping[int, int] | None:
-        """The last seq of each vnode that the receiver has completely."""
+        """The last seq of each vnode that the receiver has completely. `Conflict` when it ends inside a seq: how the
+        batch began that was interrupted there is not known any more, and its rows may be those of a first load."""
         if not self._sink.keeps_positions:
             return None
-        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._held().items() if vnode < vnodes}
+        held = {vnode: place for vnode, place in self._held().items() if vnode < vnodes}
+        for vnode, (seq, index) in held.items():
+            if index:
+                raise self._interrupted(vnode, seq, index)
+        return {vnode: max(0, seq - 1) for vnode, (seq, _) in held.items()}
 
     def close(self) -> None:
         if self._line is not None:
@@ -221,6 +227,19 @@ class HttpDelivery:
         if answer.is_ack or answer.status in (404, 405):
             raise self._not_a_receiver(answer)
         raise self._opened().stopped(answer)
+
+    def _interrupted(self, vnode: int, seq: int, index: int) -> Conflict:
+        consumer, url = self._producer.consumer, self._sink.url
+        return Conflict(
+            f"{url} has vnode {vnode} of sink {consumer!r} up to index {index} of seq {seq}: the delivery was interrupted"
+            " inside that seq",
+            hint=f"To send the table again: strandline mark reset {consumer}",
+            consumer=consumer,
+            url=url,
+            vnode=vnode,
+            seq=seq,
+            index=index,
+        )
 
     def _opened(self) -> Line:
         if self._line is None:
@@ -268,16 +287,19 @@ def _normal_url(url: object, receiver: str) -> str:
         raise Invalid(f"the url is not an address: {error}", hint=expected) from error
     if "@" in parts.netloc:
         raise Invalid("the url holds credentials", hint="Leave them out; give a token or headers instead.")
+    if "?" in url:
+        raise Invalid(
+            "the url has a query, which would be written down with it",
+            hint="Leave out the part from '?' on; give it as params={'code': 'env:NAME'}.",
+        )
     if scheme not in _PORTS or not host:
         raise Invalid(f"the url {url!r} has the scheme {scheme!r} and the host {host!r}", hint=expected)
     if parts.fragment or url.endswith("#"):
         raise Invalid(f"the url {url!r} has a fragment, which is never sent", hint="Leave out the part from '#' on.")
-    if receiver == STRANDLINE and (parts.query or url.endswith("?")):
-        raise Invalid(f"the url {url!r} has a query, which a Strandline receiver does not take", hint=expected)
     place = f"[{host}]" if ":" in host else host
     place = place if port in (None, _PORTS[scheme]) else f"{place}:{port}"
     path = parts.path.rstrip("/") if receiver == STRANDLINE else parts.path
-    return urlunsplit((scheme, place, path or "/", parts.query, ""))
+    return urlunsplit((scheme, place, path or "/", "", ""))
 
 
 def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
@@ -295,3 +317,28 @@ def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     if len({name.lower() for name in headers}) != len(headers):
         raise Invalid("headers names one header twice")
     return dict(headers)
+
+
+def _checked_params(params: object, receiver: str) -> dict[str, str]:
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise Invalid(f"params is a {type(params).__name__}; expected names and texts, such as {{'code': 'env:NAME'}}")
+    for name, text in params.items():
+        if not isinstance(name, str) or not name:
+            raise Invalid(f"params names {name!r}, which is no parameter's name")
+        if receiver == STRANDLINE and name == "producer":
+            raise Invalid("the parameter producer is set by the sink itself", hint="Leave it out.")
+        if not isinstance(text, str) or not text:
+            raise Invalid(
+                f"the parameter {name} is not a text", hint="Give it, or name where it is: 'env:NAME' or 'file:PATH'."
+            )
+    return dict(params)
+
+
+def _resolved(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
+    return {name: secret.resolved(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
+
+
+def _references(texts: Mapping[str, str] | None) -> dict[str, str | None]:
+    return {name: secret.reference(text) for name, text in (texts or {}).items()}

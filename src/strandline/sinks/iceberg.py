@@ -26,7 +26,7 @@ from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.retry import ATTEMPTS
 from strandline.sinks.base import Batch, Lane, Producer, Result, is_delivered
 from strandline.sinks.files import FileLane, claimed
-from strandline.sinks.iceberg_catalog import Settings, data_place, described, open_catalog, talking
+from strandline.sinks.iceberg_catalog import TIMEOUT_S, Settings, data_place, described, open_catalog, talking
 from strandline.sinks.iceberg_rows import rewrite
 from strandline.sinks.iceberg_types import fit, stored_schema
 from strandline.storage import Storage
@@ -48,7 +48,8 @@ class IcebergSink:
     """An Iceberg table. `catalog` is what `pyiceberg.catalog.load_catalog` takes: `type`, `uri`, `warehouse`, …
 
     `mode="changes"` appends every change with its `_op` and `_seq`; `mode="upsert"` keeps the current rows, at a cost
-    that grows with the table. `options` are settings of the object store, where those of the catalog do not serve."""
+    that grows with the table; that table is the sink's own, and its first batch replaces what is there. `options` are
+    settings of the object store, where those of the catalog do not serve."""
 
     kind: ClassVar[str] = "iceberg"
     is_ordered: ClassVar[bool] = False
@@ -316,9 +317,12 @@ def _slim(table: Any) -> None:
 def _until_landed(act: Callable[[], T]) -> T:
     """What `act` returns. It looks at the table anew each time it is called, so it is safe to call it again when nobody
     knows whether the last commit landed."""
+    deadline_s = time.monotonic() + TIMEOUT_S
     for attempt in range(ATTEMPTS - 1):
         try:
             return act()
         except Unavailable:
+            if time.monotonic() > deadline_s:
+                raise
             time.sleep(random.uniform(0.5, 1) * min(2.0, 0.05 * 2**attempt))
     return act()

@@ -6,19 +6,52 @@ have it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode, urlsplit, urlunsplit
 
 from strandline import secret
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, open_storage
 
-_SECRET = re.compile(r"(token|credential|secret|password|account-key|secret.access.key|sas-token|authorization)$", re.I)
-_PASSWORDS = (re.compile(r"(?<=:)[^:@/?#][^@/?#]*(?=@)"), re.compile(r"(?<=[?&]password=)[^&#]+"))
+TIMEOUT_S = 60.0
+"""How long a REST catalog may be silent."""
+
+# What is written down as it is. Everything else may be a secret: a header, a connection string, what a library adds.
+_PLAIN_NAMES = """
+    type name prefix scope audience resource schema_version pool_pre_ping init_catalog_tables echo py-io-impl
+    rest.sigv4-enabled rest.signing-region rest.signing-name namespace-separator view-endpoints-supported
+    ssl.cabundle ssl.client.cert ssl.client.key header.x-iceberg-access-delegation
+    auth.type auth.basic.username auth.oauth2.client_id auth.oauth2.scope auth.google.credentials_path
+    client.region client.access-key-id client.profile-name client.role-arn client.role-session-name
+    s3.region s3.access-key-id s3.profile-name s3.role-arn s3.role-session-name s3.path-style-access
+    s3.force-virtual-addressing s3.anonymous s3.resolve-region s3.connect-timeout s3.request-timeout s3.signer
+    glue.region glue.id glue.profile-name glue.skip-archive glue.max-retries glue.retry-mode glue.access-key-id
+    dynamodb.region dynamodb.table-name hive.hive2-compatible hive.kerberos-authentication
+    region access_key_id allow_http virtual_hosted_style_request timeout connect_timeout
+    aws_region aws_access_key_id aws_allow_http aws_virtual_hosted_style_request
+"""
+_ADDRESS_NAMES = """
+    uri warehouse oauth2-server-uri auth.oauth2.token_url s3.endpoint s3.proxy-uri s3.signer.uri glue.endpoint
+    endpoint aws_endpoint endpoint_url aws_endpoint_url
+"""
+_PLAIN, _ADDRESSES = frozenset(_PLAIN_NAMES.split()), frozenset(_ADDRESS_NAMES.split())
+_STORES = ("s3", "s3a", "s3n", "gs")
+_WEB = ("http", "https", "thrift", "abfs", "abfss", *_STORES)
+_PLAIN_QUERY = (
+    "sslmode",
+    "sslrootcert",
+    "host",
+    "port",
+    "user",
+    "connect_timeout",
+    "timeout",
+    "charset",
+    "mode",
+    "uri",
+)
 _S3 = {
     "endpoint": ("s3.endpoint",),
     "region": ("s3.region", "client.region"),
@@ -72,49 +105,112 @@ class Settings(Mapping[str, Any]):
         return self._with_secrets(secret.resolved)
 
     def without_secrets(self, text: str) -> str:
-        """A message of another library, which may repeat what it was given."""
+        """A message of another library, which may repeat what it was given, as it is or as a URL has it."""
         found: set[str] = set()
 
         def note(text: str, role: str) -> str:
             with suppress(Invalid):
-                found.add(secret.resolved(text, role))
+                known = secret.resolved(text, role)
+                found.update((known, quote(known), quote(known, safe=""), quote_plus(known), unquote(known)))
             return text
 
         self._with_secrets(note)
-        for value in found - {""}:
+        for value in sorted(found - {"", "true", "false", secret.GIVEN}, key=len, reverse=True):
             text = text.replace(value, "***")
         return text
 
-    def _with_secrets(self, change: Change) -> dict[str, Any]:
+    def _with_secrets(self, change: Change, within: str = "") -> dict[str, Any]:
         changed: dict[str, Any] = {}
         for name, value in self._values.items():
-            role = f"{name!r} of the {self._role}"
+            role, path = f"{name!r} of the {self._role}", f"{within}{name}".lower()
             if isinstance(value, Settings):
-                changed[name] = value._with_secrets(change)
-            elif _SECRET.search(name) or str(value).startswith("env:"):
-                changed[name] = change(str(value), role)
-            elif name == "uri":
-                changed[name] = _with_password(str(value), partial(change, role=f"password in {role}"))
-            else:
+                changed[name] = value._with_secrets(change, f"{path}.")
+            elif isinstance(value, bool) or (path in _PLAIN and not str(value).startswith("env:")):
                 changed[name] = value
+            elif path in _ADDRESSES and not str(value).startswith("env:"):
+                changed[name] = _address(str(value), lambda text, role=role: change(text, f"password in {role}"))
+            else:
+                now = change(str(value), role)
+                changed[name] = value if now == str(value) else now
         return changed
 
 
-def _with_password(uri: str, change: Callable[[str], str]) -> str:
-    for pattern in _PASSWORDS:
-        uri = pattern.sub(lambda found: quote(change(unquote(found.group(0))), safe=":"), uri, count=1)
-    return uri
+def _address(text: str, change: Callable[[str], str]) -> str:
+    """An address with its password and the values of its query changed; as a whole when it is not clear what they are.
+
+    The same text when nothing changes."""
+    scheme, mark, _ = text.partition("://")
+    if not mark or scheme == "file" or not set(text) & set("@?#;"):
+        # A path, a name, or an address that holds nothing else.
+        return text if mark or not set(text) & set("@?#;=") or text.startswith("/") else change(text)
+    try:
+        return (_web if scheme in _WEB else _sql)(text, change)
+    except ValueError:
+        return change(text)
+
+
+def _web(text: str, change: Callable[[str], str]) -> str:
+    parts = urlsplit(text)
+    user, at, host = parts.netloc.rpartition("@")
+    query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
+    is_path = parts.scheme in _STORES and ":" not in parts.netloc
+    is_clear = "@" not in (user if is_path else user + parts.path) and ";" not in text and not parts.fragment
+    if not is_clear or not all(value for _, value in query):
+        raise ValueError("it may hold a secret anywhere")
+    name, colon, password = user.partition(":")
+    # A name without a password may be a token.
+    secret_part = change(unquote(password if colon else name)) if user else ""
+    changed = [(key, change(value)) for key, value in query]
+    if secret_part == unquote(password if colon else name) and changed == query:
+        return text
+    who = f"{name}{colon}{quote(secret_part, safe=':')}" if colon else quote(secret_part, safe=":")
+    return urlunsplit((parts.scheme, f"{who}{at}{host}", parts.path, urlencode(changed, safe=":/"), ""))
+
+
+def _sql(text: str, change: Callable[[str], str]) -> str:
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(text)
+    except ArgumentError as error:
+        raise ValueError("it is no address of a database") from error
+    is_file = url.host is None and url.username is None
+    if set("@;") & set((url.host or "") + (url.username or "") + ("" if is_file else url.database or "")):
+        raise ValueError("it may hold a secret anywhere")
+    query = {
+        name: value if name in _PLAIN_QUERY else change(value) if isinstance(value, str) else tuple(map(change, value))
+        for name, value in url.query.items()
+    }
+    password = None if url.password is None else change(str(url.password))
+    if password == url.password and query == dict(url.query):
+        return text
+    bare = url._replace(password=None, query={}).render_as_string(hide_password=False)
+    if password is not None:
+        user = bare.index("@")
+        bare = f"{bare[:user]}:{quote(password, safe=':')}{bare[user:]}"
+    return f"{bare}?{urlencode(query, doseq=True, safe=':/')}" if query else bare
 
 
 def described(settings: Settings) -> str:
-    """Which catalog it is, without secrets: another text is another catalog."""
+    """Which catalog it is, without secrets, users and queries: another text is another catalog."""
     parts = [str(settings[name]) for name in ("type", "name") if name in settings]
     if "uri" in settings:
-        parts.append(_with_password(str(settings["uri"]), lambda _: "given"))
-    return " ".join([*parts, *([f"warehouse {settings['warehouse']}"] if "warehouse" in settings else [])])
+        parts.append(_place(str(settings["uri"])))
+    return " ".join([*parts, *([f"warehouse {_place(str(settings['warehouse']))}"] if "warehouse" in settings else [])])
 
 
-def open_catalog(settings: Settings, destination: str) -> Any:
+def _place(text: str) -> str:
+    """An address without whatever is not needed to say which place it is."""
+    known = _address(text, lambda _: secret.GIVEN)
+    scheme, mark, rest = known.partition("://")
+    if known == secret.GIVEN or not mark or scheme in ("file", "sqlite") or text.startswith("env:"):
+        return known.partition("?")[0] if scheme == "sqlite" else known
+    before, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
+
+
+def open_catalog(settings: Settings, destination: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError as error:
@@ -126,7 +222,29 @@ def open_catalog(settings: Settings, destination: str) -> Any:
     name = known.pop("name", None)
     hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
     with talking(destination, settings, hint=hint):
-        return load_catalog(name, **known)
+        return _rest_catalog(name, known, timeout_s) or load_catalog(name, **known)
+
+
+def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) -> Any | None:
+    """The catalog that `load_catalog` would make, if that is a REST catalog, and one that gives up on a server that is
+    silent: pyiceberg has no such setting, and asks the server before one could be set on its session."""
+    from pyiceberg.catalog import _ENV_CONFIG
+    from pyiceberg.catalog.rest import RestCatalog
+    from pyiceberg.utils.config import merge_config
+
+    class TimedCatalog(RestCatalog):
+        def _config_headers(self, session: Any) -> None:
+            # The first that a new session goes through, before it fetches a token.
+            super()._config_headers(session)
+            session.request = partial(session.request, timeout=timeout_s)
+
+    name = name or _ENV_CONFIG.get_default_catalog_name()
+    facts: dict[str, Any] = dict(merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, dict(known)))
+    uri = facts.get("uri")
+    if not isinstance(uri, str) or "py-catalog-impl" in known:
+        return None
+    kind = str(facts.get("type") or ("rest" if uri.startswith("http") else ""))
+    return TimedCatalog(name, **facts) if kind.lower() == "rest" else None
 
 
 @contextmanager
@@ -138,7 +256,12 @@ def talking(destination: str, settings: Settings, *, hint: str = "Send to anothe
     from sqlalchemy import exc as sql
 
     def said(error: Exception) -> str:
-        return settings.without_secrets(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+        text = settings.without_secrets(f"{type(error).__name__}: {error}")
+        return text.splitlines()[0][:500]
+
+    def cause(error: Exception) -> Exception | None:
+        # One that holds a secret is not shown either.
+        return None if settings.without_secrets(str(error)) != str(error) else error
 
     try:
         yield
@@ -148,12 +271,12 @@ def talking(destination: str, settings: Settings, *, hint: str = "Send to anothe
         raise Invalid(
             f"{destination}: the catalog refused us: {said(error)}",
             hint="Check the sink's credential or token, and what it may do there.",
-        ) from error
+        ) from cause(error)
     except (their.NotInstalledError, ModuleNotFoundError) as error:
         raise Unavailable(
             f"{destination}: a library for this catalog is missing: {said(error)}",
             hint="Install it, e.g.: pip install 'pyiceberg[glue]'",
-        ) from error
+        ) from cause(error)
     except (
         their.BadRequestError,
         their.NoSuchPropertyException,
@@ -164,12 +287,12 @@ def talking(destination: str, settings: Settings, *, hint: str = "Send to anothe
         TypeError,
         NotImplementedError,
     ) as error:
-        raise Invalid(f"{destination}: {said(error)}", hint=hint) from error
+        raise Invalid(f"{destination}: {said(error)}", hint=hint) from cause(error)
     except Exception as error:
         # Each catalog brings a client of its own, and its errors: requests, SQLAlchemy, thrift, boto.
         raise Unavailable(
             f"{destination}: {said(error)}", hint="Nothing is lost: the next tick looks what arrived, and goes on."
-        ) from error
+        ) from cause(error)
 
 
 def data_place(table: Any, options: Mapping[str, str]) -> tuple[Storage, str, str]:

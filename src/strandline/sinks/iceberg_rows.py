@@ -3,7 +3,7 @@
 A data file that holds a changed key is written again without it, new rows get a file of their own, and the other
 files stay. So a batch costs what the files it touches take: for keys from all over the table, the whole table. When
 small files have become many they are packed into one. In memory are the keys of the batch and of one data file, and
-one row group.
+one row group. A first batch with rows is the whole table: all files leave, so nothing of an earlier life stays.
 
 Nothing here is part of the table yet; after a crash, what was written is never part of it.
 """
@@ -57,7 +57,12 @@ def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Se
         files = encode.write_files(storage, folder, lambda: new_name(uuid4().hex), rows, columns, cluster_by=cluster_by)
         done.added.extend(f"{folder}/{file.path}" for file in files)
 
-    every = [_Old(table, task, batch.key, columns) for task in table.scan().plan_files()]
+    tasks = list(table.scan().plan_files())
+    if batch.is_first:
+        write(_upserts(storage, changes, last, columns))
+        done.removed.extend(task.file for task in tasks)
+        return done
+    every = [_Old(table, task, batch.key, columns) for task in tasks]
     near = {task.file.file_path for task in table.scan(row_filter=_near(last, batch.key)).plan_files()}
     small = [old for old in every if old.data.file_size_in_bytes < _SMALL_BYTES]
     packed = small if len(small) >= _MANY else []

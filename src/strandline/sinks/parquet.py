@@ -50,17 +50,19 @@ class ParquetDelivery:
     producer: Producer
 
     def is_delivered(self, batch: Batch) -> bool:
-        """Whether the batch has its manifest. Of one that was begun before, what is no part of it is cleared away."""
+        """Whether the batch has its manifest. Of one that was begun before, what is no part of it is cleared away.
+        `Conflict` when the batch before it lacks its manifest, or another one has followed that already."""
         with reaching(self.storage):
             if self._named(batch) is not None:
                 if batch.is_replay:
                     self._clear(batch)
-                    self._point(batch)
                 return True
-            held = self._last()
-            if held is not None and not self.storage.exists(self._path(held)):
-                held = None
-            return base.is_delivered(held, batch, self.producer, self.storage.uri)
+            if not batch.is_first and not self.storage.exists(self._path(batch.after)):
+                return base.is_delivered(None, batch, self.producer, self.storage.uri)
+            other = self._successor(batch)
+            if other is not None and other[0] != batch.id and self.storage.exists(self._path(other[1])):
+                raise self._taken(batch, *other)
+            return False
 
     def cuts(self) -> None:
         return None
@@ -76,6 +78,7 @@ class ParquetDelivery:
         crash_point("sink.staged")
         with reaching(self.storage):
             if not self.is_delivered(batch):
+                self._claim(batch)
                 try:
                     self._publish(batch, written)
                 except (Conflict, FileNotFoundError):
@@ -107,31 +110,46 @@ class ParquetDelivery:
         # It may be there already, by another one who finishes the same batch: then that one counts.
         self.storage.put_new(self._path(batch.upto), manifest.encode())
         crash_point("sink.described")
-        self._point(batch)
 
-    @property
-    def _pointer(self) -> str:
-        return f"{MANIFESTS}/{self.producer.generation}/last"
+    def _next(self, batch: Batch) -> str:
+        return f"{MANIFESTS}/{self.producer.generation}/{batch.after:020d}.next"
 
-    def _last(self) -> int | None:
-        """The seq up to which the newest manifest goes, so that a batch that does not follow it is noticed at once."""
+    def _successor(self, batch: Batch) -> tuple[str, int] | None:
+        """The batch that was begun from where this one begins: its id, and up to which seq it goes."""
         try:
-            return int(self.storage.read(self._pointer))
+            told = json.loads(self.storage.read(self._next(batch)))
+            return str(told["batch"]), int(told["upto"])
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(
-                f"{self.storage.url(self._pointer)} is not a seq: {error}",
-                hint=f"Write the newest manifest's into it, or: strandline mark reset {self.producer.consumer}",
-                path=self._pointer,
+                f"{self.storage.url(self._next(batch))} is not readable: {error!r}",
+                hint=f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}",
+                path=self._next(batch),
             ) from error
 
-    def _point(self, batch: Batch) -> None:
-        """Only forward: one who wakes up late finds what others have delivered since."""
-        last = self._last()
-        if last is None or last < batch.upto:
-            with self.storage.output(self._pointer) as stream:
-                stream.write(str(batch.upto).encode())
+    def _claim(self, batch: Batch) -> None:
+        """Be the one batch that follows the one before. One that was begun from there and never counted, because the
+        state that knew of it was lost, gives way."""
+        told = json.dumps({"batch": batch.id, "upto": batch.upto}).encode()
+        if self.storage.put_new(self._next(batch), told):
+            return
+        other = self._successor(batch)
+        if other is not None and other[0] != batch.id:
+            if self.storage.exists(self._path(other[1])):
+                raise self._taken(batch, *other)
+            with self.storage.output(self._next(batch)) as stream:
+                stream.write(told)
+
+    def _taken(self, batch: Batch, id_: str, upto: int) -> Conflict:
+        return Conflict(
+            f"sink {self.producer.consumer!r} is at seq {batch.after}, but {self.storage.uri} has its changes from"
+            f" there to seq {upto} already: the lake and its state were put back from a copy, or others send there",
+            hint=f"Nothing was sent. To send the table again: strandline mark reset {self.producer.consumer}",
+            consumer=self.producer.consumer,
+            expected=batch.after,
+            found=upto,
+        )
 
     def _by_own_names(self, files: Sequence[DataFile]) -> list[DataFile]:
         """The published files, each by a name of its own: lanes with rows that look the same, as those of a table

@@ -83,13 +83,21 @@ class Answer:
         return told if type(told) is int else None
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """What is the user's in every request, as it is: headers, and the parameters of the address."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    params: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
 class Line:
     """A connection to a receiver, kept open from one request to the next; for one thread.
 
-    `secrets` are headers as they were when the sink was opened; they are read again when a receiver does not accept
-    them. `requests`, `retries` and `bytes` count what was sent."""
+    `secrets` are as they were when the sink was opened; they are read again when a receiver does not accept them.
+    `requests`, `retries` and `bytes` count what was sent."""
 
-    def __init__(self, sink: HttpSink, secrets: Mapping[str, str]) -> None:
+    def __init__(self, sink: HttpSink, secrets: Secrets) -> None:
         self.requests = self.retries = self.bytes = 0
         self._sink = sink
         self._secrets = secrets
@@ -118,7 +126,7 @@ class Line:
             crash_point("sink.chunk_sending")
             self.requests += 1
             self.bytes += len(body)
-            answer, fault = self._attempt("POST", self._sink.url, headers, content=body)
+            answer, fault = self._attempt("POST", self._sink.url, headers, {}, content=body)
             if answer is not None and answer.status == _UNAUTHORIZED and not is_refreshed:
                 is_refreshed = True
                 self._refresh()
@@ -138,10 +146,10 @@ class Line:
 
     def ask(self, url: str, parameters: Mapping[str, str]) -> Answer:
         """The answer to a question, which is asked once; any answer but of a receiver that is busy."""
-        answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, params=parameters)
+        answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
         if answer is not None and answer.status == _UNAUTHORIZED:
             self._refresh()
-            answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, params=parameters)
+            answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
         if answer is None or answer.status in _AGAIN:
             raise self._silent(answer, fault, 1)
         return answer
@@ -150,6 +158,9 @@ class Line:
         """An answer after which someone has to look."""
         sink = self._sink
         location = answer.headers.get("location")
+        if location is not None:
+            # What follows may repeat a secret of the request.
+            location = location.partition("?")[0]
         hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
         if answer.status == _UNAUTHORIZED:
             given = "its token is not accepted" if sink.token else "the sink has no token"
@@ -164,10 +175,14 @@ class Line:
             location=location,
         )
 
-    def _attempt(self, method: str, url: str, headers: Mapping[str, str], **rest: Any) -> tuple[Answer | None, str]:
+    def _attempt(
+        self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
+    ) -> tuple[Answer | None, str]:
         """An answer, or None and why there is none."""
+        headers = {**self._secrets.headers, **headers}
+        params = {**self._secrets.params, **params}
         try:
-            with self._client.stream(method, url, headers={**self._secrets, **headers}, **rest) as response:
+            with self._client.stream(method, url, headers=headers, params=params, content=content) as response:
                 body = bytearray()
                 for piece in response.iter_bytes():
                     body += piece
