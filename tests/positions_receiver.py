@@ -32,13 +32,16 @@ class PositionsReceiver:
                 pass
 
             def do_GET(self) -> None:
-                producer = parse_qs(urlsplit(self.path).query)["producer"][0]
+                query = parse_qs(urlsplit(self.path).query)
+                receiver.queries.append(query)
+                producer = query["producer"][0]
                 told = [[vnode, vnode, *at] for vnode, at in sorted(receiver.positions.get(producer, {}).items())]
                 receiver.questions += 1
                 self.answer(200, {"producer": producer, "positions": told})
 
             def do_POST(self) -> None:
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                receiver.queries.append(parse_qs(urlsplit(self.path).query))
                 fault = receiver.faults.pop(0) if receiver.faults else None
                 if fault == "cut":
                     self.close_connection = True
@@ -71,6 +74,7 @@ class PositionsReceiver:
         self.names_rows = True
         self.limit = 1 << 30
         self.questions = 0
+        self.queries: list[dict[str, list[str]]] = []
 
     @property
     def url(self) -> str:

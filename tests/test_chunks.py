@@ -69,6 +69,8 @@ def test_the_same_rows_are_cut_the_same_way_however_they_come(places, rule, with
     assert [told(chunk) for chunk in pieces] == [told(chunk) for chunk in whole]
     assert len({chunk.key("g") for chunk in whole}) == len(whole)
     assert not {chunk.key("g") for chunk in whole} & {chunk.key("another") for chunk in whole}
+    restored = cut(replace(batch, id="another"), rows, rule)
+    assert not {chunk.key("g") for chunk in whole} & {chunk.key("g") for chunk in restored}
 
 
 @given(places=places, rule=rules, withheld=sets, is_first=st.booleans())

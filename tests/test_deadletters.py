@@ -185,8 +185,21 @@ def test_a_purge_takes_keys_out_of_letters_and_letters_that_have_none_left(lette
         1: (1, [1]),
         3: (1, [4]),
     }
+    assert {each.at[1]: each.reason for each in letters.all("a")} == {1: module.ERASED, 3: "no such column"}
     assert [each.rows for each in letters.all("b")] == [1], "another table"
     assert letters.forget("g1", pa.table({"id": pa.array([2, 3, 9], pa.int64())})) == 0
+
+
+def test_what_a_purge_erases_leaves_the_file(tmp_path):
+    """Free pages and the rest of pages are overwritten, not only given up."""
+    with State(f"sqlite:///{tmp_path}/state.db") as state:
+        letters, who = DeadLetters(state), Registry(state).register("a", **FACTS).consumer
+        wide = "purged-" * 2000
+        for intent, name in enumerate(["purged-key", wide, "other"]):
+            letters.save(who, f"intent-{intent}", [dead(reason=f"{name} is odd", name=[name, f"stays {intent}"])])
+        assert letters.forget("g1", pa.table({"name": ["purged-key", wide]})) == 2
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"purged-" not in kept and b"other is odd" in kept
 
 
 def test_a_purge_compares_every_kind_of_key(letters, consumer):

@@ -523,6 +523,8 @@ def test_a_delta_sink_is_rebuilt_from_what_is_kept_of_it(place):
     delivery.close()
     secret = DeltaSink("s3://bucket/t", options={"secret_access_key": "hush"})
     assert "hush" not in json.dumps(secret.to_dict()) + repr(secret)
+    with refused():
+        DeltaSink("s3://key:hush@bucket/t")
 
 
 def test_to_know_a_delta_sink_the_library_is_not_loaded():

@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from positions_receiver import positions_receiver
+from receiving import asking
 from strandline.schema import JSON
+from strandline.server.app import make_app
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Dead, Producer
 from strandline.sinks.http import HttpSink
@@ -225,6 +227,10 @@ def test_lesson_12_a_refused_chunk_is_a_dead_letter_and_the_lane_goes_on(endpoin
     # Found again by a run that knows nothing of this one.
     assert deliver(any_sink(endpoint.url), batch, rows).dead == done.dead
     assert len(endpoint.rows()) == 15
+    # By the saved rule it is dead also for a receiver that was put right.
+    endpoint.control(refuse=None)
+    assert not deliver(any_sink(endpoint.url), replace(batch, cuts=done.cuts[-1], is_replay=True), rows).dead
+    assert len(endpoint.rows()) == 15
 
 
 def test_lesson_12_a_row_that_is_named_is_dead_alone(endpoint):
@@ -241,7 +247,62 @@ def test_lesson_12_a_row_that_is_named_is_dead_alone(endpoint):
     assert [row["id"] for row in endpoint.rows()] == [at for at in range(20) if at != 6]
 
 
-def test_a_chunk_of_which_many_rows_are_refused_is_refused_as_a_whole(endpoint):
+def test_lesson_12_what_is_sent_without_a_refused_row_is_sent_so_again_when_the_receiver_is_put_right(endpoint):
+    batch = batch_of()
+    rows = some_rows(batch)
+    endpoint.control(refuse={"column": "name", "value": "name 6", "names_row": True})
+    [result] = (
+        any_sink(endpoint.url).open(PRODUCER).lane(replace(batch, cuts={"rows": 5, "bytes": 10000}))(iter([rows]))
+    )
+    assert result.cuts is not None and len(result.dead) == 1
+    assert [row["id"] for row in endpoint.rows()] == list(range(5))
+    batch = replace(batch, cuts=result.cuts, is_replay=True)
+    endpoint.control(script=[{}, {"status": 503}])
+    assert isinstance(deliver(any_sink(endpoint.url, patience="0s"), batch, rows).error, sl.Unavailable)
+    endpoint.control(refuse=None)
+    done = deliver(any_sink(endpoint.url), batch, rows)
+    assert (done.error, done.dead) == (None, [])
+    assert [row["id"] for row in endpoint.rows()] == [at for at in range(20) if at != 6]
+
+
+def test_lesson_12_good_rows_among_many_that_are_refused_arrive(endpoint, receiver):
+    first = batch_of(after=0, upto=7, is_first=True)
+    rows = some_rows(first, count=600, name=lambda at: "bad" if at % 25 == 3 else f"name {at}")
+    bad = [row["id"] for row in rows.to_pylist() if row["name"] == "bad"]
+    assert len(bad) == 24
+    endpoint.control(refuse={"column": "name", "value": "bad", "names_row": True})
+    receiver.refuses = lambda row: row["name"] == "bad"
+    for sink in (any_sink(endpoint.url, chunk_rows=1000), HttpSink(receiver.url, chunk_rows=1000)):
+        done = deliver(sink, first, rows)
+        assert (done.error, done.dead_ids, done.rows) == (None, bad, 600 - len(bad))
+        assert len(done.cuts) < 30 and done.requests < 40
+        there = endpoint.rows() if sink.receiver == "any" else receiver.rows
+        assert [row["id"] for row in there] == [at for at in range(600) if at not in bad]
+
+
+def test_lesson_2_rows_of_a_restored_lake_are_not_taken_for_those_that_had_their_seqs(endpoint):
+    batch = batch_of()
+    deliver(any_sink(endpoint.url), batch, some_rows(batch))
+    deliver(any_sink(endpoint.url), replace(batch, id="after the restore"), some_rows(batch, first_id=100))
+    assert [row["id"] for row in endpoint.rows()] == [*range(20), *range(100, 120)]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, sl.Unavailable), (409, sl.Conflict), (422, sl.Invalid)])
+def test_a_dead_letter_that_is_sent_again_fails_by_what_the_receiver_says(endpoint, status, kind):
+    batch = batch_of()
+    rows = some_rows(batch, count=2).drop_columns(["_vnode"])
+    delivery = any_sink(endpoint.url, patience="0s").open(PRODUCER)
+    endpoint.control(script=[{"status": status, "body": {"error": {"message": "no", "row": 1}}}])
+    with pytest.raises(kind) as caught:
+        delivery.resend("letter", rows)
+    assert type(caught.value) is kind and caught.value.fields["status"] == status
+    delivery.resend("letter", rows)
+    delivery.resend("letter", rows)
+    delivery.close()
+    assert [row["id"] for row in endpoint.rows()] == [0, 1]
+
+
+def test_a_chunk_of_which_nearly_all_rows_are_refused_is_refused_as_a_whole(endpoint):
     batch = batch_of()
     rows = some_rows(batch, count=100)
     endpoint.control(refuse={"column": "_op", "value": "upsert", "names_row": True})
@@ -617,9 +678,54 @@ def test_a_receiver_that_is_ahead_of_a_batch_that_is_new_is_a_conflict(receiver)
 def test_positions_are_the_last_complete_seqs(receiver):
     delivery = HttpSink(receiver.url).open(PRODUCER)
     assert delivery.position(4) == {}
-    receiver.positions[PRODUCER.generation] = {0: (8, 0), 1: (8, 3), 2: (0, 0), 9: (8, 0)}
-    assert delivery.position(4) == {0: 7, 1: 7, 2: 0}
+    receiver.positions[PRODUCER.generation] = {0: (8, 0), 1: (9, 0), 2: (0, 0), 9: (8, 3)}
+    assert delivery.position(4) == {0: 7, 1: 8, 2: 0}
     delivery.close()
+
+
+def test_a_position_inside_a_seq_is_a_conflict(receiver):
+    delivery = HttpSink(receiver.url).open(PRODUCER)
+    receiver.positions[PRODUCER.generation] = {0: (8, 0), 1: (8, 3)}
+    with pytest.raises(sl.Conflict) as caught:
+        delivery.position(4)
+    told = caught.value.fields
+    assert (told["consumer"], told["vnode"], told["seq"], told["index"]) == ("central", 1, 8, 3)
+    assert "strandline mark reset central" in caught.value.hint
+    delivery.close()
+
+
+def test_a_column_that_the_receiver_lacks_stops_the_lane(receiver):
+    batch = batch_of(after=0, upto=7, is_first=True)
+    receiver.faults = [412]
+    done = deliver(HttpSink(receiver.url, format="ndjson"), batch, some_rows(batch))
+    assert type(done.error) is sl.Invalid and done.error.fields["status"] == 412
+    assert (done.dead, receiver.rows) == ([], [])
+    assert deliver(HttpSink(receiver.url), replace(batch, is_replay=True), some_rows(batch)).rows == 20
+
+
+@pytest.mark.parametrize("evolve", [True, False])
+def test_a_strandline_receiver_refuses_no_rows_for_a_column_that_it_may_not_add(tmp_path, evolve):
+    lake = sl.Lake(tmp_path / "there")
+    table = lake.create_table("items", pa.schema([pa.field("id", pa.int64(), False)]), key=["id"], vnodes=4)
+    chunk = {"version": 1, "producer": "p", "is_first": True, "ranges": [[0, 0, 5, 0, 6, 0]]}
+    rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 5, "_index": 0, "id": 1, "name": "n"}])
+    data, headers = body.encode(rows, "ndjson" if evolve else "arrow")
+    with asking(make_app(lake, evolve=evolve)) as client:
+
+        def post():
+            told = {**headers, "Strandline-Chunk": json.dumps(chunk)}
+            return client.post("/ingest/items", content=data, headers=told)
+
+        answer = post()
+        error = answer.json()["error"]
+        assert (answer.status_code, error["kind"], error["column"]) == (412, "Conflict", "name")
+        assert "row" not in error
+        table.evolve(pa.schema([("name", pa.string())]))
+        assert post().json()["rows"] == 1
+        wrong = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 6, "_index": 0, "id": "x"}])
+        data, headers = body.encode(wrong, "ndjson")
+        chunk["ranges"] = [[0, 0, 6, 0, 7, 0]]
+        assert post().status_code == 422
 
 
 @pytest.mark.parametrize("page", [None, "<html>sign in</html>", "[]", '{"positions": "many"}'])
@@ -859,7 +965,44 @@ def test_a_destination_has_one_spelling(url, normal):
 
 
 def test_an_address_of_any_receiver_is_kept_to_the_letter():
-    assert HttpSink("http://H/in/?table=A", receiver="any").destination == "http://h/in/?table=A"
+    assert HttpSink("http://H/in/A/", receiver="any").destination == "http://h/in/A/"
+
+
+@pytest.mark.parametrize("receiver", ["any", "strandline"])
+def test_a_query_in_an_address_is_refused_and_not_repeated(receiver):
+    for url in ("http://central/x?code=s3cret", "ftp://central/x?code=s3cret#part", "http://central/x?"):
+        with refused(sl.Invalid) as caught:
+            HttpSink(url, receiver=receiver)
+        assert "s3cret" not in str(caught.value) and "params=" in caught.value.hint
+
+
+def test_parameters_are_sent_and_never_told(foreign, monkeypatch):
+    monkeypatch.setenv("SINK_CODE", "s3cret")
+    path = f"/{uuid.uuid4().hex}"
+    endpoint = Endpoint(foreign, f"{path}?code=s3cret")
+    sink = any_sink(f"{foreign}{path}", params={"code": "env:SINK_CODE"})
+    assert sink.to_dict()["params"] == {"code": "env:SINK_CODE"}
+    assert HttpSink.from_dict(sink.to_dict()) == sink
+    batch = batch_of()
+    rows = some_rows(batch)
+    elsewhere = "http://central/y?code=s3cret"
+    endpoint.control(script=[{"status": 302, "location": elsewhere}])
+    stopped = deliver(sink, batch, rows)
+    assert stopped.error.fields["location"] == "http://central/y"
+    endpoint.control(script=[{"status": 503}])
+    silent = deliver(replace(sink, patience="0s"), batch, rows)
+    lane = sink.open(PRODUCER).lane(batch)
+    for told in (stopped.error, silent.error, lane, repr(lane.secrets), sink, sink.destination, silent.error.fields):
+        assert "s3cret" not in f"{told} {told!r}"
+    assert deliver(sink, batch, rows).error is None
+    assert [row["id"] for row in endpoint.rows()] == leaving(rows)
+
+
+def test_parameters_go_with_the_question_for_positions(receiver):
+    batch = batch_of(after=0, upto=7, is_first=True)
+    assert deliver(HttpSink(receiver.url, params={"code": "s3cret"}), batch, some_rows(batch)).error is None
+    assert {each["code"][0] for each in receiver.queries} == {"s3cret"}
+    assert HttpSink(receiver.url, params={"code": "s3cret"}).to_dict()["params"] == {"code": "given"}
 
 
 @pytest.mark.parametrize(
@@ -872,7 +1015,9 @@ def test_an_address_of_any_receiver_is_kept_to_the_letter():
         {"chunk_rows": 2.5}, {"chunk_bytes": -1}, {"chunk_bytes": 1 << 40}, {"patience": "soon"}, {"patience": -1},
         {"timeout": "0s"}, {"timeout": None}, {"token": ""}, {"token": 5}, {"token": "a\nb"}, {"headers": ["a"]},
         {"headers": {"a b": "c"}}, {"headers": {"A": "b", "a": "b"}}, {"headers": {"X": "ü"}}, {"headers": {"X": 1}},
-        {"headers": {"Content-Type": "text/html"}}, {"headers": {"authorization": "Basic x"}, "token": "t"},
+        {"params": ["a"]}, {"params": {"": "x"}}, {"params": {"a": 1}}, {"params": {"a": ""}},
+        {"params": {"producer": "x"}}, {"headers": {"Content-Type": "text/html"}},
+        {"headers": {"authorization": "Basic x"}, "token": "t"},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(wrong):

@@ -6,12 +6,17 @@ import datetime as dt
 import json
 import math
 import random
+import socket
 import sys
 import threading
+import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from strandline.schema import JSON
 from strandline.sinks import iceberg_rows
 from strandline.sinks.base import WITHHELD, Batch, Producer, Result
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
+from strandline.sinks.iceberg_catalog import Settings, open_catalog
 from support import ICEBERG, KEY, SECRET, TABLE_BUCKET, free_ports, proxied, python, refused, rows_of
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("qty", pa.int32())])
@@ -533,6 +539,32 @@ def test_upsert_respects_what_others_wrote_and_deleted(local: dict[str, str], op
     assert held(ice, "id", "name") == [(1, "a"), (7, "theirs"), (8, "ours")]
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_the_first_batch_of_an_upsert_replaces_what_an_earlier_life_brought(
+    catalog: dict[str, str], opened: Opened, is_repeated: bool
+) -> None:
+    deliver(opened(catalog, mode="upsert"), batch_of(0, 2), *(up(2, id, name="old") for id in range(1, 6)))
+    life = replace(PRODUCER, generation="next-life")
+    ice = opened(catalog, life, mode="upsert")
+    batch, rows = batch_of(0, 3), [up(3, 1, name="new"), up(3, 9, name="new")]
+    results = written(ice, batch, *rows)
+    if is_repeated:
+        again = opened(catalog, life, mode="upsert")
+        again.finish(batch, written(again, batch, *rows))
+    ice.finish(batch, results)
+    assert held(ice, "id", "name") == [(1, "new"), (9, "new")]
+    assert snapshots(ice) == 2
+    deliver(ice, batch_of(3, 4), up(4, 2, name="later"), gone(4, 9))
+    assert held(ice, "id", "name") == [(1, "new"), (2, "later")]
+
+
+def test_a_first_batch_without_rows_leaves_an_upsert_table_as_it_is(local: dict[str, str], opened: Opened) -> None:
+    deliver(opened(local, mode="upsert"), batch_of(0, 2), up(2, 1, name="old"))
+    ice = opened(local, replace(PRODUCER, generation="next-life"), mode="upsert")
+    deliver(ice, batch_of(0, 3))
+    assert held(ice, "id") == [(1,)]
+
+
 def test_upsert_needs_a_key_and_a_table_of_rows(local: dict[str, str], opened: Opened) -> None:
     with refused(Invalid, consumer="ice"):
         opened(local, mode="upsert").lane(batch_of(0, 1, key=()))
@@ -560,6 +592,7 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
         assert "hid" not in text
     assert kept["catalog"]["credential"] == "env:ICE_CREDENTIAL"
     assert kept["catalog"]["uri"] == "postgresql+psycopg://me:given@db:5432/cat"
+    assert sink.destination == "Iceberg table ns.t (rest postgresql+psycopg://db:5432/cat)"
     assert IcebergSink.from_dict(kept).destination == sink.destination
     with refused(Invalid):
         IcebergSink.from_dict(kept).open(PRODUCER)
@@ -573,6 +606,86 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("K", "k")
     resolved = {"uri": "postgresql://me:from-env@db/cat", "token": "t", "s3.access-key-id": "k"}
     assert by_reference.catalog.resolved() == resolved
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"uri": "postgresql+psycopg://me:HIDDEN/a+b@127.0.0.1:1/db"},
+        {"uri": "postgresql+psycopg://me:HID@DEN@127.0.0.1:1/db"},
+        {"uri": "postgresql+psycopg://me@127.0.0.1:1/db?sslpassword=HIDDEN"},
+        {"uri": "postgresql+psycopg://127.0.0.1:1/db;password=HIDDEN"},
+        {"uri": "host=db password=HIDDEN"},
+        {"uri": "http://127.0.0.1:1/cat?token=HIDDEN"},
+        {"uri": "http://127.0.0.1:1/cat?HIDDEN"},
+        {"uri": "http://HIDDEN@127.0.0.1:1/cat"},
+        {"uri": "http://me:HIDDEN/x@127.0.0.1:1/cat"},
+        {"header.X-Api-Key": "HIDDEN"},
+        {"adls.connection-string": "AccountKey=HIDDEN"},
+        {"rest.authorization-header": "HIDDEN"},
+        {"oauth2-client-secret-key": "HIDDEN"},
+        {"oauth2-server-uri": "http://me:HIDDEN@127.0.0.1:1/token"},
+        {"s3.endpoint": "http://me:HIDDEN@127.0.0.1:1"},
+        {"warehouse": "s3://key:HIDDEN/x@bucket/wh"},
+        {"what-nobody-knows": "HIDDEN"},
+        {"auth": {"type": "oauth2", "oauth2": {"client_id": "me", "client_secret": "HIDDEN", "expires_in": 7}}},
+    ],
+)
+def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, Any]) -> None:
+    sink = IcebergSink({"type": "rest", "uri": "http://127.0.0.1:1", **settings}, "ns.t", options={"odd": "HIDDEN"})
+    kept = sink.to_dict()
+    assert sink.catalog.resolved() == {"type": "rest", "uri": "http://127.0.0.1:1", **settings}
+    assert IcebergSink.from_dict(kept).to_dict() == kept
+    assert IcebergSink.from_dict(kept).destination == sink.destination
+    with refused(Invalid):
+        IcebergSink.from_dict(kept).catalog.resolved()
+    said = str(sink.catalog.without_secrets(json.dumps(sink.catalog.resolved())))
+    for text in (json.dumps(kept), repr(sink), sink.destination, said):
+        assert "HID" not in text and "DEN" not in text
+    kind = "sql" if str(settings.get("uri", "")).startswith("post") else "rest"
+    with pytest.raises(sl.StrandlineError) as caught:
+        IcebergSink({"uri": "http://127.0.0.1:1", **settings, "type": kind}, "ns.t").open(PRODUCER)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "HID" not in str(caught.value) and "DEN" not in str(caught.value)
+    assert "HIDDEN" not in shown.replace('"HIDDEN', "")
+
+
+def test_plain_settings_are_kept_as_they_are() -> None:
+    plain = {
+        "type": "sql",
+        "name": "prod",
+        "uri": "postgresql+psycopg://me:env:P@db/cat?sslmode=require",
+        "warehouse": "s3://tables/team@home",
+        "s3.endpoint": "http://127.0.0.1:9000",
+        "s3.path-style-access": "true",
+        "s3.connect-timeout": 5,
+        "ssl": {"cabundle": "/etc/ca.pem"},
+        "odd": True,
+    }
+    options = {"endpoint": "http://127.0.0.1:9000", "region": "x", "access_key_id": "AK"}
+    kept = IcebergSink(plain, "ns.t", options=options).to_dict()
+    assert (kept["catalog"], kept["options"]) == (plain, options)
+
+
+def test_a_rest_catalog_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for more in ({}, {"credential": "a:b", "oauth2-server-uri": f"{uri}/token"}):
+            started_s = time.monotonic()
+            with refused(Unavailable):
+                open_catalog(Settings({"type": "rest", "uri": uri, **more}, "catalog"), "there", timeout_s=0.3)
+            assert time.monotonic() - started_s < 5
+
+
+def test_an_open_rest_catalog_that_falls_silent_is_given_up(seaweed: str) -> None:
+    catalog = open_catalog(Settings(rest_catalog(seaweed), "catalog"), "there", timeout_s=5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        catalog.uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        catalog._session.request = partial(catalog._session.request, timeout=0.3)
+        ice = IcebergDelivery(IcebergSink(rest_catalog(seaweed), "ns.t"), PRODUCER, catalog)
+        with refused(Unavailable):
+            ice.position(1)
+    ice.close()
 
 
 def test_a_sink_is_a_value(local: dict[str, str]) -> None:

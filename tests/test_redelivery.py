@@ -128,6 +128,82 @@ def test_a_letter_of_an_earlier_life_is_not_sent(lake: sl.Lake, items: sl.Table,
     assert isinstance(again.error, sl.Invalid)
 
 
+def test_a_replay_for_a_sink_without_deletes_skips_keys_that_are_gone(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse={**REFUSE, "names_row": False})
+    items.upsert([{"id": 3, "name": "bad"}, {"id": 4, "name": "good"}])
+    lake.sink("central", "items", to=sink_to(endpoint), deletes=False)
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    assert letter.rows == 2
+    items.delete([3])
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert (again.rows, again.error) == (1, None)
+    assert [(row["_op"], row["id"]) for row in endpoint.rows()] == [("upsert", 4)]
+    assert lake.ledger.letters.all() == []
+
+
+def test_a_replay_that_finds_nobody_leaves_the_letter_as_it_is(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint
+) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", patience="0s"))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    for status, kind in ((503, sl.Unavailable), (403, sl.Invalid)):
+        endpoint.control(script=[{"status": status}])
+        (again,) = redelivery.replay(lake, [letter.id])
+        assert type(again.error) is kind and again.error.fields["status"] == status
+        assert lake.ledger.letters.all() == [letter]
+
+
+def test_a_retired_sink_sends_no_letters(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    steering.retire(lake, "central")
+    endpoint.control(refuse=None)
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert isinstance(again.error, sl.Invalid) and again.error.fields["consumer"] == "central"
+    assert endpoint.rows() == []
+    assert lake.ledger.letters.all() == [letter]
+
+
+def test_a_letter_goes_only_to_the_table_and_the_place_it_was_for(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint, foreign: str
+) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    steering.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    endpoint.control(refuse=None)
+    other = Endpoint(foreign, f"/{uuid.uuid4().hex}")
+    lake.sink("central", "items", to=sink_to(other))
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert other.rows() == []
+    assert len(endpoint.rows()) == (1 if again.error is None else 0)
+
+
+def test_a_letter_of_a_table_that_was_recreated_is_not_sent(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    endpoint.control(refuse=REFUSE)
+    items.upsert([{"id": 3, "name": "bad"}])
+    lake.sink("central", "items", to=sink_to(endpoint))
+    lake.tick(only=["central"])
+    (letter,) = lake.ledger.letters.all()
+    endpoint.control(refuse=None)
+    schema = items.schema
+    lake.drop("items")
+    lake.create_table("items", schema, key=["id"], vnodes=2)
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert isinstance(again.error, sl.Invalid)
+    assert endpoint.rows() == []
+
+
 def test_a_lost_answer_to_a_replay_counts_the_rows_once(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
     endpoint.control(refuse=REFUSE)
     items.upsert([{"id": 3, "name": "bad"}])

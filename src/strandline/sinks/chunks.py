@@ -116,8 +116,8 @@ class Chunk:
         return self.of.is_first and any(range[2:4] == (self.of.after + 1, 0) for range in self.ranges)
 
     def key(self, generation: str) -> str:
-        """The same whenever the same rows of the same batch are sent by the same producer, and different for all others:
-        seqs may be given again when a lake was put back from a copy, a batch's id is not."""
+        """The same whenever the same rows of a batch are sent by the same producer, and different for all others: when
+        a lake was put back from a copy, seqs are given again; the id of a batch is not."""
         told = json.dumps([generation, self.of.id, self.ranges, self.missing])
         return hashlib.sha256(told.encode()).hexdigest()
 

@@ -38,8 +38,8 @@ NAMED_ROWS = 16
 
 @dataclass(frozen=True)
 class HttpLane:
-    """Sends one batch. `secrets` are the sink's as they are on the driver: a task may lack the variable or the file that
-    holds one."""
+    """Sends one batch. `secrets` are as they are on the driver: a task may lack the variable or the file that holds
+    one."""
 
     sink: HttpSink
     producer: Producer
@@ -127,8 +127,8 @@ class _Run:
         return None
 
     def _keyed(self, chunk: Chunk) -> Rule | None:
-        """A chunk to a receiver that knows chunks by their keys: what it does not take is never sent in another way than
-        a saved rule says, not even when the receiver is put right meanwhile."""
+        """A chunk to a receiver that knows chunks by their keys: what it refuses is never sent in another way than a
+        saved rule says, not even when the receiver is put right meanwhile."""
         answer = self._post(chunk)
         if answer.is_ack:
             self._acknowledged(chunk)

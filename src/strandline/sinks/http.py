@@ -45,9 +45,10 @@ class HttpSink:
     """Changes as requests to `url`.
 
     `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
-    and of `params`, which are the address's query, may be references (`env:NAME`, `file:PATH`), and only references are
-    kept with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and `chunk_bytes` bytes. `patience` is how long a failing request is repeated, `timeout` how
-    long one waits for a connection or an answer."""
+    and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`), and only references are kept
+    with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and
+    `chunk_bytes` bytes. `patience` is how long a failing request is repeated, `timeout` how long one waits for a
+    connection or an answer."""
 
     kind: ClassVar[str] = "http"
     is_ordered: ClassVar[bool] = True
@@ -231,8 +232,8 @@ class HttpDelivery:
     def _interrupted(self, vnode: int, seq: int, index: int) -> Conflict:
         consumer, url = self._producer.consumer, self._sink.url
         return Conflict(
-            f"{url} has vnode {vnode} of sink {consumer!r} up to index {index} of seq {seq}: the delivery was interrupted"
-            " inside that seq",
+            f"{url} has vnode {vnode} of sink {consumer!r} up to index {index} of seq {seq}: the delivery was"
+            " interrupted inside that seq",
             hint=f"To send the table again: strandline mark reset {consumer}",
             consumer=consumer,
             url=url,

@@ -52,6 +52,7 @@ _PLAIN_QUERY = (
     "mode",
     "uri",
 )
+_PIECE = 3  # shorter ones are in many words
 _S3 = {
     "endpoint": ("s3.endpoint",),
     "region": ("s3.region", "client.region"),
@@ -112,6 +113,9 @@ class Settings(Mapping[str, Any]):
             with suppress(Invalid):
                 known = secret.resolved(text, role)
                 found.update((known, quote(known), quote(known, safe=""), quote_plus(known), unquote(known)))
+                # A library that reads an address in its own way quotes a piece of it.
+                pieces = known.translate(dict.fromkeys(map(ord, "/:@?&=;#"), " ")).split()
+                found.update(piece for piece in pieces if len(piece) >= _PIECE)
             return text
 
         self._with_secrets(note)
@@ -128,7 +132,7 @@ class Settings(Mapping[str, Any]):
             elif isinstance(value, bool) or (path in _PLAIN and not str(value).startswith("env:")):
                 changed[name] = value
             elif path in _ADDRESSES and not str(value).startswith("env:"):
-                changed[name] = _address(str(value), lambda text, role=role: change(text, f"password in {role}"))
+                changed[name] = _address(str(value), partial(change, role=f"password in {role}"))
             else:
                 now = change(str(value), role)
                 changed[name] = value if now == str(value) else now
@@ -142,7 +146,8 @@ def _address(text: str, change: Callable[[str], str]) -> str:
     scheme, mark, _ = text.partition("://")
     if not mark or scheme == "file" or not set(text) & set("@?#;"):
         # A path, a name, or an address that holds nothing else.
-        return text if mark or not set(text) & set("@?#;=") or text.startswith("/") else change(text)
+        is_plain = mark or text.startswith("/") or not (text == secret.GIVEN or set(text) & set("@?#;="))
+        return text if is_plain else change(text)
     try:
         return (_web if scheme in _WEB else _sql)(text, change)
     except ValueError:
@@ -185,7 +190,7 @@ def _sql(text: str, change: Callable[[str], str]) -> str:
     password = None if url.password is None else change(str(url.password))
     if password == url.password and query == dict(url.query):
         return text
-    bare = url._replace(password=None, query={}).render_as_string(hide_password=False)
+    bare = url.set(query={})._replace(password=None).render_as_string(hide_password=False)
     if password is not None:
         user = bare.index("@")
         bare = f"{bare[:user]}:{quote(password, safe=':')}{bare[user:]}"
@@ -232,7 +237,7 @@ def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) 
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.utils.config import merge_config
 
-    class TimedCatalog(RestCatalog):
+    class TimedCatalog(RestCatalog):  # type: ignore[misc]
         def _config_headers(self, session: Any) -> None:
             # The first that a new session goes through, before it fetches a token.
             super()._config_headers(session)
