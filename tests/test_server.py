@@ -214,7 +214,7 @@ def test_columns_that_cannot_be_are_refused_by_name(client, items):
 def test_a_receiver_may_be_told_not_to_evolve(lake, items):
     with asking(make_app(lake, evolve=False)) as client, nothing_written(items):
         rows = [row_at(0, 5, 0, id=1, score=1.5)]
-        assert error_of(send(client, [[0, 0, 5, 0, 6, 0]], rows, first=True), 422)["column"] == "score"
+        assert error_of(send(client, [[0, 0, 5, 0, 6, 0]], rows, first=True), 412)["column"] == "score"
 
 
 def test_rows_that_were_taken_are_not_judged_again(client, items):

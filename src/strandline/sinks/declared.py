@@ -89,13 +89,10 @@ class SinkDef:
                 hint="Upgrade: pip install -U strandline",
                 consumer=name,
             )
-        module, made = KINDS[kind]
-        if given is not None and given.to.kind == kind:
-            to = {name: _filled(fact, getattr(given.to, name, None)) for name, fact in to.items()}
         return SinkDef(
             name,
             table,
-            getattr(import_module(module), made).from_dict(to),
+            _destination(kind, to, None if given is None else given.to),
             facts["where"],
             None if facts["columns"] is None else tuple(facts["columns"]),
             facts["mask"],
@@ -126,13 +123,25 @@ class SinkDef:
         )
 
 
-def _filled(fact: Any, given: Any) -> Any:
-    """A fact with the secrets that were not written down."""
-    if fact == secret.GIVEN:
-        return given
+def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
+    """The destination that facts describe: the one that is declared if it is the same, else one with its secrets."""
+    if given is not None and given.kind == kind:
+        if given.to_dict() == facts:
+            return given
+        facts = {name: _filled(fact, getattr(given, name, None)) for name, fact in facts.items()}
+    module, made = KINDS[kind]
+    found: Sink = getattr(import_module(module), made).from_dict(facts)
+    return found
+
+
+def _filled(fact: Any, given: Any, kept: Any = None) -> Any:
+    """A fact with the secrets that were not written down. `kept` is what would be written down of the given one: a
+    secret may be a part of it."""
     if isinstance(fact, Mapping) and isinstance(given, Mapping):
-        return {name: _filled(value, given.get(name)) for name, value in fact.items()}
-    return fact
+        said = given.kept() if hasattr(given, "kept") else {}
+        return {name: _filled(value, given.get(name), said.get(name)) for name, value in fact.items()}
+    is_part = isinstance(fact, str) and secret.GIVEN in fact and fact == kept
+    return given if fact == secret.GIVEN or is_part else fact
 
 
 def checked_start(start: object, name: str) -> Start:
