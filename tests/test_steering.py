@@ -5,6 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import os
 import shutil
+import signal
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,15 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import steering
+from receiving import served
+from strandline import runner, steering
 from strandline.adoption import adopt_state
+from strandline.bond import read_record
 from strandline.consumers import retention
 from strandline.sinks.declared import SinkDef
 from strandline.sinks.parquet import ParquetSink
 from strandline.status import TableStatus
-from support import ITEMS
+from support import ITEMS, python
 
 
 def rows(*ids: int, name: str = "n") -> list[dict[str, Any]]:
@@ -308,3 +314,118 @@ def test_a_purge_waits_for_what_a_sink_has_begun(lake: sl.Lake, items: sl.Table,
     assert caught.value.fields["consumer"] == "archive"
     assert lake.tick().rows == 1
     items.purge([1])
+
+
+def test_every_sink_is_told_to_the_lake_before_anything_of_it_leaves(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    items.upsert(rows(1))
+    for number in range(3):
+        lake.sink(f"s{number}", "items", to=ParquetSink(str(tmp_path / f"out{number}")))
+    lake.tick()
+    record = read_record(lake.storage)
+    assert record is not None and [consumer.name for consumer in record.consumers] == ["s0", "s1", "s2"]
+
+
+def test_a_state_and_its_record_from_an_old_copy_are_noticed_by_what_the_log_was_trimmed_with(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, tmp_path: Path
+) -> None:
+    root = Path(lake.storage.uri)
+    lake.state.close()
+    kept = {name: (root / name).read_bytes() for name in ("state.db", "state.json")}
+    items.upsert(rows(4))
+    lake.tick()
+    items.compact(full=True)
+    lake.vacuum(keep="0s", grace="0s")
+    lake.state.close()
+    for path in root.glob("state.db*"):
+        path.unlink()
+    for name, data in kept.items():
+        (root / name).write_bytes(data)
+    with pytest.raises(sl.Conflict):
+        sl.Lake(root).tick()
+
+
+def test_a_state_that_is_the_lakes_own_is_not_adopted(lake: sl.Lake, archive: SinkDef) -> None:
+    with pytest.raises(sl.Invalid):
+        adopt_state(lake)
+
+
+INTERRUPTED = """
+import sys
+import strandline as sl
+lake = sl.Lake(sys.argv[1])
+lake.sink("central", "items", to=sl.HttpSink(sys.argv[2], chunk_rows=2, lanes=1))
+lake.tick()
+"""
+
+
+def test_a_first_load_that_was_interrupted_waits_for_a_person_when_the_state_is_lost(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    """How it began is not known any more: to go on would leave out what was not sent."""
+    items.upsert(rows(*range(10)))
+    items.upsert(rows(*range(20, 30)))
+    other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
+    with served(str(tmp_path / "other")) as receiver:
+        url = f"{receiver.url}/ingest/items"
+        killed = python(INTERRUPTED, lake.storage.uri, url, crash="sink.chunk_acked")
+        assert killed.returncode == -signal.SIGKILL
+        again = lose(lake)
+        (found,) = adopt_state(again)
+        assert found.marks is None
+        assert again.tick().sinks == ()
+        steering.reset(again, "central")
+        assert again.tick().is_well
+    assert other.to_arrow().num_rows == 20
+
+
+def test_a_destination_that_never_answers_holds_no_other_sink_up(lake: sl.Lake, items: sl.Table, place: Path) -> None:
+    items.upsert(rows(1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x"
+        lake.sink("archive", "items", to=ParquetSink(str(place)))
+        lake.sink("hung", "items", to=sl.HttpSink(url, receiver="any", timeout="4s", patience="1s"))
+        stop = threading.Event()
+        running = threading.Thread(target=runner.run, args=(lake, 0.1), kwargs={"stop": stop})
+        running.start()
+        try:
+            for number in (2, 3, 4):
+                items.upsert(rows(number))
+                deadline_s = time.monotonic() + 3
+                while len(delivered(place)) < number:
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.05)
+        finally:
+            stop.set()
+            running.join(60)
+    assert not running.is_alive()
+
+
+def test_a_sink_that_only_the_state_knows_begins_anew_in_a_table_that_was_recreated(
+    lake: sl.Lake, items: sl.Table, place: Path
+) -> None:
+    items.upsert(rows(1))
+    steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    lake.tick()
+    lake.drop("items")
+    with pytest.raises(sl.NotFound):
+        steering.reset(lake, "archive")
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7, 8))
+    plan = lake.plan().sinks[0]
+    assert plan.is_new and "recreated" in plan.why
+    assert lake.tick().rows == 2
+    assert lake.tick().is_idle
+
+
+def test_a_server_whose_state_was_lost_lets_nobody_in(lake: sl.Lake, items: sl.Table) -> None:
+    from typer.testing import CliRunner
+
+    from strandline.cli import app
+
+    run = CliRunner()
+    uri = lake.storage.uri
+    assert run.invoke(app, ["--lake", uri, "token", "add", "me", "--role", "writer"]).exit_code == 0
+    lose(lake)
+    refused = run.invoke(app, ["--lake", uri, "serve", "--port", "0", "--json"])
+    assert refused.exit_code == 1 and "Conflict" in refused.output

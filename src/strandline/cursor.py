@@ -89,9 +89,11 @@ class Cursor:
         self._tally = tally
         self._before_effect = before_effect
         self._blocked: set[int] = set()
+        self._moved = 0
 
-    def run(self, work: Work) -> None:
-        """Carry out one range, of the vnodes that have not failed before it. Failures are in the tally."""
+    def run(self, work: Work) -> bool:
+        """Carry out one range, of the vnodes that have not failed before it; whether any of them moved. Failures are in
+        the tally."""
         facts = work.replay[0].definition if work.replay else self._consumer.definition
         try:
             sink = SinkDef.from_dict(self._consumer.name, self._consumer.table, facts, self._given)
@@ -100,7 +102,8 @@ class Cursor:
             delivery = sink.to.open(self._producer)
         except StrandlineError as error:
             self._block(work.vnodes, error)
-            return
+            return False
+        before = self._moved
         try:
             begun = self._begin(work, shape, delivery)
             if begun:
@@ -109,6 +112,7 @@ class Cursor:
                 self._finish(work, sink, delivery, self._feed(work, sink, shape, begun), begun)
         finally:
             delivery.close()
+        return self._moved > before
 
     def _begin(self, work: Work, shape: Shape, delivery: Delivery) -> list[Begun]:
         """Save the intents. What was begun before and is there already only moves its marks."""
@@ -232,6 +236,7 @@ class Cursor:
     def _advance(self, intent: Intent) -> None:
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
         self._marks.advance(self._consumer, moves, fence=self._held.fence, intent=intent)
+        self._moved += 1
 
     def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
         """These vnodes stay where they are until the next tick."""

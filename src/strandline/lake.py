@@ -283,7 +283,7 @@ class Lake:
                 consumer=name,
             )
         if self.declared.get(name, declared).table == table and not self._is_known(name):
-            declared.shape(definition, is_new=True)
+            declared.shape(definition, is_new=True, with_salt=False)
         self.declared[name] = declared
         return declared
 

@@ -170,7 +170,7 @@ def standings(lake: Lake) -> dict[str, Standing]:
 
 def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     """What a tick would do for a sink that the state has so."""
-    declared, consumer = lake.declared.get(name), found.consumer
+    declared, consumer = declared_sink(lake, name, found.consumer), found.consumer
     known = declared or consumer
     assert known is not None
     kind = declared.to.kind if declared else consumer.kind if consumer else ""
@@ -185,7 +185,7 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         plan = replace(plan, table=table.name, is_new=registered.is_new, why=registered.why, epoch=epoch)
         if registered.consumer.is_retired:
             return replace(plan, is_retired=True)
-        sink.shape(table.definition, is_new=registered.is_new)
+        sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
         standing = Standing(registered.consumer) if registered.is_new else found
         works = works_of(sink, standing, table.merge())
         # A definition that waits for what was begun counts for everything that comes after it.
@@ -195,6 +195,18 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     except Exception as error:
         # Damage has no end of forms; whichever it is, the other sinks go on.
         return replace(plan, error=Internal(f"sink {name!r} cannot be planned: {type(error).__name__}: {error}"))
+
+
+def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
+    """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
+    there is another one of that name: then it begins anew there, as a declared one would."""
+    if name in lake.declared or consumer is None:
+        return lake.declared.get(name)
+    tables = lake.catalog.refresh().tables
+    is_there = any(entry.generation == consumer.table_generation for entry in tables.values())
+    if is_there or consumer.table not in tables:
+        return None
+    return SinkDef.from_dict(name, consumer.table, {**consumer.definition, "start": BACKFILL})
 
 
 def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:

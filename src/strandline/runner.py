@@ -17,7 +17,7 @@ from strandline.consumers.compaction import CompactReport
 from strandline.cursor import Cursor, Tally
 from strandline.errors import Conflict, Internal, NotFound, StrandlineError
 from strandline.leases import LENGTH_S, Held, this_worker
-from strandline.plan import SinkPlan, Standing, cares, facts_of, sink_plan, standings, table_of
+from strandline.plan import SinkPlan, Standing, cares, declared_sink, facts_of, sink_plan, standings, table_of
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer
 from strandline.status import BrokenTable
@@ -252,8 +252,8 @@ class _Tick:
                 if cursor is None or found != consumer:
                     consumer, cursor = found, self._cursor(found, held, tally)
                 for work in plan.works:
-                    cursor.run(work)
-                    done.append((work.after, work.upto))
+                    if cursor.run(work):
+                        done.append((work.after, work.upto))
                     self._progress.add(work.extent.rows, name)
                 if not any(work.replay for work in plan.works):
                     break
@@ -274,7 +274,8 @@ class _Tick:
     def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
         lake, ledger = self._lake, self._lake.ledger
-        declared, consumer, marks = lake.declared.get(plan.name), found.consumer, found.marks
+        consumer, marks = found.consumer, found.marks
+        declared = declared_sink(lake, plan.name, consumer)
         table = table_of(lake, declared, consumer)
         if declared is not None and (plan.is_new or (plan.why and not found.intents)):
             facts = facts_of(declared, table, consumer)

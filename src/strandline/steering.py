@@ -16,7 +16,7 @@ from strandline.feed import extent_of, files_of
 from strandline.lag import Lag, lag_of
 from strandline.leases import this_worker
 from strandline.merge import Merge
-from strandline.plan import Standing, facts_of, standings, table_of
+from strandline.plan import Standing, declared_sink, facts_of, standings, table_of
 from strandline.registry import Consumer, Registered
 from strandline.secret import GIVEN
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
@@ -60,7 +60,7 @@ def add(lake: Lake, sink: SinkDef) -> Registered:
         )
     found = standings(lake).get(sink.name, Standing())
     table = lake.table(sink.table)
-    sink.shape(table.definition, is_new=True)
+    sink.shape(table.definition, is_new=True, with_salt=False)
     _bound(lake)
     registered = lake.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
     lake.ledger.bond.renew()
@@ -71,7 +71,7 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
     """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
     checked_start(start, name)
     found, consumer = _found(lake, name)
-    table = table_of(lake, lake.declared.get(name), consumer)
+    table = table_of(lake, declared_sink(lake, name, consumer), consumer)
     merge = table.merge()
     done = Reset(
         name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)

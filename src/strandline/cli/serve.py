@@ -39,6 +39,9 @@ def serve(
     lake = call.lake()
     # A bucket for which no state was ever named has no tokens.
     has_state = lake.storage.is_local or lake.has_ledger
+    if lake.has_ledger:
+        # A state that was lost has lost the tokens as well: nobody is let in without them.
+        lake.ledger.bond.check()
 
     def listening(url: str) -> None:
         said = json.dumps({"lake": lake.storage.uri, "url": url})

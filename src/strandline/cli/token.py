@@ -32,6 +32,8 @@ def add(
 ) -> Answer:
     """Make a token and print its secret, once: only a hash of it is kept."""
     secret = _tokens(call).add(name, role)
+    # From here on the lake knows of it: a state without the token is an older one, and is not served.
+    call.lake().ledger.bond.renew()
     data = {"name": name, "role": role, "token": secret}
     return Answer(data, lambda out: out.print(secret, soft_wrap=True))
 
@@ -54,6 +56,7 @@ def list_(call: Call) -> Answer:
 def revoke(call: Call, name: Name) -> Answer:
     """End a token: who uses it is refused from now on."""
     _tokens(call).revoke(name)
+    call.lake().ledger.bond.renew()
     return Answer({"name": name, "is_revoked": True}, lambda out: out.print(f"Token {name} is revoked."))
 
 
@@ -61,4 +64,6 @@ def _tokens(call: Call) -> Tokens:
     # The database's library loads late: few verbs need it.
     from strandline.tokens import Tokens
 
-    return Tokens(call.lake().state)
+    lake = call.lake()
+    lake.ledger.bond.check()
+    return Tokens(lake.state)

@@ -101,8 +101,9 @@ class SinkDef:
             facts["start"],
         )
 
-    def shape(self, definition: TableDef, *, is_new: bool = False) -> Shape:
-        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more."""
+    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Shape:
+        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
+        salt it is only good to be checked."""
         if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
             why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
             raise Invalid(
@@ -111,7 +112,9 @@ class SinkDef:
                 consumer=self.name,
                 table=self.table,
             )
-        salt = None if self.salt is None else secret.resolved(self.salt, f"salt of sink {self.name!r}")
+        salt = None
+        if self.salt is not None and with_salt:
+            salt = secret.resolved(self.salt, f"salt of sink {self.name!r}")
         return Shape.of(
             definition,
             where=self.where,

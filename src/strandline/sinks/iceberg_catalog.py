@@ -6,6 +6,7 @@ have it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,6 +17,7 @@ from strandline import secret
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, open_storage
 
+_opening = threading.Lock()
 TIMEOUT_S = 60.0
 """How long a REST catalog may be silent."""
 
@@ -226,7 +228,8 @@ def open_catalog(settings: Settings, destination: str, *, timeout_s: float = TIM
     known = settings.resolved()
     name = known.pop("name", None)
     hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
-    with talking(destination, settings, hint=hint):
+    with talking(destination, settings, hint=hint), _opening:
+        # One at a time: two that open a new SQL catalog at once both want to create its tables.
         return _rest_catalog(name, known, timeout_s) or load_catalog(name, **known)
 
 
