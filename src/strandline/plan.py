@@ -307,19 +307,33 @@ def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Wor
     for vnode, seq in marks.items():
         if vnode not in begun:
             by_mark[seq].append(vnode)
-    for mark, group in sorted(by_mark.items()):
-        if mark == 0 and log.head and _source(definition.start) != LOG:
-            first = _first(definition, group, merge)
-            works.append(first)
-            mark = first.upto
-        new = list(_ranges(definition, log, mark, group))
-        if not new and mark < max(marks.values()):
-            # Nothing for these vnodes since, but they must not hold the log: they join the others.
-            nothing = Extent(0, 0, 0, 0)
-            lanes = _lanes(definition, group, nothing)
-            new = [Work(mark, max(marks.values()), NOTHING, lanes, nothing, merge.definition.schema_id)]
-        works += new
+    groups = [(mark, group, list(_new(definition, mark, group, merge))) for mark, group in sorted(by_mark.items())]
+    ends = [work.upto for _, _, new in groups for work in new]
+    for mark, group, new in groups:
+        works += _levelled(definition, mark, group, new, max([*marks.values(), *ends]), merge)
     return tuple(works)
+
+
+def _new(definition: SinkDef, mark: int, group: Sequence[int], merge: Merge) -> Iterator[Work]:
+    """What is new for vnodes that stand at one mark."""
+    if mark == 0 and merge.log.head and _source(definition.start) != LOG:
+        first = _first(definition, group, merge)
+        yield first
+        mark = first.upto
+    yield from _ranges(definition, merge.log, mark, group)
+
+
+def _levelled(
+    definition: SinkDef, mark: int, group: Sequence[int], new: Sequence[Work], upto: int, merge: Merge
+) -> Sequence[Work]:
+    """The same, up to where the others come: vnodes that have nothing more until there must not stay behind, where they
+    would hold the log."""
+    if new and new[-1].source != SNAPSHOT:
+        return [*new[:-1], replace(new[-1], upto=max(upto, new[-1].upto))]
+    if new or not 0 < mark < upto:
+        return new
+    nothing = Extent(0, 0, 0, 0)
+    return [Work(mark, upto, NOTHING, _lanes(definition, group, nothing), nothing, merge.definition.schema_id)]
 
 
 def _replays(intents: Sequence[Intent], merge: Merge) -> Iterator[Work]:

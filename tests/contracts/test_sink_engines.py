@@ -362,10 +362,13 @@ class Life:
         assert len(keys) == len(set(keys))
         if self.start == 0:
             assert sorted(found, key=repr) == sorted(self.changes, key=repr)
-        elif found:
-            first = min(seq for _, seq, _, _ in found)
-            assert {change for change in found if change[1] > first} == {
-                change for change in self.changes if change[1] > first
+            return
+        # Each vnode begins with the table as it was when its first batch was begun.
+        for vnode in {vnode_of_id(id_) for _, _, id_, _ in found}:
+            here = {change for change in found if vnode_of_id(change[2]) == vnode}
+            first = min(seq for _, seq, _, _ in here)
+            assert {change for change in here if change[1] > first} == {
+                change for change in self.changes if change[1] > first and vnode_of_id(change[2]) == vnode
             }
 
 

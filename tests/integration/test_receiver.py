@@ -382,7 +382,7 @@ def test_the_verb_says_where_it_listens_and_ends_with_0(lake, items):
         assert httpx.post(f"{url}/ingest/items", content=lines({"id": 1}), headers=PLAIN).json()["rows"] == 1
         grown = arrow([row_at(0, 1, 0, id=2, more=1)])
         answer = httpx.post(f"{url}/ingest/items", content=grown, headers=chunk_of([0, 0, 1, 0, 2, 0], first=True))
-        assert answer.status_code == 422
+        assert answer.status_code == 412
     finally:
         process.terminate()
         out, err = process.communicate(timeout=30)
