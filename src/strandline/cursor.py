@@ -1,8 +1,9 @@
 """The one loop of a sink: a range, its effect, its mark.
 
-For each range the intent is saved first; then the rows go through lanes (`carry`); then the destination makes them
-count; then the mark moves and closes the intent, in one transaction, under the fence of the consumer's lease. A lane
-that fails leaves its intent open and its vnodes where they were; the others go on.
+For each range the destination is asked whether it stands where the mark does; then the intent is saved; then the rows
+go through lanes (`carry`); then the destination makes them count; then the mark moves and closes the intent, in one
+transaction, under the fence of the consumer's lease. A lane that fails leaves its intent open and its vnodes where they
+were; the others go on.
 
 After a crash: an open intent names the range that was under way. It is repeated first, over the same rows with the same
 cuts and ids, although newer rows have arrived; a destination that holds it already is only told so.

@@ -26,6 +26,7 @@ from strandline.log import LogState
 from strandline.merge import Merge, duck_sql, vnodes_of
 from strandline.pins import new_pin
 from strandline.shape import Shape
+from strandline.sinks.base import incoming
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
@@ -56,7 +57,8 @@ def extent_of(files: Sequence[tuple[int, DataFile]]) -> Extent:
 
 
 def kept_schema(log: LogState, schema_id: int) -> LogState:
-    """The log with the columns that it had under that schema, unless a file has later ones."""
+    """The log with the columns that it had under that schema. No file of a range that was planned under it has later
+    ones: a column comes by a commit of its own, which the range does not reach."""
     definition = log.definition
     if schema_id >= definition.schema_id:
         return log
@@ -87,7 +89,6 @@ class Feed:
         self.after, self.upto = after, upto
         self.vnodes = tuple(sorted(vnodes))
         self._is_all = len(self.vnodes) == self.definition.vnodes
-        self.is_snapshot = is_snapshot
         self._merge: Merge | None = None
         self._files: list[tuple[int, DataFile]] = []
         if is_snapshot:
@@ -102,13 +103,7 @@ class Feed:
         self._batch_rows = encode.batch_rows([file for _, file in files])
         own = [SEQ, *(self.definition.key or [ROW])]
         self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))
-        hidden = [
-            pa.field(OP, pa.string(), False),
-            pa.field(VNODE, pa.int32(), False),
-            pa.field(SEQ, pa.int64(), False),
-        ]
-        extra = [] if self.definition.is_keyed else [pa.field(ROW, pa.int64(), False)]
-        self.schema = pa.schema([*hidden, *extra, *shape.schema])
+        self.schema = incoming(shape.schema, self.definition.key)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

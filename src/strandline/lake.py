@@ -33,7 +33,7 @@ from strandline.sinks.base import Sink
 from strandline.sinks.declared import BACKFILL, SinkDef, Start
 from strandline.state import State
 from strandline.status import BrokenTable, Status, status_of
-from strandline.storage import open_storage
+from strandline.storage import is_inside, open_storage
 from strandline.table import Table
 from strandline.vacuum import VacuumReport
 
@@ -273,22 +273,20 @@ class Lake:
             deletes=deletes,
             start=start,
         )
-        definition = self.table(table).definition
-        place = os.path.realpath(to.destination) if to.destination.startswith("/") else to.destination
-        own = os.path.realpath(self.storage.uri) if self.storage.is_local else self.storage.uri
-        if f"{place.rstrip('/')}/".startswith(f"{own.rstrip('/')}/"):
-            raise Invalid(
-                f"sink {name!r} goes to {place}, inside the lake {own}",
-                hint="Choose a destination outside it.",
-                consumer=name,
-            )
-        if self.declared.get(name, declared).table == table and not self._is_known(name):
-            declared.shape(definition, is_new=True, with_salt=False)
+        self.check_sink(declared)
         self.declared[name] = declared
         return declared
 
-    def _is_known(self, name: str) -> bool:
-        return self.has_ledger and any(each.name == name for each in self.ledger.registry.all())
+    def check_sink(self, declared: SinkDef) -> None:
+        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since it
+        ran first; with a new one a plan is stricter."""
+        declared.shape(self.table(declared.table).definition, with_salt=False)
+        if is_inside(declared.to.destination, self.storage):
+            raise Invalid(
+                f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",
+                hint="Choose a destination outside it.",
+                consumer=declared.name,
+            )
 
     def plan(self) -> Plan:
         """What a tick would do now, from commit files and marks alone."""
@@ -300,7 +298,7 @@ class Lake:
         return runner.tick(self, only, progress=progress)
 
     def run(self, *, every: object = "10s", stop: threading.Event | None = None) -> None:
-        """Tick for ever, `every` so often; one tick after the other."""
+        """Tick until `stop` is set, `every` so often. A sink that takes longer than that holds no other up."""
         runner.run(self, duration.seconds(every, "every"), stop=stop)
 
     def _named(self, names: Sequence[str]) -> list[str]:

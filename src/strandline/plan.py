@@ -1,7 +1,7 @@
 """What a tick will do, as data: for every sink the ranges it will deliver, how much that is, and by which engine.
 
-A plan is made from commit files and the state alone; no data file is read. `tick` carries out just this, and a dry run
-prints it.
+A plan is made from commit files and the state alone; no data file is read. A dry run prints it, `tick` carries it out;
+after a crash it is what was begun, and what comes after that is planned when it is done.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Plan:
 
     sinks: tuple[SinkPlan, ...]
     compact: tuple[str, ...] = ()
-    expire: tuple[str, ...] = field(default=())
+    expire: tuple[str, ...] = ()
 
     @property
     def is_idle(self) -> bool:

@@ -60,8 +60,9 @@ def add(lake: Lake, sink: SinkDef) -> Registered:
         )
     found = standings(lake).get(sink.name, Standing())
     table = lake.table(sink.table)
+    lake.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
-    _bound(lake)
+    lake.ledger.bond.check()
     registered = lake.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
     lake.ledger.bond.renew()
     return registered
@@ -78,7 +79,7 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
     )
     if dry_run:
         return done
-    _bound(lake)
+    lake.ledger.bond.check()
     with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
         lake.ledger.registry.retire(name)
         lake.ledger.registry.register(
@@ -103,7 +104,7 @@ def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
     except NotFound:
         lag = Lag(0, 0, None)
     if not dry_run:
-        _bound(lake)
+        lake.ledger.bond.check()
         with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
             lake.ledger.registry.retire(name)
             lake.ledger.bond.renew()
@@ -119,10 +120,6 @@ def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
             raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
         raise NotFound(f"there is no sink {name!r}", hint=hint, consumer=name)
     return found, found.consumer
-
-
-def _bound(lake: Lake) -> None:
-    lake.ledger.bond.check()
 
 
 def _rows(start: Start, merge: Merge) -> int:

@@ -10,7 +10,6 @@ published; what is left there goes with the next export to it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,13 +27,11 @@ from strandline.gather import BlockLane, GatherLane
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress
 from strandline.spark import Lane, run_lane, running, session, tasks_for
-from strandline.storage import Staged
+from strandline.storage import Staged, is_inside
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from strandline.table import Table
 
 __all__ = ["Destination", "ExportReport", "export", "new_source"]
 
@@ -67,7 +64,9 @@ class ExportReport:
 def export(source: Source, destination: Destination, *, dry_run: bool, progress: Progress) -> ExportReport:
     """See `Table.export`."""
     started_s = time.monotonic()
-    _check_outside(source.table, destination)
+    place, lake = destination.storage.uri, source.table.log.storage
+    if is_inside(place, lake):
+        raise Invalid(f"{place} lies inside the lake {lake.uri}", hint="Choose a destination outside it.", path=place)
     is_small = _is_small(source)
     engine = "driver" if is_small else "spark"
     report = partial(ExportReport, source.table.name, destination.storage.uri, source.after, source.seq, engine)
@@ -89,13 +88,6 @@ def export(source: Source, destination: Destination, *, dry_run: bool, progress:
         sum(file.raw_bytes for file in files),
         round(time.monotonic() - started_s, 3),
     )
-
-
-def _check_outside(table: Table, destination: Destination) -> None:
-    storages = (destination.storage, table.log.storage)
-    place, lake = (os.path.realpath(each.uri) if each.is_local else each.uri for each in storages)
-    if f"{place}/".startswith(f"{lake}/"):
-        raise Invalid(f"{place} lies inside the lake {lake}", hint="Choose a destination outside it.", path=place)
 
 
 def _is_small(source: Source) -> bool:

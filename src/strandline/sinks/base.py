@@ -62,15 +62,7 @@ class Batch:
     @property
     def incoming(self) -> pa.Schema:
         """The columns of the record batches that a lane gets."""
-        return pa.schema(
-            [
-                pa.field(OP, pa.string(), False),
-                pa.field(VNODE, pa.int32(), False),
-                pa.field(SEQ, pa.int64(), False),
-                *([] if self.key else [pa.field(ROW, pa.int64(), False)]),
-                *self.columns,
-            ]
-        )
+        return incoming(self.columns, self.key)
 
     @property
     def outgoing(self) -> pa.Schema:
@@ -112,7 +104,8 @@ class Delivery(Protocol):
     """An open destination. One thread at a time uses it; its lanes are used by any number at once."""
 
     def is_delivered(self, batch: Batch) -> bool:
-        """Whether the destination holds the batch already; `Conflict` when it lacks what was delivered before it."""
+        """Whether the destination holds the batch already; `Conflict` when it lacks what was delivered before it. Also
+        asked of a batch that is not begun, which has no id yet: then it must not hold it."""
         ...
 
     def cuts(self) -> Any:
@@ -191,6 +184,12 @@ def is_delivered(held: int | None, batch: Batch, producer: Producer, destination
         expected=batch.after,
         found=held,
     )
+
+
+def incoming(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
+    """Columns that leave, behind those that say what each row is."""
+    hidden = [pa.field(OP, pa.string(), False), pa.field(VNODE, pa.int32(), False), pa.field(SEQ, pa.int64(), False)]
+    return pa.schema([*hidden, *([] if key else [pa.field(ROW, pa.int64(), False)]), *columns])
 
 
 def passing(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:

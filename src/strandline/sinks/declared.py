@@ -148,7 +148,8 @@ def _filled(fact: Any, given: Any, kept: Any = None) -> Any:
 
 
 def checked_start(start: object, name: str) -> Start:
-    is_seq = isinstance(start, int) and not isinstance(start, bool) and start >= 0
-    if start in (BACKFILL, HEAD) or is_seq:
-        return start  # type: ignore[return-value]
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    if isinstance(start, str) and start in (BACKFILL, HEAD):
+        return start
     raise Invalid(f"start of sink {name!r} is {start!r}; expected 'backfill', 'head' or a seq", consumer=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
@@ -10,7 +11,7 @@ from strandline.storage.base import FileInfo, Staged, Storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.s3 import S3Storage
 
-__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Staged", "Storage", "open_storage"]
+__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Staged", "Storage", "is_inside", "open_storage"]
 
 _PATTERN = set("*?[]{}\\")
 
@@ -47,3 +48,10 @@ def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
         f"address {uri!r} has the scheme {parts.scheme!r}",
         hint="Expected a folder or s3://bucket/prefix",
     )
+
+
+def is_inside(place: str, storage: Storage) -> bool:
+    """Whether an address, a path or a URI, lies below a storage's root; links are followed."""
+    own = os.path.realpath(storage.uri) if storage.is_local else storage.uri
+    where = os.path.realpath(place) if place.startswith("/") else place
+    return f"{where.rstrip('/')}/".startswith(f"{own.rstrip('/')}/")
