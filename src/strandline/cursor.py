@@ -34,7 +34,7 @@ Begun = tuple[Intent, Batch]
 
 @dataclass
 class Tally:
-    """What a consumer did in a tick."""
+    """What a consumer did in a tick: marks moved between `after` and `upto`, None when none did."""
 
     rows_read: int = 0
     bytes_read: int = 0
@@ -48,7 +48,18 @@ class Tally:
     jobs: int = 0
     replays: int = 0
     is_full: bool = False
+    after: int | None = None
+    upto: int | None = None
     errors: list[StrandlineError] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it but what went wrong."""
+        return {name: value for name, value in vars(self).items() if name != "errors"}
+
+    def reach(self, after: int, upto: int) -> None:
+        """Marks moved over a range."""
+        self.after = after if self.after is None else min(self.after, after)
+        self.upto = upto if self.upto is None else max(self.upto, upto)
 
     def add(self, results: Sequence[Result]) -> None:
         for result in results:
@@ -90,11 +101,9 @@ class Cursor:
         self._tally = tally
         self._before_effect = before_effect
         self._blocked: set[int] = set()
-        self._moved = 0
 
-    def run(self, work: Work) -> bool:
-        """Carry out one range, of the vnodes that have not failed before it; whether any of them moved. Failures are in
-        the tally."""
+    def run(self, work: Work) -> None:
+        """Carry out one range, of the vnodes that have not failed before it. What came of it is in the tally."""
         facts = work.replay[0].definition if work.replay else self._consumer.definition
         try:
             sink = SinkDef.from_dict(self._consumer.name, self._consumer.table, facts, self._given)
@@ -103,8 +112,7 @@ class Cursor:
             delivery = sink.to.open(self._producer)
         except StrandlineError as error:
             self._block(work.vnodes, error)
-            return False
-        before = self._moved
+            return
         try:
             begun = self._begin(work, shape, delivery)
             if begun:
@@ -113,7 +121,6 @@ class Cursor:
                 self._finish(work, sink, delivery, self._feed(work, sink, shape, begun), begun)
         finally:
             delivery.close()
-        return self._moved > before
 
     def _begin(self, work: Work, shape: Shape, delivery: Delivery) -> list[Begun]:
         """Save the intents. What was begun before and is there already only moves its marks."""
@@ -237,7 +244,7 @@ class Cursor:
     def _advance(self, intent: Intent) -> None:
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
         self._marks.advance(self._consumer, moves, fence=self._held.fence, intent=intent)
-        self._moved += 1
+        self._tally.reach(intent.after, intent.upto)
 
     def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
         """These vnodes stay where they are until the next tick."""

@@ -31,6 +31,10 @@ class StrandlineError(Exception):
     def kind(self) -> str:
         return type(self).__name__
 
+    def to_dict(self) -> dict[str, Any]:
+        """What reports and documents tell of it."""
+        return {"kind": self.kind, "message": self.message, "hint": self.hint}
+
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
 

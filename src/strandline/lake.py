@@ -278,8 +278,8 @@ class Lake:
         return declared
 
     def check_sink(self, declared: SinkDef) -> None:
-        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since it
-        ran first; with a new one a plan is stricter."""
+        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since
+        it ran first; with a new one a plan is stricter."""
         declared.shape(self.table(declared.table).definition, with_salt=False)
         if is_inside(declared.to.destination, self.storage):
             raise Invalid(

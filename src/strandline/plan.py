@@ -98,7 +98,7 @@ class SinkPlan:
         return sum(work.extent.bytes for work in self.works)
 
     def to_dict(self) -> dict[str, Any]:
-        error = None if self.error is None else {"kind": self.error.kind, "message": self.error.message}
+        error = None if self.error is None else self.error.to_dict()
         return {
             "name": self.name,
             "table": self.table,

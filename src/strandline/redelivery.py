@@ -51,7 +51,7 @@ class Replayed:
     error: StrandlineError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        error = None if self.error is None else {"kind": self.error.kind, "message": self.error.message}
+        error = None if self.error is None else self.error.to_dict()
         return {"id": self.id, "consumer": self.consumer, "rows": self.rows, "error": error}
 
 

@@ -78,8 +78,7 @@ class Consumer:
 
     @property
     def lease(self) -> str:
-        """The name of the lease under which it works."""
-        return _lease_of(self.name)
+        return lease_of(self.name)
 
     @property
     def title(self) -> str:
@@ -205,7 +204,7 @@ def guard(
     """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one. A fence of
     None: whatever the lease."""
     if fence is not None:
-        check_fence(connection, _lease_of(name), check_int("fence", fence))
+        check_fence(connection, lease_of(name), check_int("fence", fence))
     found: Consumer = current(connection, name, is_locking=True) or not_found(connection, name)
     is_current = found.generation == generation
     if not is_current or (found.is_retired and not is_retired_allowed):
@@ -380,5 +379,6 @@ def _consumer(row: Row[Any]) -> Consumer:
     )
 
 
-def _lease_of(name: str) -> str:
+def lease_of(name: str) -> str:
+    """The name of the lease under which a consumer works."""
     return f"consumer/{name}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,14 @@ from strandline.errors import Conflict, Internal, NotFound, StrandlineError
 from strandline.leases import LENGTH_S, Held, this_worker
 from strandline.plan import SinkPlan, Standing, cares, declared_sink, facts_of, sink_plan, standings, table_of
 from strandline.progress import Progress, silent
-from strandline.registry import Consumer
+from strandline.registry import Consumer, lease_of
 from strandline.status import BrokenTable
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
 
-AT_ONCE = 4
-MOST_AT_ONCE = 64
+# A destination that never answers takes a place; the others share the rest.
+AT_ONCE = 16
 _LOOK_S = 0.1
 
 
@@ -61,10 +62,7 @@ class SinkReport:
     error: StrandlineError | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        error = None
-        if self.error is not None:
-            error = {"kind": self.error.kind, "message": self.error.message, "hint": self.error.hint}
-        return {**{name: value for name, value in vars(self).items() if name != "error"}, "error": error}
+        return {**vars(self), "error": None if self.error is None else self.error.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def run(
     again; what is under way in the end is waited for."""
     stop = stop or threading.Event()
     working: dict[str, Future[SinkReport | None]] = {}
-    with ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="sink") as pool:
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink") as pool:
         while not stop.is_set():
             started_s = time.monotonic()
             try:
@@ -205,71 +203,64 @@ class _Tick:
         if not _is_due(plan):
             return None
         started_s = time.monotonic()
-        tally = Tally()
         report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
-        seqs: list[tuple[int, int]] = []
-        try:
-            if plan.error is not None and plan.name not in standings(self._lake):
-                raise plan.error
-            with self._lake.ledger.leases.held(
-                f"consumer/{plan.name}", this_worker(), self._lease_s, title=f"sink {plan.name!r}"
-            ) as held:
-                seqs = self._deliver(plan.name, held, tally)
-        except Conflict as error:
-            if "owner" in error.fields and "lease" in error.fields and not tally.rows_read:
+        if plan.error is not None and plan.name not in standings(self._lake):
+            return replace(report, error=plan.error)
+        tally = Tally()
+        with ExitStack() as stack:
+            try:
+                lease = lease_of(plan.name)
+                title = f"sink {plan.name!r}"
+                held = stack.enter_context(
+                    self._lake.ledger.leases.held(lease, this_worker(), self._lease_s, title=title)
+                )
+            except Conflict as error:
                 return replace(report, is_busy=True, why=error.message)
-            tally.errors.append(error)
-        except StrandlineError as error:
-            tally.errors.append(error)
-        except Exception as error:
-            tally.errors.append(Internal(f"sink {plan.name!r} failed: {type(error).__name__}: {error}"))
-        facts = {name: value for name, value in vars(tally).items() if name != "errors"}
+            except StrandlineError as error:
+                return replace(report, error=error)
+            self._deliver(plan.name, held, tally)
         return replace(
             report,
-            **facts,
-            after=min((after for after, _ in seqs), default=None),
-            upto=max((upto for _, upto in seqs), default=None),
+            **tally.facts(),
             seconds=round(time.monotonic() - started_s, 3),
             error=tally.errors[0] if tally.errors else None,
         )
 
-    def _deliver(self, name: str, held: Held, tally: Tally) -> list[tuple[int, int]]:
-        """Carry out what is due for a sink by now; a second time when the first had to finish what was begun: only then
-        its vnodes go on, and a changed definition counts."""
+    def _deliver(self, name: str, held: Held, tally: Tally) -> None:
+        """Carry out what is due for a sink by now, and keep a receipt of it."""
         started_s = time.monotonic()
-        done: list[tuple[int, int]] = []
-        consumer, cursor = None, None
-        try:
-            for _ in range(2):
-                standing = standings(self._lake).get(name, Standing())
-                consumer = consumer or standing.consumer
-                plan = sink_plan(self._lake, name, standing)
-                if plan.error is not None:
-                    raise plan.error
-                if plan.is_retired:
-                    break
-                found = self._registered(plan, standing, held)
-                if cursor is None or found != consumer:
-                    consumer, cursor = found, self._cursor(found, held, tally)
-                for work in plan.works:
-                    if cursor.run(work):
-                        done.append((work.after, work.upto))
-                    self._progress.add(work.extent.rows, name)
-                if not any(work.replay for work in plan.works):
-                    break
-            if done:
+        consumers: list[Consumer] = []
+        with _collecting(name, tally.errors):
+            self._carry_out(name, held, tally, consumers)
+        with _collecting(name, tally.errors):
+            if tally.upto is not None:
                 self._renew()
-        except StrandlineError as error:
-            tally.errors.append(error)
-        except Exception as error:
-            tally.errors.append(Internal(f"sink {name!r} failed: {type(error).__name__}: {error}"))
-        if consumer is not None and not consumer.is_retired and (done or tally.errors):
-            body = {name: value for name, value in vars(tally).items() if name != "errors"}
-            failed = None if not tally.errors else {"kind": tally.errors[0].kind, "message": tally.errors[0].message}
-            span = {"after": min((a for a, _ in done), default=None), "upto": max((b for _, b in done), default=None)}
-            receipt = {**body, **span, "seconds": round(time.monotonic() - started_s, 3), "error": failed}
-            self._lake.ledger.marks.advance(consumer, {}, fence=held.fence, receipt=receipt)
-        return done
+            if consumers and not consumers[-1].is_retired and (tally.upto is not None or tally.errors):
+                error = tally.errors[0].to_dict() if tally.errors else None
+                receipt = {**tally.facts(), "seconds": round(time.monotonic() - started_s, 3), "error": error}
+                self._lake.ledger.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
+
+    def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
+        """What is due, and a second time when that was to finish what was begun: only then its vnodes go on, and a
+        changed definition counts. `consumers` hears who it is for."""
+        cursor = None
+        for _ in range(2):
+            standing = standings(self._lake).get(name, Standing())
+            consumers += [standing.consumer] if standing.consumer is not None else []
+            plan = sink_plan(self._lake, name, standing)
+            if plan.error is not None:
+                raise plan.error
+            if plan.is_retired:
+                return
+            found = self._registered(plan, standing, held)
+            if cursor is None or found != consumers[-1]:
+                cursor = self._cursor(found, held, tally)
+            consumers.append(found)
+            for work in plan.works:
+                cursor.run(work)
+                self._progress.add(work.extent.rows, name)
+            if not any(work.replay for work in plan.works):
+                return
 
     def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
@@ -303,6 +294,17 @@ class _Tick:
             tally=tally,
             before_effect=self._before_effect,
         )
+
+
+@contextmanager
+def _collecting(name: str, errors: list[StrandlineError]) -> Iterator[None]:
+    """What goes wrong with one sink is told and stops no other."""
+    try:
+        yield
+    except StrandlineError as error:
+        errors.append(error)
+    except Exception as error:
+        errors.append(Internal(f"sink {name!r} failed: {type(error).__name__}: {error}"))
 
 
 class _Progress:

@@ -123,4 +123,4 @@ def _text(part: str | Text) -> Text:
 def _data(heard: TickReport | StrandlineError) -> dict[str, object]:
     if isinstance(heard, TickReport):
         return heard.to_dict()
-    return {"error": {"kind": heard.kind, "message": heard.message, "hint": heard.hint, **heard.fields}}
+    return {"error": {**heard.to_dict(), **heard.fields}}
