@@ -12,7 +12,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import delete, insert, inspect, make_url, select, update
 
+import consuming
 import strandline as sl
+from consuming import FACTS, open_intent
 from strandline import bond as module
 from strandline.bond import FILE, Bond, Record, read_record
 from strandline.leases import Leases
@@ -22,13 +24,7 @@ from strandline.state import State, meta, metadata
 from strandline.storage import LocalStorage, open_storage
 from support import BUCKET, options_for, refused
 
-FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": "s3://a", "definition": {"where": "x"}}
-
-
-@pytest.fixture
-def state(state_url):
-    with State(state_url, timeout_s=20) as opened:
-        yield opened
+state, registry, marks = consuming.state, consuming.registry, consuming.marks
 
 
 @pytest.fixture
@@ -40,16 +36,6 @@ def storage(tmp_path):
 @pytest.fixture
 def bond(storage, state):
     return Bond(storage, "lake-a", state)
-
-
-@pytest.fixture
-def registry(state):
-    return Registry(state)
-
-
-@pytest.fixture
-def marks(state):
-    return Marks(state)
 
 
 def epochs(state):
@@ -77,10 +63,6 @@ def started(state, name="a", seqs=None, **facts):
     return consumer, fence
 
 
-def open_intent(marks, consumer, fence, *, vnodes, after, upto, lane="0"):
-    return marks.open_intent(consumer, lane=lane, vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence)
-
-
 # --- the rule --------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +72,7 @@ def test_a_new_lake_and_a_new_state_belong_together(bond, storage, state):
 
 
 def test_the_lake_is_told_the_epoch_and_the_consumers(bond, storage, state, registry):
-    assert bond.renew() == 1 == bond.epoch() == state.epoch()
+    assert bond.renew() == 1 == bond.epoch() and epochs(state) == (1, 1)
     assert read_record(storage) == Record("lake-a", 1, state.shown, ())
     registry.register("a", **FACTS)
     registry.register("b", **FACTS | {"definition": {"ключ": ["\ud800", 1.5, None]}})
@@ -488,8 +470,20 @@ def test_a_consumer_of_which_nobody_knows_is_retired_with_the_marks_it_had(bond,
     (retired,) = bond.adopt([(consumer, None)])
     assert retired == replace(consumer, is_retired=True) == Registry(state).get("a")
     assert marks.load(retired) == {0: 5, 1: 5} and marks.intents(retired) == [intent]
-    marks.reset(retired, {0: 8}, force=True)
-    assert Registry(state).revive("a") == consumer
+    revived = Registry(state).register("a", revive=True, **FACTS)
+    assert revived.is_new and marks.load(revived.consumer) == {}
+
+
+def test_a_life_that_the_state_knows_is_adopted_as_the_lake_tells_it(bond, state, marks, registry):
+    consumer, fence = started(state, "a", {0: 5})
+    open_intent(marks, consumer, fence, vnodes=[0], after=5, upto=8)
+    told = replace(consumer, definition={"where": "y"}, table="renamed", life=7, created_s=0.0)
+    (adopted,) = bond.adopt([(told, None)])
+    kept = replace(told, life=1, created_s=consumer.created_s)
+    assert adopted == replace(kept, is_retired=True) == registry.get("a")
+    assert bond.adopt([(told, {0: 8})]) == [kept] == registry.history("a"), "it is not retired any more"
+    assert marks.load(kept) == {0: 8} and marks.intents(kept) == []
+    marks.advance(kept, {0: (8, 9)}, fence=fence)
 
 
 def test_a_life_that_the_older_state_does_not_know_takes_the_place_of_the_one_it_knows(bond, state, marks, registry):
@@ -500,6 +494,9 @@ def test_a_life_that_the_older_state_does_not_know_takes_the_place_of_the_one_it
     assert marks.load(new) == {0: 2} and marks.load(old) == {0: 5}
     again = replace(new, generation="e" * 32)
     assert bond.adopt([(again, {})]) == [replace(again, life=3)], "the number was taken"
+    assert bond.adopt([(old, {})]) == [old] == [registry.get("a")], "an older life goes on"
+    assert registry.register("a", **FACTS).consumer == old
+    assert registry.register("a", **FACTS | {"kind": "view"}).consumer.life == 4
 
 
 def test_marks_beyond_the_heads_of_an_older_lake_are_lowered(bond, storage, state, marks, tmp_path):

@@ -11,53 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, event, inspect, text
 
+import consuming
 import strandline as sl
+from consuming import FACTS, foresee, open_intent
 from strandline import marks as module
 from strandline import state as states
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State, _checked
+from strandline.state import _checked
 from support import python, refused
 
-FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": "s3://a", "definition": {"where": "x"}}
-
-
-@pytest.fixture
-def state(state_url):
-    with State(state_url, timeout_s=20) as opened:
-        yield opened
-
-
-@pytest.fixture
-def registry(state):
-    return Registry(state)
-
-
-@pytest.fixture
-def marks(state):
-    return Marks(state)
-
-
-@pytest.fixture
-def leases(state):
-    return Leases(state)
-
-
-@pytest.fixture
-def consumer(registry):
-    return registry.register("a", **FACTS).consumer
-
-
-@pytest.fixture
-def fence(leases, consumer):
-    return leases.acquire(consumer.lease, "me", 600).fence
-
-
-def open_intent(marks, consumer, fence, *, lane="0", vnodes=(0, 1), after=0, upto=5, **more):
-    return marks.open_intent(
-        consumer, lane=lane, vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence, **more
-    )
+state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
+consumer, fence = consuming.consumer, consuming.fence
 
 
 # --- marks -----------------------------------------------------------------------------------------------------
@@ -93,7 +56,6 @@ def test_what_is_no_vnode_or_seq_is_refused(marks, consumer, fence, wrong):
         lambda: marks.advance(consumer, {0: (0, wrong)}, fence=fence),
         lambda: marks.advance(consumer, {0: (wrong, 1)}, fence=fence),
         lambda: marks.advance(consumer, {wrong: (0, 1)}, fence=fence),
-        lambda: marks.reset(consumer, {0: wrong}),
         lambda: open_intent(marks, consumer, fence, vnodes=[wrong]),
         lambda: open_intent(marks, consumer, fence, upto=wrong),
     ):
@@ -106,8 +68,7 @@ def test_the_highest_seq_and_many_vnodes_are_kept(marks, consumer, fence):
     marks.start(consumer, dict.fromkeys(range(4096), 0), fence)
     marks.advance(consumer, dict.fromkeys(range(4096), (0, (1 << 63) - 1)), fence=fence)
     assert marks.load(consumer) == dict.fromkeys(range(4096), (1 << 63) - 1)
-    marks.reset(consumer, dict.fromkeys(range(4096), 1))
-    assert marks.slowest_by("g1", 4096) == [(1, "a")]
+    assert marks.slowest_by("g1", 4096) == [((1 << 63) - 1, "a")]
 
 
 def test_an_owner_that_was_taken_over_changes_nothing(marks, leases, consumer):
@@ -149,24 +110,6 @@ def test_without_a_lease_nothing_moves(registry, marks, leases, consumer):
     assert marks.load(consumer) == {}
 
 
-def test_a_reset_goes_back_and_gives_up_intents_only_by_force(marks, consumer, fence):
-    marks.start(consumer, {0: 5, 1: 5, 2: 9}, fence)
-    marks.reset(consumer, {0: 2, 7: 1})
-    assert marks.load(consumer) == {0: 2, 1: 5, 2: 9, 7: 1}
-    intent = open_intent(marks, consumer, fence, vnodes=[1], after=5, upto=6)
-    for seqs in ({0: 1}, None):
-        with refused(sl.Conflict, consumer="a", intent=intent.id):
-            marks.reset(consumer, seqs)
-    marks.reset(consumer, {0: 1}, force=True)
-    assert marks.load(consumer) == {0: 1, 1: 5, 2: 9, 7: 1}
-    assert marks.intents(consumer) == []
-    with refused(sl.Conflict, intent=intent.id):
-        marks.advance(consumer, {1: (5, 6)}, fence=fence, intent=intent)
-    marks.reset(consumer, None)
-    assert marks.load(consumer) == {}
-    marks.start(consumer, {0: 0}, fence)
-
-
 def test_the_slowest_living_consumer_holds_the_log(registry, marks, leases):
     assert marks.slowest_by("g1", 2) == []
     first, second = (registry.register(name, **FACTS).consumer for name in ("a", "b"))
@@ -183,7 +126,9 @@ def test_the_slowest_living_consumer_holds_the_log(registry, marks, leases):
     assert marks.slowest_by("g1", 1) == [(8, "a"), (9, "b")], "vnodes that are no more"
     registry.retire("a")
     assert marks.slowest_by("g1", 2) == [(7, "b")]
-    registry.revive("a")
+    revived = registry.register("a", revive=True, **FACTS).consumer
+    assert marks.slowest_by("g1", 2) == [(0, "a"), (7, "b")], "a new life has not started"
+    marks.start(revived, {0: 8, 1: 6}, fences["a"])
     assert marks.slowest_by("g1", 2) == [(6, "a"), (7, "b")]
     registry.register("b", **FACTS | {"destination": "s3://b"})
     assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "a new generation has not started"
@@ -194,20 +139,26 @@ def test_the_slowest_living_consumer_holds_the_log(registry, marks, leases):
         marks.slowest_by("g1", 0)
 
 
-def test_a_person_sets_the_mark_of_a_retired_consumer_and_revives_it(registry, marks, consumer, fence):
+def test_a_retired_consumer_moves_no_mark_and_keeps_what_it_had_on_record(registry, marks, consumer, fence):
     marks.start(consumer, {0: 5, 1: 5}, fence)
-    intent = open_intent(marks, consumer, fence, after=5, upto=6)
+    intent = open_intent(marks, consumer, fence, vnodes=[0], after=5, upto=6)
     retired = registry.retire("a")
-    with refused(sl.Conflict, intent=intent.id):
-        marks.reset(retired, {0: 9})
-    marks.reset(retired, {0: 9}, force=True)
-    assert registry.get("a").is_retired and marks.load(retired) == {0: 9, 1: 5}
-    with refused(sl.Conflict, consumer="a"):
-        marks.advance(retired, {0: (9, 10)}, fence=fence)
-    revived = registry.revive("a")
-    assert revived == consumer
-    marks.advance(revived, {0: (9, 10)}, fence=fence)
-    assert marks.load(revived) == {0: 10, 1: 5}
+    for call in (
+        lambda: marks.advance(retired, {1: (5, 6)}, fence=fence),
+        lambda: marks.advance(retired, {0: (5, 6)}, fence=fence, intent=intent),
+        lambda: marks.start(retired, {2: 0}, fence),
+        lambda: marks.save_cuts(intent, [1], fence),
+        lambda: open_intent(marks, retired, fence, lane="1", vnodes=[1], after=5, upto=6),
+    ):
+        with refused(sl.Conflict, consumer="a", generation=retired.generation, found=retired.generation):
+            call()
+    revived = registry.register("a", revive=True, **FACTS)
+    assert revived.is_new and "1 open intent" in revived.why
+    assert marks.load(revived.consumer) == {} and marks.intents(revived.consumer) == []
+    assert marks.load(retired) == {0: 5, 1: 5} and marks.intents(retired) == [intent]
+    marks.start(revived.consumer, {0: 9}, fence)
+    marks.advance(revived.consumer, {0: (9, 10)}, fence=fence)
+    assert marks.load(revived.consumer) == {0: 10}
 
 
 def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
@@ -325,8 +276,8 @@ class Model:
     def covered(self, vnodes):
         return any(set(vnodes) & set(vs) for vs, _, _, _ in self.intents.values())
 
-    def register(self, identity, definition):
-        if identity != self.identity:
+    def register(self, identity, definition, revive):
+        if identity != self.identity or (revive and self.is_retired):
             self.__init__()
             self.identity, self.definition = identity, definition
         elif definition != self.definition:
@@ -368,12 +319,6 @@ class Model:
             return sl.Conflict
         self.intents[lane] = (*self.intents[lane][:3], cuts)
 
-    def reset(self, seqs, force):
-        if self.intents and not force:
-            return sl.Conflict
-        self.intents = {}
-        self.marks = self.marks | seqs if seqs is not None else {}
-
     def slowest_by(self, name, vnodes):
         if self.is_retired or self.identity[1] != "g1":
             return []
@@ -388,8 +333,10 @@ STEPS = st.one_of(
     st.tuples(st.just("open"), LANES, st.sets(VNODES), st.just(None), st.integers(1, 3)),
     st.tuples(st.just("close"), LANES, st.booleans()),
     st.tuples(st.just("cuts"), LANES, st.integers(0, 9)),
-    st.tuples(st.just("reset"), st.none() | st.dictionaries(VNODES, SEQS, max_size=2), st.booleans()),
-    st.tuples(st.just("register"), st.sampled_from(["s3://a"] * 4 + ["s3://b"]), st.sampled_from("1112"), BIT),
+    st.tuples(
+        st.just("register"), st.sampled_from(["s3://a"] * 4 + ["s3://b"]), st.sampled_from(["g1"] * 3 + ["g2"]), BIT,
+        st.booleans(),
+    ),
     st.tuples(st.just("take over"), st.booleans()),
     st.tuples(st.just("retire"), st.integers(0, 3)),
     st.tuples(st.just("revive")),
@@ -401,19 +348,25 @@ class Machine:
 
     def __init__(self, registry, marks, leases, name):
         self.registry, self.marks, self.leases, self.name, self.model = registry, marks, leases, name, Model()
-        self.register(*self.model.identity, 0)
-        self.generations = 1
+        self.generations = 0
+        self.register(None, *self.model.identity, 0, False)
         self.fence = leases.acquire(self.consumer.lease, "me", 600).fence
         self.count = 0
 
-    def call(self, method, destination, table_generation, definition):
-        facts = {"kind": "sink", "table": "t", "definition": {"is": definition}}
+    def register(self, due, destination, table_generation, definition, revive):
+        """Register, which is foreseen to do what it does, or to fail as the model says."""
+        facts = {"kind": "sink", "table": "t", "destination": destination, "definition": {"is": definition}}
         # Consumers of other runs share the state, so the table is this run's own.
-        return method(self.name, destination=destination, table_generation=f"{self.name}/{table_generation}", **facts)
-
-    def register(self, *told):
-        self.registered = self.call(self.registry.register, *told)
-        self.consumer = self.registered.consumer
+        told = {**facts, "table_generation": f"{self.name}/{table_generation}", "revive": revive}
+        foreseen = self.both(due, lambda: foresee(self.registry, self.marks, self.name, **told))
+        registered = self.both(due, lambda: self.registry.register(self.name, **told))
+        if due is None:
+            self.consumer = registered.consumer
+            self.generations += registered.is_new
+            is_new, now = registered.is_new, self.consumer
+            made = {"generation": now.generation, "created_s": now.created_s} if is_new else {}
+            assert replace(foreseen, consumer=replace(foreseen.consumer, **made)) == registered
+        return registered
 
     def both(self, due, call):
         """The call fails as the model says, or does what it did."""
@@ -454,20 +407,13 @@ class Machine:
         elif verb == "cuts" and words[0] in model.intents:
             (intent,) = (each for each in marks.intents(consumer) if each.lane == words[0])
             self.both(model.save_cuts(*words), lambda: marks.save_cuts(intent, words[1], fence))
-        elif verb == "reset":
-            self.both(model.reset(*words), lambda: marks.reset(consumer, words[0], force=words[1]))
         elif verb == "register":
-            destination, table, definition = words
-            identity = (destination, f"g{table}")
-            is_new = identity != model.identity
-            due = model.register(identity, definition)
-            foreseen = self.both(due, lambda: self.call(self.registry.preview, *identity, definition))
-            self.both(due, lambda: self.register(*identity, definition))
-            if due is None:
-                assert self.registered.is_new == is_new
-                made = {"generation": self.consumer.generation, "created_s": self.consumer.created_s} if is_new else {}
-                assert replace(foreseen, consumer=replace(foreseen.consumer, **made)) == self.registered
-                self.generations += is_new
+            destination, table_generation, definition, revive = words
+            identity = (destination, table_generation)
+            is_new = identity != model.identity or (revive and model.is_retired)
+            due = model.register(identity, definition, revive)
+            registered = self.register(due, *identity, definition, revive)
+            assert due is not None or registered.is_new == is_new
         elif verb == "take over":
             self.fence = self.leases.acquire(consumer.lease, "me", 600).fence
             if words[0]:
@@ -477,8 +423,7 @@ class Machine:
             model.is_retired = True
             self.consumer = self.registry.retire(self.name)
         elif verb == "revive":
-            model.is_retired = False
-            self.consumer = self.registry.revive(self.name)
+            self.step("register", *model.identity, model.definition, True)
 
     def compare(self):
         model, marks, consumer = self.model, self.marks, self.consumer
@@ -587,7 +532,7 @@ def test_racing_threads_open_one_intent(marks, consumer, fence):
 def test_a_definition_that_races_an_intent_leaves_them_equal(registry, marks, consumer, fence):
     marks.start(consumer, {0: 0, 1: 0}, fence)
     for turn in range(8):
-        now = registry.get("a")
+        now, at = registry.get("a"), marks.load(consumer)[0]
 
         def change(turn=turn):
             try:
@@ -595,9 +540,9 @@ def test_a_definition_that_races_an_intent_leaves_them_equal(registry, marks, co
             except sl.Conflict:
                 return None
 
-        def begin(now=now):
+        def begin(now=now, at=at):
             try:
-                return open_intent(marks, now, fence)
+                return open_intent(marks, now, fence, after=at, upto=at + 1)
             except sl.Conflict:
                 return None
 
@@ -606,7 +551,7 @@ def test_a_definition_that_races_an_intent_leaves_them_equal(registry, marks, co
         assert (changed.result() is None) != (opened.result() is None)
         for intent in marks.intents(now):
             assert intent.definition == registry.get("a").definition
-        marks.reset(now, {0: 0, 1: 0}, force=True)
+            marks.advance(now, {0: (at, at + 1), 1: (at, at + 1)}, fence=fence, intent=intent)
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------
@@ -634,9 +579,9 @@ def scenario(url):
     lease = leases.renew(lease, 600)
     consumer = registry.register("a", definition={"n": 2}, **FACTS).consumer
     marks.open_intent(consumer, lane="y", vnodes=[0], after=5, upto=6, schema_id=0, fence=fence)
-    marks.reset(consumer, {0: 3, 1: 9}, force=True)
     registry.retire("a")
-    registry.revive("a")
+    consumer = registry.register("a", definition={"n": 2}, revive=True, **FACTS).consumer
+    marks.start(consumer, {0: 3, 1: 9}, fence)
     registry.register("a", definition={"n": 2}, **{**FACTS, "destination": "s3://b"})
     registry.retire("a")
     leases.release(lease)

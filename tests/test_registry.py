@@ -4,52 +4,18 @@ import time
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 
+import consuming
 import strandline as sl
+from consuming import FACTS, foresee, open_intent
 from strandline import registry as module
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registered, Registry
+from strandline.registry import Registry, foreseen
 from strandline.state import State
 from support import refused
 
-FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": "s3://a", "definition": {"where": "x"}}
-
-
-@pytest.fixture
-def state(state_url):
-    with State(state_url, timeout_s=20) as opened:
-        yield opened
-
-
-@pytest.fixture
-def registry(state):
-    return Registry(state)
-
-
-@pytest.fixture
-def marks(state):
-    return Marks(state)
-
-
-@pytest.fixture
-def leases(state):
-    return Leases(state)
-
-
-@pytest.fixture
-def consumer(registry):
-    return registry.register("a", **FACTS).consumer
-
-
-@pytest.fixture
-def fence(leases, consumer):
-    return leases.acquire(consumer.lease, "me", 600).fence
-
-
-def open_intent(marks, consumer, fence, *, vnodes=(0, 1), after=0, upto=5):
-    return marks.open_intent(consumer, lane="0", vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence)
+state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
+consumer, fence = consuming.consumer, consuming.fence
 
 
 def test_a_consumer_is_what_was_registered(registry, marks):
@@ -126,7 +92,7 @@ def test_an_intent_is_opened_only_for_the_definition_on_record(registry, marks, 
 
 
 def test_an_unknown_consumer_is_not_found_and_the_known_are_named(registry, marks, consumer):
-    for call in (registry.get, registry.retire, registry.revive):
+    for call in (registry.get, registry.retire):
         with refused(sl.NotFound, consumer="b") as caught:
             call("b")
         assert "a" in caught.value.hint
@@ -147,21 +113,6 @@ def test_a_retired_consumer_stays_retired_until_it_is_revived(registry, marks, c
     assert not registry.register("a", revive=True, **FACTS).is_new
 
 
-def test_a_retired_consumer_that_is_revived_is_the_same_life_with_its_marks(registry, marks, consumer, fence):
-    marks.start(consumer, {0: 7}, fence)
-    registry.retire("a")
-    assert registry.revive("a") == consumer == registry.get("a")
-    assert registry.revive("a") == consumer, "nothing to do"
-    assert registry.register("a", **FACTS) == Registered(consumer, False, "")
-    marks.advance(consumer, {0: (7, 8)}, fence=fence)
-
-
-def contents(state):
-    with state.reading() as connection:
-        tables = (module.consumers, module.generations)
-        return [sorted(map(tuple, connection.execute(select(table)))) for table in tables]
-
-
 @pytest.mark.parametrize(
     ("change", "is_new"),
     [
@@ -173,67 +124,27 @@ def contents(state):
     ],
 )
 @pytest.mark.parametrize("is_retired", [False, True])
-def test_a_preview_says_what_register_does_and_writes_nothing(state, registry, consumer, change, is_new, is_retired):
+def test_what_is_foreseen_is_what_register_does(registry, marks, consumer, change, is_new, is_retired):
     if is_retired:
         registry.retire("a")
     for revive in (False, True):
-        before = contents(state)
         told = {"name": "a", **FACTS, **change, "revive": revive}
-        foreseen = registry.preview(**told)
-        assert contents(state) == before
+        due = foresee(registry, marks, **told)
         done = registry.register(**told)
         is_revived = is_retired and revive and not is_new
-        assert done.is_new == foreseen.is_new == ((is_new and not revive) or is_revived)
-        assert foreseen.why == done.why
+        assert done.is_new == due.is_new == ((is_new and not revive) or is_revived)
+        assert due.why == done.why
         if done.is_new:
-            assert foreseen.consumer.generation == ""
+            assert due.consumer.generation == ""
         made = {"generation": done.consumer.generation, "created_s": done.consumer.created_s}
-        assert replace(foreseen.consumer, **made) == done.consumer
+        assert replace(due.consumer, **made) == done.consumer
 
 
-def test_a_preview_of_a_definition_that_cannot_change_is_refused_too(registry, marks, consumer, fence):
+def test_a_definition_that_cannot_change_is_foreseen_to_be_refused(registry, marks, consumer, fence):
     marks.start(consumer, {0: 0, 1: 0}, fence)
     intent = open_intent(marks, consumer, fence)
     with refused(sl.Conflict, consumer="a", intent=intent.id):
-        registry.preview("a", **FACTS | {"definition": {"where": "y"}})
-
-
-# --- lives that another state knew -----------------------------------------------------------------------------
-
-
-def test_a_life_is_adopted_with_its_generation_and_goes_on(new_state_url):
-    with State(new_state_url()) as old, State(new_state_url()) as new:
-        first = Registry(old).register("a", **FACTS).consumer
-        second = Registry(old).register("a", **FACTS | {"destination": "s3://b"}).consumer
-        registry = Registry(new)
-        assert registry.adopt(second) == second == registry.get("a")
-        assert second.life == 2
-        assert registry.register("a", **FACTS | {"destination": "s3://b"}) == Registered(second, False, "")
-        assert registry.register("a", **FACTS).consumer.life == 3
-        with refused(sl.Conflict, consumer="a", generation=first.generation, found=registry.get("a").generation):
-            registry.adopt(first)
-        registry.retire("a")
-        assert registry.adopt(first) == first == registry.get("a")
-        assert [each.life for each in registry.history("a")] == [1, 2, 3]
-        assert registry.register("a", **FACTS | {"kind": "view"}).consumer.life == 4
-
-
-def test_a_life_that_is_known_already_is_adopted_as_it_is_told(registry, consumer):
-    retired = replace(consumer, is_retired=True, definition={"where": "y"}, table="renamed")
-    assert registry.adopt(retired) == retired == registry.get("a")
-    assert registry.adopt(consumer) == consumer == registry.get("a")
-    assert registry.history("a") == [consumer]
-
-
-def test_an_adopted_life_whose_number_is_taken_gets_the_next(registry, consumer):
-    registry.retire("a")
-    foreign = replace(consumer, generation="f" * 32)
-    assert registry.adopt(foreign) == replace(foreign, life=2)
-    with refused(sl.Conflict, consumer="b", generation=foreign.generation):
-        registry.adopt(replace(foreign, name="b"))
-    with refused(sl.Invalid):
-        registry.adopt(replace(foreign, name="b/c", generation="e" * 32))
-    assert [each.name for each in registry.all()] == ["a"]
+        foresee(registry, marks, "a", **FACTS | {"definition": {"where": "y"}})
 
 
 # --- refusals --------------------------------------------------------------------------------------------------
@@ -248,9 +159,11 @@ def test_an_adopted_life_whose_number_is_taken_gets_the_next(registry, consumer)
     ],
 )  # fmt: skip
 def test_what_cannot_be_registered_is_refused(registry, wrong):
-    for call in (registry.register, registry.preview):
-        with refused(sl.Invalid):
-            call(**{"name": "a", **FACTS, **wrong})
+    told = {"name": "a", **FACTS, **wrong}
+    with refused(sl.Invalid):
+        registry.register(**told)
+    with refused(sl.Invalid):
+        foreseen(**told, found=None, under_way=[])
     assert registry.all() == []
 
 

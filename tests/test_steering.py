@@ -83,9 +83,9 @@ def test_reset_to_a_seq_sends_the_changes_after_it(lake: sl.Lake, items: sl.Tabl
     items.upsert(rows(4))
     items.upsert(rows(5))
     assert lake.tick().rows == 2
-    assert steering.reset(lake, "archive", 2).rows == 1
+    assert steering.reset(lake, "archive", 2).rows == 1 == lake.status().sinks[0].lag.rows
     assert lake.tick().rows == 1
-    assert steering.reset(lake, "archive", "head").rows == 0
+    assert steering.reset(lake, "archive", "head").rows == 0 == lake.status().sinks[0].lag.rows
     assert lake.tick().rows == 0
     with pytest.raises(sl.Invalid):
         steering.reset(lake, "archive", 99)

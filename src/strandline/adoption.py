@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.bond import read_record
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
-from strandline.plan import table_of
 from strandline.registry import Consumer
 from strandline.sinks.base import Producer
 from strandline.sinks.declared import KINDS, SinkDef
+from strandline.standing import table_of
 
 if TYPE_CHECKING:
     from strandline.lake import Lake

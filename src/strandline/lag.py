@@ -8,6 +8,7 @@ from typing import Any
 
 from strandline.feed import extent_of, files_of
 from strandline.merge import Merge
+from strandline.sinks.declared import BACKFILL, HEAD, Start
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,17 @@ class Lag:
         return asdict(self)
 
 
-def lag_of(marks: Mapping[int, int], merge: Merge, now_s: float) -> Lag:
-    """The lag of marks by vnode; a vnode without one has everything before it, as far as the log still has it."""
+def lag_of(marks: Mapping[int, int], start: Start, merge: Merge, now_s: float) -> Lag:
+    """The lag of marks by vnode; one that has none stands where its sink starts. The whole table is before it if that
+    is the beginning, as far as the log still has it."""
     log, vnodes = merge.log, merge.definition.vnodes
-    if any(vnode not in marks for vnode in range(vnodes)) or not min(marks.values(), default=0):
+    first = 0 if start == BACKFILL else log.head if start == HEAD else int(start)
+    marks = {vnode: marks.get(vnode) or first for vnode in range(vnodes)}
+    if not min(marks.values()):
         rows = sum(file.rows for file in [*merge.base_files(), *(file for _, file in merge.log_files())])
         files = log.by_seq
     else:
-        low = max(min(marks[vnode] for vnode in range(vnodes)), log.trimmed_to)
+        low = max(min(marks.values()), log.trimmed_to)
         behind = [vnode for vnode in range(vnodes) if marks[vnode] < log.head]
         files = files_of(log, low, log.head, behind, vnodes) if behind else []
         rows = extent_of(files).rows

@@ -2,7 +2,7 @@
 
 - A mark belongs to one generation of a consumer (see `registry`).
 - A mark moves forward only, by compare-and-swap of every vnode in one transaction, under the fence of its consumer's
-  lease; only `reset`, a person's command, may set it back.
+  lease; only an adoption (see `bond`), a person's command, sets it otherwise.
 - An open intent stands exactly on its marks: each of its vnodes is at `after` until the advance that closes it, which
   goes to `upto`. A vnode has one open intent at most; the definition cannot change while there is one.
 - The slowest living consumer holds its table's log; one that has not started counts as 0, a retired one not at all.
@@ -138,7 +138,7 @@ class Marks:
             if to < expected:
                 raise Invalid(
                     f"mark {consumer.name!r} of vnode {vnode} cannot go back from {expected} to {to}",
-                    hint="Only a reset sets a mark back.",
+                    hint=f"To start it again: strandline mark reset {consumer.name}",
                     consumer=consumer.name,
                     vnode=vnode,
                     expected=expected,
@@ -157,21 +157,6 @@ class Marks:
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
         crash_point("marks.advanced")
-
-    def reset(self, consumer: Consumer, seqs: Mapping[int, int] | None, *, force: bool = False) -> None:
-        """Set marks by command, back as well as forward; None forgets all, as if it had not started.
-
-        `Conflict` while an intent is open: its effect may be half done; `force` gives it up. A runner at work meanwhile
-        finds another mark than it expects at its next advance. A retired consumer stays retired."""
-        check_seqs(seqs or {})
-        with self._state.transaction() as connection:
-            guard(connection, consumer.name, consumer.generation, None, is_retired_allowed=True)
-            if (under_way := open_intents(connection, [consumer.generation])) and not force:
-                raise busy(consumer.name, under_way[0], "its marks cannot be reset")
-            connection.execute(delete(intents).where(intents.c.generation == consumer.generation))
-            if seqs is None:
-                connection.execute(delete(marks).where(marks.c.generation == consumer.generation))
-            _set_marks(connection, consumer.generation, seqs or {})
 
     def slowest_by(self, table_generation: str, vnodes: int) -> list[tuple[int, str]]:
         """Who holds the log of a table: the lowest mark over all its vnodes and the name of each living consumer, the

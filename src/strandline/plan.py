@@ -7,8 +7,8 @@ after a crash it is what was begun, and what comes after that is planned when it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,12 @@ from strandline.feed import Extent, extent_of, files_of
 from strandline.intents import Intent
 from strandline.log import LogState
 from strandline.merge import Merge
-from strandline.registry import Consumer, Registered
-from strandline.sinks.declared import BACKFILL, HEAD, KINDS, SinkDef
+from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start
+from strandline.standing import Standing, declared_sink, registration, standings, table_of
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
-    from strandline.table import Table
 
 DRIVER_ROWS = 200_000
 DRIVER_BYTES = 64 << 20
@@ -76,7 +75,8 @@ class Work:
 @dataclass(frozen=True)
 class SinkPlan:
     """What a tick will do for one sink. `rows` and `bytes` are upper bounds where only some vnodes are due; `why` says
-    what is not as it was; `epoch` is what the table's log knows of the state; with `error` nothing will be done."""
+    what is not as it was; `start` is where it begins, or began; `epoch` is what the table's log knows of the state;
+    with `error` nothing will be done."""
 
     name: str
     table: str
@@ -86,6 +86,7 @@ class SinkPlan:
     is_new: bool = False
     is_retired: bool = False
     why: str = ""
+    start: Start = BACKFILL
     epoch: int = 0
     error: StrandlineError | None = None
 
@@ -134,38 +135,18 @@ class Plan:
         }
 
 
-@dataclass(frozen=True)
-class Standing:
-    """A sink as the state has it: the living consumer, its marks and what it has begun."""
-
-    consumer: Consumer | None = None
-    marks: Mapping[int, int] = field(default_factory=dict, hash=False)
-    intents: tuple[Intent, ...] = ()
-
-
 def plan_of(lake: Lake) -> Plan:
     """What a tick of the lake would do now."""
     return Plan(tuple(sink_plans(lake)), *cares(lake))
 
 
-def sink_plans(lake: Lake, names: Sequence[str] | None = None) -> Iterator[SinkPlan]:
-    """What a tick would do for these sinks, or for all: those that are declared here and those that the state knows."""
-    standing = standings(lake)
-    for name in sorted({*lake.declared, *standing}) if names is None else names:
-        yield sink_plan(lake, name, standing.get(name, Standing()))
-
-
-def standings(lake: Lake) -> dict[str, Standing]:
-    """Every sink that the state knows, in three queries."""
-    if not lake.has_ledger:
-        return {}
-    ledger = lake.ledger
-    consumers = [consumer for consumer in ledger.registry.all() if consumer.kind in KINDS]
-    marks, intents = ledger.marks.many(consumers), ledger.marks.open_intents(consumers)
-    return {
-        each.name: Standing(each, marks.get(each.generation, {}), tuple(intents.get(each.generation, ())))
-        for each in consumers
-    }
+def sink_plans(lake: Lake, names: Sequence[str] | None = None) -> list[SinkPlan]:
+    """What a tick would do for these sinks, each once, or for all."""
+    known = standings(lake)
+    for name in names or ():
+        if name not in known:
+            raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)
+    return [sink_plan(lake, name, known[name]) for name in (known if names is None else dict.fromkeys(names))]
 
 
 def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
@@ -180,9 +161,11 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         return replace(plan, is_retired=True)
     try:
         table = table_of(lake, declared, consumer)
-        registered, sink = registration(lake, table, declared, found)
+        registered, sink = registration(table, declared, found)
         epoch = table.log.refresh().epoch
-        plan = replace(plan, table=table.name, is_new=registered.is_new, why=registered.why, epoch=epoch)
+        plan = replace(
+            plan, table=table.name, is_new=registered.is_new, why=registered.why, start=sink.start, epoch=epoch
+        )
         if registered.consumer.is_retired:
             return replace(plan, is_retired=True)
         sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
@@ -195,80 +178,6 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     except Exception as error:
         # Damage has no end of forms; whichever it is, the other sinks go on.
         return replace(plan, error=Internal(f"sink {name!r} cannot be planned: {type(error).__name__}: {error}"))
-
-
-def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
-    """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
-    there is another one of that name: then it begins anew there, as a declared one would."""
-    if name in lake.declared or consumer is None:
-        return lake.declared.get(name)
-    tables = lake.catalog.refresh().tables
-    is_there = any(entry.generation == consumer.table_generation for entry in tables.values())
-    if is_there or consumer.table not in tables:
-        return None
-    return SinkDef.from_dict(name, consumer.table, {**consumer.definition, "start": BACKFILL})
-
-
-def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:
-    """The table that a sink reads: by the name that is declared, else the life that the state knows."""
-    if declared is not None:
-        return lake.table(declared.table)
-    assert consumer is not None
-    for entry in lake.catalog.refresh().tables.values():
-        if entry.generation == consumer.table_generation:
-            return lake.table(entry.name)
-    raise NotFound(
-        f"the table {consumer.table!r} of sink {consumer.name!r} was dropped",
-        hint=f"If nothing of it is to be sent any more: strandline mark retire {consumer.name}",
-        consumer=consumer.name,
-        table=consumer.table,
-    )
-
-
-def registration(lake: Lake, table: Table, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
-    """What registering a sink as it is declared would find; nothing is written. While it has something under way, it
-    stays as the state has it."""
-    consumer = found.consumer
-    if declared is None:
-        assert consumer is not None
-        return Registered(consumer, False, ""), SinkDef.from_dict(consumer.name, table.name, consumer.definition)
-    facts = facts_of(declared, table, consumer)
-    is_same = consumer is not None and consumer.table_generation == table.entry.generation
-    if is_same and found.intents and consumer is not None and consumer.destination == declared.to.destination:
-        sink = SinkDef.from_dict(declared.name, table.name, consumer.definition, declared)
-        changed = (
-            "" if facts["definition"] == consumer.definition else "its new definition counts after what it has begun"
-        )
-        return Registered(consumer, False, changed), sink
-    if not lake.has_ledger:
-        new = Consumer(declared.name, **{**facts, "generation": "", "life": 1, "is_retired": False, "created_s": 0.0})
-        return Registered(new, True, "registered for the first time"), declared
-    registered = lake.ledger.registry.preview(declared.name, **facts)
-    kept = registered.consumer.definition.get("start", declared.start)
-    return registered, replace(declared, start=kept)
-
-
-def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict[str, Any]:
-    """What a sink is registered with. Where it began is a fact of its life, whatever is declared later."""
-    definition = declared.to_dict()
-    if declared.start == HEAD:
-        # What comes next is meant as seen from here.
-        definition["start"] = table.head
-    is_same = (
-        consumer is not None
-        and consumer.table_generation == table.entry.generation
-        and consumer.destination == declared.to.destination
-        and consumer.kind == declared.to.kind
-    )
-    if is_same and consumer is not None:
-        definition["start"] = consumer.definition["start"]
-    return {
-        "kind": declared.to.kind,
-        "table": table.name,
-        "table_generation": table.entry.generation,
-        "destination": declared.to.destination,
-        "definition": definition,
-    }
 
 
 def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -27,11 +27,11 @@ from strandline.deadletters import DeadLetter
 from strandline.errors import Invalid, NotFound, StrandlineError
 from strandline.feed import Feed
 from strandline.leases import this_worker
-from strandline.plan import table_of
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer
 from strandline.sinks.base import Producer, Redelivery
 from strandline.sinks.declared import SinkDef
+from strandline.standing import table_of
 
 if TYPE_CHECKING:
     from strandline.lake import Lake

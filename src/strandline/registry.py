@@ -1,9 +1,9 @@
 """The consumers of a lake, and the lives (generations) of each name.
 
 Another destination, another kind or a recreated table is a new life, without marks, and says so. Old lives stay on
-record. A retired consumer holds nothing and moves no mark until someone revives it.
+record. A retired consumer holds nothing and moves no mark; to revive it is to begin a new life.
 
-After a crash: a consumer is registered, retired or revived, or it is as it was.
+After a crash: a consumer is registered or retired, or it is as it was.
 """
 
 from __future__ import annotations
@@ -122,9 +122,11 @@ class Registry:
         with self._state.transaction() as connection:
             insert_missing(connection, consumers, name=name)
             found = current(connection, name, is_locking=True)
-            decided = _decide(connection, found, told, revive)
+            under_way = [] if found is None else open_intents(connection, [found.generation])
+            decided = _decided(found, under_way, told, revive)
             if decided.is_new:
-                new = replace(decided.consumer, generation=uuid.uuid4().hex)
+                life = max(_lives(connection, name), default=0) + 1
+                new = replace(told, generation=uuid.uuid4().hex, life=life, created_s=now_s(connection))
                 decided = replace(decided, consumer=new)
                 _insert(connection, new)
                 _point(connection, name, new.generation)
@@ -132,45 +134,13 @@ class Registry:
                 _update(connection, decided.consumer)
         return decided
 
-    def preview(
-        self,
-        name: str,
-        *,
-        kind: str,
-        table: str,
-        table_generation: str,
-        destination: str,
-        definition: Mapping[str, Any],
-        revive: bool = False,
-    ) -> Registered:
-        """What `register` would answer, or raise, at this moment. Nothing is written: a new life has no generation."""
-        told = _told(name, kind, table, table_generation, destination, definition)
-        with self._state.reading() as connection:
-            return _decide(connection, current(connection, name), told, revive)
-
     def retire(self, name: str) -> Consumer:
         """Let a consumer hold nothing and move no mark any more. Its marks and intents stay on record."""
-        return self._set_retired(name, True)
-
-    def revive(self, name: str) -> Consumer:
-        """Let a retired consumer work again, the same life from the marks that it has."""
-        return self._set_retired(name, False)
-
-    def adopt(self, consumer: Consumer) -> Consumer:
-        """Make a life that another state knew the current one of its name; `Conflict` when another one lives here. Its
-        `life` is the next free one if that number is taken."""
         with self._state.transaction() as connection:
-            insert_missing(connection, consumers, name=checked_name(consumer.name))
-            found = current(connection, consumer.name, is_locking=True)
-            if found is not None and found.generation != consumer.generation and not found.is_retired:
-                raise Conflict(
-                    f"{consumer.name!r} lives here as another generation, which writes to {found.destination}",
-                    hint=f"Retire that one first: strandline mark retire {consumer.name}",
-                    consumer=consumer.name,
-                    generation=consumer.generation,
-                    found=found.generation,
-                )
-            return put_life(connection, consumer)
+            found = current(connection, name, is_locking=True) or not_found(connection, name)
+            now: Consumer = replace(found, is_retired=True)
+            _update(connection, now)
+        return now
 
     def get(self, name: str) -> Consumer:
         with self._state.reading() as connection:
@@ -187,27 +157,16 @@ class Registry:
         with self._state.reading() as connection:
             return [_consumer(row) for row in connection.execute(query.order_by(generations.c.life))]
 
-    def _set_retired(self, name: str, is_retired: bool) -> Consumer:
-        with self._state.transaction() as connection:
-            found = current(connection, name, is_locking=True) or not_found(connection, name)
-            now: Consumer = replace(found, is_retired=is_retired)
-            _update(connection, now)
-        return now
-
 
 # --- inside a transaction ---------------------------------------------------------------------------------------
 
 
-def guard(
-    connection: Connection, name: str, generation: str, fence: int | None, *, is_retired_allowed: bool = False
-) -> Consumer:
-    """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one. A fence of
-    None: whatever the lease."""
-    if fence is not None:
-        check_fence(connection, lease_of(name), check_int("fence", fence))
+def guard(connection: Connection, name: str, generation: str, fence: int) -> Consumer:
+    """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one."""
+    check_fence(connection, lease_of(name), check_int("fence", fence))
     found: Consumer = current(connection, name, is_locking=True) or not_found(connection, name)
     is_current = found.generation == generation
-    if not is_current or (found.is_retired and not is_retired_allowed):
+    if not is_current or found.is_retired:
         raise Conflict(
             f"{name!r} was {'retired' if is_current else 'registered anew'} meanwhile",
             hint="Nothing was changed. Get the consumer again.",
@@ -263,12 +222,6 @@ def not_found(connection: Connection, name: str) -> Any:
     )
 
 
-def _decide(connection: Connection, found: Consumer | None, told: Consumer, revive: bool) -> Registered:
-    under_way = [] if found is None else open_intents(connection, [found.generation])
-    life = max(_lives(connection, told.name), default=0) + 1
-    return _decided(found, under_way, replace(told, life=life, created_s=now_s(connection)), revive)
-
-
 def _lives(connection: Connection, name: str) -> list[int]:
     return list(connection.execute(select(generations.c.life).where(generations.c.name == name)).scalars())
 
@@ -301,6 +254,24 @@ def _point(connection: Connection, name: str, generation: str) -> None:
 
 
 # --- values -----------------------------------------------------------------------------------------------------
+
+
+def foreseen(
+    name: str,
+    *,
+    kind: str,
+    table: str,
+    table_generation: str,
+    destination: str,
+    definition: Mapping[str, Any],
+    found: Consumer | None,
+    under_way: Sequence[Intent],
+    revive: bool = False,
+) -> Registered:
+    """What `register` would answer, or raise, for a consumer that the state has so. A new life has no generation."""
+    told = _told(name, kind, table, table_generation, destination, definition)
+    life = (0 if found is None else found.life) + 1
+    return _decided(found, under_way, replace(told, life=life), revive)
 
 
 def _told(

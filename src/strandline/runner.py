@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.consumers.compaction import CompactReport
 from strandline.cursor import Cursor, Tally
-from strandline.errors import Conflict, Internal, NotFound, StrandlineError
+from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.leases import LENGTH_S, Held, this_worker
-from strandline.plan import SinkPlan, Standing, cares, declared_sink, facts_of, sink_plan, standings, table_of
+from strandline.plan import SinkPlan, cares, sink_plan, sink_plans
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer, lease_of
+from strandline.standing import Standing, declared_sink, facts_of, standing_of, table_of
 from strandline.status import BrokenTable
 
 if TYPE_CHECKING:
@@ -159,9 +160,7 @@ def _finished(working: dict[str, Future[SinkReport | None]]) -> tuple[SinkReport
 
 def _planned(lake: Lake, names: Sequence[str] | None) -> list[SinkPlan]:
     """What is due; `Conflict` when lake and state do not belong together."""
-    known = standings(lake)
-    chosen = _checked_names(names, sorted({*lake.declared, *known}))
-    found = [sink_plan(lake, name, known.get(name, Standing())) for name in chosen]
+    found = sink_plans(lake, names)
     if lake.has_ledger:
         lake.ledger.bond.check(trimmed_epoch=max((each.epoch for each in found), default=0))
     return found
@@ -169,13 +168,6 @@ def _planned(lake: Lake, names: Sequence[str] | None) -> list[SinkPlan]:
 
 def _is_due(plan: SinkPlan) -> bool:
     return not plan.is_retired and bool(plan.works or plan.error or plan.is_new or plan.why)
-
-
-def _checked_names(names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
-    for name in names or ():
-        if name not in known:
-            raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)
-    return known if names is None else list(dict.fromkeys(names))
 
 
 class _Tick:
@@ -204,7 +196,7 @@ class _Tick:
             return None
         started_s = time.monotonic()
         report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
-        if plan.error is not None and plan.name not in standings(self._lake):
+        if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
             return replace(report, error=plan.error)
         tally = Tally()
         with ExitStack() as stack:
@@ -245,7 +237,7 @@ class _Tick:
         changed definition counts. `consumers` hears who it is for."""
         cursor = None
         for _ in range(2):
-            standing = standings(self._lake).get(name, Standing())
+            standing = standing_of(self._lake, name)
             consumers += [standing.consumer] if standing.consumer is not None else []
             plan = sink_plan(self._lake, name, standing)
             if plan.error is not None:

@@ -193,11 +193,6 @@ class State:
                 found=found,
             )
 
-    def epoch(self) -> int:
-        """The epoch that its lake knows at least."""
-        with self.reading() as connection:
-            return int(connection.execute(select(meta.c.epoch)).scalar_one())
-
     # --- opening -----------------------------------------------------------------------------------------------
 
     @property

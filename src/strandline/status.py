@@ -18,8 +18,9 @@ from strandline.expiry import expired_rows, horizon_for, micros
 from strandline.health import Health
 from strandline.lag import Lag, lag_of
 from strandline.marks import Receipt
-from strandline.plan import Standing, sink_plan, standings
+from strandline.plan import sink_plan
 from strandline.rejects import Rejects
+from strandline.standing import Standing, standings
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:
@@ -141,9 +142,7 @@ def _sinks(lake: Lake) -> tuple[SinkStatus, ...]:
     known = [found.consumer for found in standing.values() if found.consumer is not None]
     last = lake.ledger.marks.last_receipts(known) if known else {}
     letters = lake.ledger.letters.counts() if known else {}
-    return tuple(
-        _sink(lake, name, standing.get(name, Standing()), last, letters) for name in sorted({*lake.declared, *standing})
-    )
+    return tuple(_sink(lake, name, found, last, letters) for name, found in standing.items())
 
 
 def _sink(
@@ -158,7 +157,7 @@ def _sink(
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:
-        lag = lag_of(found.marks, lake.table(plan.table).merge(), time.time())
+        lag = lag_of(found.marks, plan.start, lake.table(plan.table).merge(), time.time())
     lease = None if consumer is None else lake.ledger.leases.find(consumer.lease)
     return SinkStatus(
         name=name,

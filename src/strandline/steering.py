@@ -16,10 +16,10 @@ from strandline.feed import extent_of, files_of
 from strandline.lag import Lag, lag_of
 from strandline.leases import this_worker
 from strandline.merge import Merge
-from strandline.plan import Standing, declared_sink, facts_of, standings, table_of
 from strandline.registry import Consumer, Registered
 from strandline.secret import GIVEN
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
+from strandline.standing import Standing, declared_sink, facts_of, standing_of, standings, table_of
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
@@ -58,7 +58,7 @@ def add(lake: Lake, sink: SinkDef) -> Registered:
             hint="Name where it is: env:NAME or file:PATH.",
             consumer=sink.name,
         )
-    found = standings(lake).get(sink.name, Standing())
+    found = standing_of(lake, sink.name)
     table = lake.table(sink.table)
     lake.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
@@ -100,7 +100,7 @@ def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
     found, consumer = _found(lake, name)
     try:
         table = table_of(lake, None, consumer)
-        lag = lag_of(found.marks, table.merge(), time.time())
+        lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
     except NotFound:
         lag = Lag(0, 0, None)
     if not dry_run:
@@ -115,8 +115,9 @@ def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
     known = standings(lake)
     found = known.get(name, Standing())
     if found.consumer is None:
-        hint = f"Sinks that have run: {', '.join(sorted(known)) or 'none'}"
-        if name in lake.declared:
+        ran = [each for each, standing in known.items() if standing.consumer is not None]
+        hint = f"Sinks that have run: {', '.join(ran) or 'none'}"
+        if name in known:
             raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
         raise NotFound(f"there is no sink {name!r}", hint=hint, consumer=name)
     return found, found.consumer

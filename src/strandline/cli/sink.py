@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,10 +18,12 @@ from strandline.cli.destination import destination, pairs, start_of
 from strandline.cli.options import Yes, names
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
+from strandline.intents import Intent
 from strandline.lake import Lake
-from strandline.plan import NOTHING, Standing, facts_of, sink_plans, standings
-from strandline.registry import Consumer
+from strandline.plan import NOTHING, sink_plans
+from strandline.registry import Consumer, foreseen
 from strandline.sinks.declared import BACKFILL, SinkDef
+from strandline.standing import facts_of, standing_of
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
@@ -91,11 +93,11 @@ def add(
             consumer=name,
             seq=begin,
         )
-    found = standings(lake).get(name, Standing()).consumer
-    if found is not None and not found.is_retired and not yes:
-        _ask(call, lake, made, found)
+    found = standing_of(lake, name)
+    if found.consumer is not None and not found.consumer.is_retired and not yes:
+        _ask(call, lake, made, found.consumer, found.intents)
     done = steering.add(lake, made)
-    plan = next(sink_plans(lake, [name]))
+    [plan] = sink_plans(lake, [name])
     data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows}
 
     def render(out: Console) -> None:
@@ -113,10 +115,10 @@ def add(
     return Answer(data, render)
 
 
-def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer) -> None:
+def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer, under_way: Sequence[Intent]) -> None:
     """Before a sink that lives becomes another one, or sends something else."""
     facts = facts_of(made, lake.table(made.table), found)
-    would = lake.ledger.registry.preview(made.name, **facts, revive=True)
+    would = foreseen(made.name, **facts, found=found, under_way=under_way, revive=True)
     if would.is_new:
         why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
     elif would.why:

@@ -15,13 +15,13 @@ from strandline.errors import Conflict, NotFound, StrandlineError
 from strandline.lag import Lag
 from strandline.lake import Lake
 from strandline.marks import Receipt
-from strandline.plan import standings
+from strandline.standing import standings
 from strandline.status import SinkStatus
 
 
 def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
     """The sinks that a call names, which must be there, each once; all without names."""
-    known = sorted({*lake.declared, *standings(lake)})
+    known = list(standings(lake))
     for name in names or ():
         if name not in known:
             way = f"Sinks: {', '.join(known)}" if known else f"There are none yet. Add one: {adding(call)}"

@@ -1,0 +1,116 @@
+"""A sink as it is declared here and as the state has it: which table it reads, and whether it is still the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from strandline.errors import NotFound
+from strandline.intents import Intent
+from strandline.ledger import Ledger
+from strandline.registry import Consumer, Registered, foreseen
+from strandline.sinks.declared import BACKFILL, HEAD, KINDS, SinkDef
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A sink as the state has it: the living consumer, its marks and what it has begun; none of it for one that has
+    never run."""
+
+    consumer: Consumer | None = None
+    marks: Mapping[int, int] = field(default_factory=dict, hash=False)
+    intents: tuple[Intent, ...] = ()
+
+
+def standings(lake: Lake) -> dict[str, Standing]:
+    """Every sink, by name: those that are declared here and those that the state knows."""
+    known = _known(lake.ledger) if lake.has_ledger else {}
+    return {name: known.get(name, Standing()) for name in sorted({*lake.declared, *known})}
+
+
+def standing_of(lake: Lake, name: str) -> Standing:
+    """One sink, which the state need not know."""
+    return _known(lake.ledger, name).get(name, Standing()) if lake.has_ledger else Standing()
+
+
+def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
+    """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
+    there is another one of that name: then it begins anew there, as a declared one would."""
+    if name in lake.declared or consumer is None:
+        return lake.declared.get(name)
+    tables = lake.catalog.refresh().tables
+    is_there = any(entry.generation == consumer.table_generation for entry in tables.values())
+    if is_there or consumer.table not in tables:
+        return None
+    return SinkDef.from_dict(name, consumer.table, {**consumer.definition, "start": BACKFILL})
+
+
+def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:
+    """The table that a sink reads: by the name that is declared, else the life that the state knows."""
+    if declared is not None:
+        return lake.table(declared.table)
+    assert consumer is not None
+    for entry in lake.catalog.refresh().tables.values():
+        if entry.generation == consumer.table_generation:
+            return lake.table(entry.name)
+    raise NotFound(
+        f"the table {consumer.table!r} of sink {consumer.name!r} was dropped",
+        hint=f"If nothing of it is to be sent any more: strandline mark retire {consumer.name}",
+        consumer=consumer.name,
+        table=consumer.table,
+    )
+
+
+def registration(table: Table, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
+    """What registering a sink as it is declared will find. While it has something under way, it stays as the state has
+    it."""
+    consumer = found.consumer
+    if declared is None:
+        assert consumer is not None
+        return Registered(consumer, False, ""), SinkDef.from_dict(consumer.name, table.name, consumer.definition)
+    facts = facts_of(declared, table, consumer)
+    if found.intents and consumer is not None and is_same(consumer, declared, table):
+        sink = SinkDef.from_dict(declared.name, table.name, consumer.definition, declared)
+        is_changed = facts["definition"] != consumer.definition
+        why = "its new definition counts after what it has begun" if is_changed else ""
+        return Registered(consumer, False, why), sink
+    registered = foreseen(declared.name, **facts, found=consumer, under_way=found.intents)
+    return registered, replace(declared, start=registered.consumer.definition["start"])
+
+
+def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict[str, Any]:
+    """What a sink is registered with. Where it began is a fact of its life, whatever is declared later."""
+    definition = declared.to_dict()
+    if consumer is not None and is_same(consumer, declared, table):
+        definition["start"] = consumer.definition["start"]
+    elif declared.start == HEAD:
+        # What comes next is meant as seen from here.
+        definition["start"] = table.head
+    return {
+        "kind": declared.to.kind,
+        "table": table.name,
+        "table_generation": table.entry.generation,
+        "destination": declared.to.destination,
+        "definition": definition,
+    }
+
+
+def is_same(consumer: Consumer, declared: SinkDef, table: Table) -> bool:
+    """Whether the sink on record goes on: to the same place, with the same life of the table."""
+    was = consumer.kind, consumer.destination, consumer.table_generation
+    return was == (declared.to.kind, declared.to.destination, table.entry.generation)
+
+
+def _known(ledger: Ledger, name: str | None = None) -> dict[str, Standing]:
+    """The sinks of the state, or the one of this name."""
+    consumers = [each for each in ledger.registry.all() if each.kind in KINDS and name in (None, each.name)]
+    marks, intents = ledger.marks.many(consumers), ledger.marks.open_intents(consumers)
+    return {
+        each.name: Standing(each, marks.get(each.generation, {}), tuple(intents.get(each.generation, ())))
+        for each in consumers
+    }

@@ -1,0 +1,77 @@
+"""A state with one consumer that works: what the tests of registry, marks and bond begin with.
+
+A test module takes the fixtures that it needs by assignment, as in `registry = consuming.registry`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+
+from strandline.leases import Leases
+from strandline.marks import Intent, Marks
+from strandline.registry import Consumer, Registered, Registry, foreseen
+from strandline.state import State
+
+FACTS: dict[str, Any] = {
+    "kind": "sink",
+    "table": "t",
+    "table_generation": "g1",
+    "destination": "s3://a",
+    "definition": {"where": "x"},
+}
+
+
+@pytest.fixture
+def state(state_url: str) -> Iterator[State]:
+    with State(state_url, timeout_s=20) as opened:
+        yield opened
+
+
+@pytest.fixture
+def registry(state: State) -> Registry:
+    return Registry(state)
+
+
+@pytest.fixture
+def marks(state: State) -> Marks:
+    return Marks(state)
+
+
+@pytest.fixture
+def leases(state: State) -> Leases:
+    return Leases(state)
+
+
+@pytest.fixture
+def consumer(registry: Registry) -> Consumer:
+    return registry.register("a", **FACTS).consumer
+
+
+@pytest.fixture
+def fence(leases: Leases, consumer: Consumer) -> int:
+    return leases.acquire(consumer.lease, "me", 600).fence
+
+
+def open_intent(
+    marks: Marks,
+    consumer: Consumer,
+    fence: int,
+    *,
+    lane: str = "0",
+    vnodes: Collection[int] = (0, 1),
+    after: int = 0,
+    upto: int = 5,
+    cuts: Any = None,
+) -> Intent:
+    return marks.open_intent(
+        consumer, lane=lane, vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence, cuts=cuts
+    )
+
+
+def foresee(registry: Registry, marks: Marks, name: str, **told: Any) -> Registered:
+    """What is foreseen for the consumer that the state has now."""
+    found = next((each for each in registry.all() if each.name == name), None)
+    under_way = [] if found is None else marks.intents(found)
+    return foreseen(name, found=found, under_way=under_way, **told)
