@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# How many test processes run side by side; each has a Spark session and servers of its own.
+JOBS ?= 2
 
 .PHONY: help demo test lint types tests soak chaos bench report format lock clean java
 
@@ -29,7 +31,7 @@ types: java $(VENV)/.ready
 	@$(BIN)/mypy
 
 tests: java $(VENV)/.ready
-	@$(BIN)/pytest -m 'not soak and not chaos' $(ARGS)
+	@$(BIN)/pytest -m 'not soak and not chaos' -n $(JOBS) --dist loadfile $(ARGS)
 
 soak: java $(VENV)/.ready  ## Run the long tests
 	@$(BIN)/pytest -m soak $(ARGS)
