@@ -16,6 +16,7 @@ import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline import marks as module
 from strandline import state as states
+from strandline.marks import Standing
 from strandline.state import _checked
 from support import python, refused
 
@@ -175,18 +176,15 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
     retired = registry.retire("c5")
     statements = []
     event.listen(state._engine, "before_cursor_execute", lambda *words: statements.append(words[2]))
-    many, receipts, intents = marks.many(found), marks.last_receipts(found), marks.open_intents(found)
-    assert len([each for each in statements if each.startswith("SELECT")]) == 3
-    assert many == {each.generation: marks.load(each) for each in found}
-    assert many[found[0].generation] == {} and many[retired.generation] == dict.fromkeys(range(5), 5)
+    standings, receipts = marks.standings(), marks.last_receipts(found)
+    assert len([each for each in statements if each.startswith("SELECT")]) == 4
+    now = [retired if each.name == "c5" else each for each in found]
+    assert standings == {each.name: Standing(each, marks.load(each), tuple(marks.intents(each))) for each in now}
+    assert standings["c0"].marks == {} and standings["c5"].marks == dict.fromkeys(range(5), 5)
+    assert [intent.lane for intent in standings["c3"].intents] == ["x", "y"]
     assert receipts == {each.generation: marks.receipts(each, 1)[0] for each in found[1:]}
-    assert intents == {each.generation: marks.intents(each) for each in found}
-    assert [intent.lane for intent in intents[found[3].generation]] == ["x", "y"]
-    statements.clear()
-    assert (marks.many([]), marks.last_receipts([]), marks.open_intents([])) == ({}, {}, {})
-    assert not statements
-    with refused(sl.NotFound, consumer="c1"):
-        marks.many([found[0], replace(found[1], generation="0" * 32)])
+    assert marks.standings("c3") == {"c3": standings["c3"]} and marks.standings("nobody") == {}
+    assert marks.last_receipts([]) == {}
 
 
 # --- intents and receipts --------------------------------------------------------------------------------------

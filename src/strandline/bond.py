@@ -61,6 +61,8 @@ renewals = Table(
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
     Column("since_s", Double, nullable=False),
 )
+_meta = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
+_meta_locked = _meta.with_for_update()
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,6 @@ class Bond:
         self._lake_id = lake_id
         self._state = state
         state.ensure(renewals, consumers, generations, marks, intents)
-
-    def epoch(self) -> int:
-        """What a trim commit carries: a state that does not know it is an older one."""
-        with self._state.reading() as connection:
-            return _epochs(connection).pending
 
     def check(self, *, trimmed_epoch: int = 0) -> None:
         """`Conflict` unless lake and state belong together; one query and one small file. `trimmed_epoch` is the
@@ -274,8 +271,7 @@ def _consumer(facts: Mapping[str, Any]) -> Consumer:
 
 
 def _epochs(connection: Connection, *, is_locking: bool = False) -> _Epochs:
-    query = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
-    row = connection.execute(query.with_for_update() if is_locking else query).one()
+    row = connection.execute(_meta_locked if is_locking else _meta).one()
     return _Epochs(row.lake_id, row.epoch, row.pending)
 
 

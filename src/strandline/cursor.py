@@ -1,7 +1,8 @@
 """The one loop of a sink: a range, its effect, its mark.
 
-For each range the destination is asked whether it stands where the mark does; then the intent is saved; then the rows
-go through lanes (`carry`); then the destination makes them count; then the mark moves and closes the intent, in one
+For each range the destination is asked whether it stands where the mark does; then the intent is saved; then lake and
+state are told a new epoch, so that a copy of the state from before the intent is known as an old one; then the rows go
+through lanes (`carry`); then the destination makes them count; then the mark moves and closes the intent, in one
 transaction, under the fence of the consumer's lease. A lane that fails leaves its intent open and its vnodes where they
 were; the others go on.
 
@@ -74,7 +75,7 @@ class Tally:
 
 class Cursor:
     """One consumer at work, under its lease. `given` is the sink as it is declared in this process, if it is: it knows
-    the secrets. `before_effect` is called before anything leaves."""
+    the secrets. `renew` raises the epoch that lake and state share."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Cursor:
         letters: DeadLetters,
         held: Held,
         tally: Tally,
-        before_effect: Callable[[], None],
+        renew: Callable[[], object],
     ) -> None:
         self._table = table
         self._consumer = consumer
@@ -99,7 +100,7 @@ class Cursor:
         self._letters = letters
         self._held = held
         self._tally = tally
-        self._before_effect = before_effect
+        self._renew = renew
         self._blocked: set[int] = set()
 
     def run(self, work: Work) -> None:
@@ -108,7 +109,6 @@ class Cursor:
         try:
             sink = SinkDef.from_dict(self._consumer.name, self._consumer.table, facts, self._given)
             shape = sink.shape(kept_schema(self._table.log.refresh(), work.schema_id).definition)
-            self._before_effect()
             delivery = sink.to.open(self._producer)
         except StrandlineError as error:
             self._block(work.vnodes, error)
@@ -203,6 +203,7 @@ class Cursor:
         pending = list(begun)
         while pending:
             try:
+                self._renew()
                 loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
                 results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
             except StrandlineError as error:

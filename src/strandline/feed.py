@@ -117,7 +117,7 @@ class Feed:
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The rows in order, through DuckDB."""
         with self.table.duck.transaction() as cursor:
-            relation = cursor.sql(self._sql(cursor)).order(listed(self.order))
+            relation = cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}")
             # A lane may stop early, and a transaction does not end while a result is open.
             with relation.to_arrow_reader(self._batch_rows) as reader:
                 yield self._conformed(reader)

@@ -10,7 +10,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, Table, Text, UniqueConstraint, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    select,
+)
 
 from strandline.errors import Conflict
 from strandline.state import from_json, metadata
@@ -29,6 +40,11 @@ intents = Table(
     Column("cuts", Text, nullable=False),
     Column("created_s", Double, nullable=False),
     UniqueConstraint("generation", "lane"),
+)
+_of_lives = (
+    select(intents)
+    .where(intents.c.generation.in_(bindparam("lives", expanding=True)))
+    .order_by(intents.c.created_s, intents.c.id)
 )
 
 
@@ -50,7 +66,6 @@ class Intent:
 
 def open_intents(connection: Connection, generations: Collection[str]) -> list[Intent]:
     """The open intents of these generations, the oldest first."""
-    query = select(intents).where(intents.c.generation.in_(sorted(generations)))
     return [
         Intent(
             id=row.id,
@@ -64,7 +79,7 @@ def open_intents(connection: Connection, generations: Collection[str]) -> list[I
             cuts=from_json("cuts", row.cuts),
             created_s=row.created_s,
         )
-        for row in connection.execute(query.order_by(intents.c.created_s, intents.c.id))
+        for row in connection.execute(_of_lives, {"lives": sorted(generations)})
     ]
 
 

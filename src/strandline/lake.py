@@ -337,8 +337,8 @@ class _Readers:
         ledger.bond.check(trimmed_epoch=table.log.refresh().epoch)
         return ledger.marks.slowest_by(self.entry.generation, table.definition.vnodes)
 
-    def epoch(self) -> int:
-        return self.lake.ledger.bond.epoch() if self.lake.has_ledger else 0
+    def renewed_epoch(self) -> int:
+        return self.lake.ledger.bond.renew() if self.lake.has_ledger else 0
 
     def forget(self, keys: pa.Table) -> int:
         return self.lake.ledger.letters.forget(self.entry.generation, keys) if self.lake.has_ledger else 0
@@ -355,13 +355,9 @@ class _Readers:
                 ]
                 for consumer in mine:
                     stack.enter_context(ledger.leases.held(consumer.lease, this_worker(), title=consumer.title))
-                for begun in ledger.marks.open_intents(mine).values():
-                    for intent in begun:
-                        raise busy(
-                            next(each.name for each in mine if each.generation == intent.generation),
-                            intent,
-                            "the past of its table cannot change",
-                        )
+                for consumer in mine:
+                    for intent in ledger.marks.intents(consumer):
+                        raise busy(consumer.name, intent, "the past of its table cannot change")
             yield
 
 

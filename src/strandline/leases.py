@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, select, update
+from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.state import State, check_text, insert_missing, metadata, now_s
@@ -42,6 +42,9 @@ leases = Table(
     Column("since_s", Double, nullable=False),
     Column("expires_s", Double, nullable=False),
 )
+_named = select(leases).where(leases.c.name == bindparam("name"))
+_named_locked = _named.with_for_update()
+_named_shared = _named.with_for_update(read=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Leases:
     def find(self, name: str) -> Lease | None:
         """The lease of that name that lives now."""
         with self._state.reading() as connection:
-            found = connection.execute(select(leases).where(leases.c.name == name)).one_or_none()
+            found = connection.execute(_named, {"name": name}).one_or_none()
             if found is None or found.owner is None or found.expires_s <= now_s(connection) or is_dead(found.owner):
                 return None
         return Lease(name, found.owner, found.fence, found.expires_s)
@@ -207,7 +210,7 @@ def is_dead(owner: str) -> bool:
 def check_fence(connection: Connection, name: str, fence: int) -> None:
     """`Conflict` unless this fence is the newest of its name and was not given back. The lease cannot change hands
     until the transaction ends; one that expired counts as long as nobody took it over."""
-    _check(name, fence, connection.execute(_row(name).with_for_update(read=True)).one_or_none())
+    _check(name, fence, connection.execute(_named_shared, {"name": name}).one_or_none())
 
 
 def _check(name: str, fence: int, found: Row[Any] | None) -> None:
@@ -229,12 +232,8 @@ def _check(name: str, fence: int, found: Row[Any] | None) -> None:
     )
 
 
-def _row(name: str) -> Any:
-    return select(leases).where(leases.c.name == name)
-
-
 def _locked(connection: Connection, name: str) -> Any:
-    return connection.execute(_row(name).with_for_update()).one_or_none()
+    return connection.execute(_named_locked, {"name": name}).one_or_none()
 
 
 def _write(connection: Connection, name: str, **values: Any) -> None:

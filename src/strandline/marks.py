@@ -40,7 +40,7 @@ from strandline.errors import Conflict, Invalid
 from strandline.intents import Intent as Intent
 from strandline.intents import busy, gone, intents, open_intents
 from strandline.leases import leases
-from strandline.registry import Consumer, by_generation, consumers, generations, guard, not_found
+from strandline.registry import Consumer, all_current, by_generation, consumers, generations, guard, not_found
 from strandline.state import State, check_int, check_text, from_json, metadata, now_s, to_json
 
 RECEIPTS = 100
@@ -52,6 +52,13 @@ marks = Table(
     Column("vnode", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
 )
+_of_life = select(marks.c.vnode, marks.c.seq).where(marks.c.generation == bindparam("generation"))
+_of_lives = select(marks).where(marks.c.generation.in_(bindparam("lives", expanding=True))).order_by(marks.c.vnode)
+_move = (
+    update(marks)
+    .where(marks.c.generation == bindparam("life"), marks.c.vnode == bindparam("which"))
+    .values(seq=bindparam("to"))
+)
 receipts = Table(
     "strandline_receipts",
     metadata,
@@ -60,6 +67,9 @@ receipts = Table(
     Column("at_s", Double, nullable=False),
     Column("body", Text, nullable=False),
 )
+_mine = receipts.c.generation == bindparam("generation")
+_oldest = select(receipts.c.id).where(_mine).order_by(receipts.c.id.desc()).limit(1).offset(bindparam("kept"))
+_old_receipts = delete(receipts).where(_mine, receipts.c.id <= _oldest.scalar_subquery())
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,16 @@ class Receipt:
 
     at_s: float
     body: Mapping[str, Any] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A consumer as the state has it, with its marks and what it has begun; none of it if the state does not know
+    it."""
+
+    consumer: Consumer | None = None
+    marks: Mapping[int, int] = field(default_factory=dict, hash=False)
+    intents: tuple[Intent, ...] = ()
 
 
 class Marks:
@@ -87,25 +107,20 @@ class Marks:
                 not_found(connection, consumer.name)
             return _marks(connection, consumer.generation)
 
-    def many(self, consumers: Sequence[Consumer]) -> dict[str, dict[int, int]]:
-        """What `load` gives for each, by generation; one query however many they are."""
-        if not consumers:
-            return {}
-        query = (
-            select(generations.c.generation, marks.c.vnode, marks.c.seq)
-            .outerjoin(marks, marks.c.generation == generations.c.generation)
-            .where(generations.c.generation.in_(_generations(consumers)))
-        )
-        found: dict[str, dict[int, int]] = {}
+    def standings(self, name: str | None = None) -> dict[str, Standing]:
+        """Every consumer by name, or the one of this name, as of one moment; three queries however many they are."""
         with self._state.reading() as connection:
-            for generation, vnode, seq in connection.execute(query):
-                of_vnode = found.setdefault(generation, {})
-                if vnode is not None:
-                    of_vnode[vnode] = seq
-            for consumer in consumers:
-                if consumer.generation not in found:
-                    not_found(connection, consumer.name)
-        return {generation: dict(sorted(seqs.items())) for generation, seqs in found.items()}
+            found = [each for each in all_current(connection) if name in (None, each.name)]
+            if not found:
+                return {}
+            lives = [each.generation for each in found]
+            seqs: dict[str, dict[int, int]] = {each: {} for each in lives}
+            for generation, vnode, seq in connection.execute(_of_lives, {"lives": lives}):
+                seqs[generation][vnode] = seq
+            begun: dict[str, list[Intent]] = {each: [] for each in lives}
+            for intent in open_intents(connection, lives):
+                begun[intent.generation].append(intent)
+        return {each.name: Standing(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
 
     def start(self, consumer: Consumer, seqs: Mapping[int, int], fence: int) -> None:
         """Set the first marks; `Conflict` for a vnode that has one."""
@@ -147,13 +162,15 @@ class Marks:
         body = None if receipt is None else to_json("receipt", dict(receipt))
         with self._state.transaction() as connection:
             guard(connection, consumer.name, consumer.generation, fence)
-            _compare(consumer.name, _marks(connection, consumer.generation), {v: move[0] for v, move in moves.items()})
-            _close(connection, consumer, moves, intent)
+            if moves or intent is not None:
+                at = {vnode: move[0] for vnode, move in moves.items()}
+                _compare(consumer.name, _marks(connection, consumer.generation), at)
+                _close(connection, consumer, moves, intent)
             if moves:
                 # The rows are locked through their consumer, and were compared above.
-                of_vnode = and_(marks.c.generation == consumer.generation, marks.c.vnode == bindparam("which"))
-                rows = [{"which": vnode, "to": to} for vnode, (_, to) in sorted(moves.items())]
-                connection.execute(update(marks).where(of_vnode).values(seq=bindparam("to")), rows)
+                life = consumer.generation
+                rows = [{"life": life, "which": vnode, "to": to} for vnode, (_, to) in sorted(moves.items())]
+                connection.execute(_move, rows)
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
         crash_point("marks.advanced")
@@ -222,7 +239,7 @@ class Marks:
                 created_s=now_s(connection),
             )
             row = {**vars(intent), "vnodes": to_json("vnodes", chosen), "cuts": kept}
-            connection.execute(insert(intents).values({**row, "definition": definition}))
+            connection.execute(insert(intents), {**row, "definition": definition})
         crash_point("marks.intent_saved")
         return intent
 
@@ -230,15 +247,6 @@ class Marks:
         """The open intents of a consumer, the oldest first."""
         with self._state.reading() as connection:
             return open_intents(connection, [consumer.generation])
-
-    def open_intents(self, consumers: Sequence[Consumer]) -> dict[str, list[Intent]]:
-        """What `intents` gives for each, by generation; one query however many they are."""
-        found: dict[str, list[Intent]] = {consumer.generation: [] for consumer in consumers}
-        if found:
-            with self._state.reading() as connection:
-                for intent in open_intents(connection, found):
-                    found[intent.generation].append(intent)
-        return found
 
     def save_cuts(self, intent: Intent, cuts: Any, fence: int) -> Intent:
         """Keep how an open intent's rows are cut, so that a replay repeats the same cuts."""
@@ -301,7 +309,7 @@ def lower_marks(connection: Connection, generation: str, head: int) -> None:
 
 
 def _marks(connection: Connection, generation: str) -> dict[int, int]:
-    rows = connection.execute(select(marks.c.vnode, marks.c.seq).where(marks.c.generation == generation))
+    rows = connection.execute(_of_life, {"generation": generation})
     return {vnode: seq for vnode, seq in sorted(map(tuple, rows))}
 
 
@@ -352,10 +360,8 @@ def _close(
 
 
 def _keep_receipt(connection: Connection, generation: str, body: str) -> None:
-    connection.execute(insert(receipts).values(generation=generation, at_s=now_s(connection), body=body))
-    mine = receipts.c.generation == generation
-    oldest = select(receipts.c.id).where(mine).order_by(receipts.c.id.desc()).limit(1).offset(RECEIPTS)
-    connection.execute(delete(receipts).where(mine, receipts.c.id <= oldest.scalar_subquery()))
+    connection.execute(insert(receipts), {"generation": generation, "at_s": now_s(connection), "body": body})
+    connection.execute(_old_receipts, {"generation": generation, "kept": RECEIPTS})
 
 
 def _moved(name: str, vnode: int, expected: int | None, found: int | None) -> Conflict:

@@ -17,9 +17,10 @@ from strandline.errors import Conflict, Internal, Invalid, NotFound, StrandlineE
 from strandline.feed import Extent, extent_of, files_of
 from strandline.intents import Intent
 from strandline.log import LogState
+from strandline.marks import Standing
 from strandline.merge import Merge
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start
-from strandline.standing import Standing, declared_sink, registration, standings, table_of
+from strandline.standing import declared_sink, registration, standings, table_of
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:

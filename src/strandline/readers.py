@@ -14,8 +14,8 @@ class Readers(Protocol):
         is not the one that the lake was last looked after with: then nothing may go."""
         ...
 
-    def epoch(self) -> int:
-        """What a trim writes into the log, so that an older state is noticed; 0 without a state."""
+    def renewed_epoch(self) -> int:
+        """What a trim writes into the log, so that a state from before it is noticed; 0 without a state."""
         ...
 
     def forget(self, keys: pa.Table) -> int:
@@ -34,7 +34,7 @@ class Nobody:
     def marks(self) -> list[tuple[int, str]]:
         return []
 
-    def epoch(self) -> int:
+    def renewed_epoch(self) -> int:
         return 0
 
     def forget(self, keys: pa.Table) -> int:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
     insert,
     select,
     update,
@@ -57,6 +58,12 @@ generations = Table(
     Column("is_retired", Boolean, nullable=False),
     Column("created_s", Double, nullable=False),
     UniqueConstraint("name", "life"),
+)
+_current = select(consumers.c.generation).where(consumers.c.name == bindparam("name"))
+_current_locked = _current.with_for_update()
+_life = select(generations).where(generations.c.generation == bindparam("generation"))
+_all_current = (
+    select(generations).where(generations.c.generation == consumers.c.generation).order_by(generations.c.name)
 )
 
 
@@ -179,20 +186,18 @@ def guard(connection: Connection, name: str, generation: str, fence: int) -> Con
 
 def current(connection: Connection, name: str, *, is_locking: bool = False) -> Consumer | None:
     """The life that a name has now."""
-    query = select(consumers.c.generation).where(consumers.c.name == name)
-    generation = connection.execute(query.with_for_update() if is_locking else query).scalar()
+    generation = connection.execute(_current_locked if is_locking else _current, {"name": name}).scalar()
     # A statement of its own: one that joins would look for the generation that the name had before it waited.
     return None if generation is None else by_generation(connection, generation)
 
 
 def by_generation(connection: Connection, generation: str) -> Consumer | None:
-    row = connection.execute(select(generations).where(generations.c.generation == generation)).one_or_none()
+    row = connection.execute(_life, {"generation": generation}).one_or_none()
     return None if row is None else _consumer(row)
 
 
 def all_current(connection: Connection) -> list[Consumer]:
-    query = select(generations).where(generations.c.generation == consumers.c.generation)
-    return [_consumer(row) for row in connection.execute(query.order_by(generations.c.name))]
+    return [_consumer(row) for row in connection.execute(_all_current)]
 
 
 def put_life(connection: Connection, consumer: Consumer) -> Consumer:

@@ -18,10 +18,11 @@ from strandline.consumers.compaction import CompactReport
 from strandline.cursor import Cursor, Tally
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.leases import LENGTH_S, Held, this_worker
+from strandline.marks import Standing
 from strandline.plan import SinkPlan, cares, sink_plan, sink_plans
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer, lease_of
-from strandline.standing import Standing, declared_sink, facts_of, standing_of, table_of
+from strandline.standing import declared_sink, facts_of, standing_of, table_of
 from strandline.status import BrokenTable
 
 if TYPE_CHECKING:
@@ -171,24 +172,12 @@ def _is_due(plan: SinkPlan) -> bool:
 
 
 class _Tick:
-    """One tick at work. The epoch that lake and state share rises before its first effect, when a sink is registered
-    and when one has delivered: a copy of the state from before is an old one then."""
+    """One tick at work."""
 
     def __init__(self, lake: Lake, lease_s: float, progress: _Progress) -> None:
         self._lake = lake
         self._lease_s = lease_s
         self._progress = progress
-        self._lock = threading.Lock()
-        self._is_renewed = False
-
-    def _before_effect(self) -> None:
-        with self._lock:
-            if not self._is_renewed:
-                self._renew()
-
-    def _renew(self) -> None:
-        self._lake.ledger.bond.renew()
-        self._is_renewed = True
 
     def sink(self, plan: SinkPlan) -> SinkReport | None:
         """Do what is planned for a sink; None when that is nothing."""
@@ -225,8 +214,6 @@ class _Tick:
         with _collecting(name, tally.errors):
             self._carry_out(name, held, tally, consumers)
         with _collecting(name, tally.errors):
-            if tally.upto is not None:
-                self._renew()
             if consumers and not consumers[-1].is_retired and (tally.upto is not None or tally.errors):
                 error = tally.errors[0].to_dict() if tally.errors else None
                 receipt = {**tally.facts(), "seconds": round(time.monotonic() - started_s, 3), "error": error}
@@ -264,7 +251,7 @@ class _Tick:
             facts = facts_of(declared, table, consumer)
             consumer = ledger.registry.register(plan.name, **facts).consumer
             # The lake knows of it before anything of it leaves.
-            self._renew()
+            ledger.bond.renew()
             marks = ledger.marks.load(consumer)
         assert consumer is not None
         missing = {vnode: 0 for vnode in range(table.definition.vnodes) if vnode not in marks}
@@ -284,7 +271,7 @@ class _Tick:
             letters=ledger.letters,
             held=held,
             tally=tally,
-            before_effect=self._before_effect,
+            renew=ledger.bond.renew,
         )
 
 

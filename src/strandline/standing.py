@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import NotFound
-from strandline.intents import Intent
 from strandline.ledger import Ledger
+from strandline.marks import Standing
 from strandline.registry import Consumer, Registered, foreseen
 from strandline.sinks.declared import BACKFILL, HEAD, KINDS, SinkDef
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
     from strandline.table import Table
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A sink as the state has it: the living consumer, its marks and what it has begun; none of it for one that has
-    never run."""
-
-    consumer: Consumer | None = None
-    marks: Mapping[int, int] = field(default_factory=dict, hash=False)
-    intents: tuple[Intent, ...] = ()
 
 
 def standings(lake: Lake) -> dict[str, Standing]:
@@ -108,9 +97,5 @@ def is_same(consumer: Consumer, declared: SinkDef, table: Table) -> bool:
 
 def _known(ledger: Ledger, name: str | None = None) -> dict[str, Standing]:
     """The sinks of the state, or the one of this name."""
-    consumers = [each for each in ledger.registry.all() if each.kind in KINDS and name in (None, each.name)]
-    marks, intents = ledger.marks.many(consumers), ledger.marks.open_intents(consumers)
-    return {
-        each.name: Standing(each, marks.get(each.generation, {}), tuple(intents.get(each.generation, ())))
-        for each in consumers
-    }
+    found = ledger.marks.standings(name)
+    return {each: had for each, had in found.items() if had.consumer is not None and had.consumer.kind in KINDS}

@@ -17,10 +17,10 @@ from strandline.errors import StrandlineError
 from strandline.expiry import expired_rows, horizon_for, micros
 from strandline.health import Health
 from strandline.lag import Lag, lag_of
-from strandline.marks import Receipt
+from strandline.marks import Receipt, Standing
 from strandline.plan import sink_plan
 from strandline.rejects import Rejects
-from strandline.standing import Standing, standings
+from strandline.standing import standings
 from strandline.storage.snapshot import DataFile
 
 if TYPE_CHECKING:

@@ -15,11 +15,12 @@ from strandline.errors import Conflict, Invalid, NotFound
 from strandline.feed import extent_of, files_of
 from strandline.lag import Lag, lag_of
 from strandline.leases import this_worker
+from strandline.marks import Standing
 from strandline.merge import Merge
 from strandline.registry import Consumer, Registered
 from strandline.secret import GIVEN
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
-from strandline.standing import Standing, declared_sink, facts_of, standing_of, standings, table_of
+from strandline.standing import declared_sink, facts_of, standing_of, standings, table_of
 
 if TYPE_CHECKING:
     from strandline.lake import Lake

@@ -186,7 +186,7 @@ def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
     crash_point("vacuum.announced")
     decided = decisions[-1]
     if any(seq <= decided.trim_to for seq, _ in table.log.refresh().by_seq):
-        table.log.trim(decided.trim_to, epoch=table.readers.epoch())
+        table.log.trim(decided.trim_to, epoch=table.readers.renewed_epoch())
     crash_point("vacuum.trimmed")
     return decided
 

@@ -14,6 +14,7 @@ import pytest
 import strandline as sl
 from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
+from strandline import cursor, runner
 from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused
 
@@ -308,6 +309,67 @@ def test_a_lake_without_its_state_sends_trims_and_expires_nothing(lake, near, tm
 def test_a_lake_with_an_old_copy_of_its_state_sends_trims_and_expires_nothing(lake, place_of, tmp_path, kept_after):
     """[8] An old copy, and one that lacks no more than the last tick."""
     check_memory(lake, place_of("parquet"), tmp_path / "kept", kept_after)
+
+
+def copy_within_a_tick(lake, to, monkeypatch, owner, name):
+    """Tick, and copy the state when the tick comes to a function; the copy is then put back."""
+    real = getattr(owner, name)
+
+    def copied(*words, **options):
+        if not to.exists():
+            copy_state(lake, to)
+        return real(*words, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, copied)
+        assert [report.error for report in runner.tick(lake, ["out"], lease_s=0.3).sinks] == [None]
+    put_state(lake, to)
+
+
+def test_a_state_from_within_a_tick_repeats_what_it_had_begun_and_nothing_doubles(
+    lake, items, near, tmp_path, monkeypatch
+):
+    """[8] What was begun is on record there, and has the same ids."""
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1))
+    tick(lake)
+    items.upsert(some(2, 3))
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, cursor, "carry")
+    items.upsert(some(4))
+    again = sl.Lake(lake.storage.uri)
+    again.sink("out", "items", to=near.sink())
+    while (report := again.tick(only=["out"]).sinks[0]).is_busy:
+        time.sleep(0.05)
+    assert (report.error, report.after, report.upto) == (None, items.head - 2, items.head)
+    check_equal(near, items, 4)
+    assert again.tick().sinks == ()
+
+
+def test_a_state_from_within_a_tick_that_had_begun_nothing_yet_is_an_old_one(lake, items, near, tmp_path, monkeypatch):
+    """[8]"""
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1))
+    tick(lake)
+    items.upsert(some(2))
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, cursor.Cursor, "_begin")
+    again = sl.Lake(lake.storage.uri)
+    again.sink("out", "items", to=near.sink())
+    with refused(sl.Conflict):
+        again.tick()
+
+
+def test_a_state_from_before_a_trim_is_an_old_one(lake, items, place_of, tmp_path):
+    """[8] Its marks may be where the log is no more."""
+    lake.sink("out", "items", to=place_of("parquet").sink())
+    items.upsert(some(1))
+    tick(lake)
+    items.compact(full=True)
+    copy_state(lake, tmp_path / "kept")
+    assert items.vacuum(keep=0, grace=0).trimmed_files
+    tick(lake)
+    put_state(lake, tmp_path / "kept")
+    with refused(sl.Conflict):
+        sl.Lake(lake.storage.uri).tick()
 
 
 @pytest.mark.parametrize("kind", NEAR)
