@@ -604,6 +604,20 @@ lake.sink("slow", "items", to=Slow("out"))
 """
 
 
+def test_a_tick_that_is_interrupted_does_not_wait_for_its_sinks(items: sl.Table) -> None:
+    write_app("pipeline", SLOW)
+    with start_run("--app", "pipeline", "tick") as ticking:
+        wait_until(Path("begun").exists)
+        ticking.send_signal(signal.SIGINT)
+        _, err = ticking.communicate(timeout=20)
+    assert (ticking.returncode, sent()) == (130, [])
+    assert "Stopped: on your request" in err
+    Path("go").touch()
+    with start_run("--app", "pipeline", "tick") as ticking:
+        assert ticking.wait(60) == 0
+    assert len(sent()) == items.to_arrow().num_rows
+
+
 def test_the_first_signal_lets_a_tick_end_and_the_second_does_not(items: sl.Table) -> None:
     write_app("pipeline", SLOW)
     with start_run("--app", "pipeline", "run") as running:

@@ -105,8 +105,12 @@ def tick(
     started_s = time.monotonic()
     found = _planned(lake, names)
     at_work = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink") as pool:
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink")
+    try:
         reports = tuple(report for report in pool.map(at_work.sink, found) if report is not None)
+    finally:
+        # Whoever interrupts a tick does not wait for its sinks: what they have begun is on record.
+        pool.shutdown(wait=False, cancel_futures=True)
     compacted, expired = ((), ()) if names is not None else _care(lake, progress)
     return TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3))
 

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -183,6 +184,11 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         print_error(
             "Stopped", "on your request", "What was not finished is not there: run it again.", {}, is_json=False
         )
+        if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+            # Python would wait for them; whatever they do may be killed at any moment.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
         return 130
     except OSError as error:
         return _fail(call, "Unavailable", str(error), None, {})
