@@ -98,6 +98,35 @@ def test_a_reset_to_seq_0_sends_every_change(lake: sl.Lake, items: sl.Table, arc
     assert lake.tick().rows == 4
 
 
+def test_the_lag_of_a_sink_that_will_start_again_is_the_table(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, tmp_path: Path
+) -> None:
+    assert lake.status().sinks[0].lag.is_none
+    lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "elsewhere")))
+    assert lake.status().sinks[0].lag.rows == lake.plan().sinks[0].rows == 3
+
+
+@pytest.mark.parametrize("where", ["standing_of", "this_worker"])
+def test_a_fault_of_one_sink_that_nobody_foresaw_stops_no_other(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    items.upsert(rows(1))
+    for number in range(3):
+        lake.sink(f"s{number}", "items", to=ParquetSink(str(tmp_path / f"s{number}")))
+    real, calls = getattr(runner, where), iter(range(99))
+
+    def broken(*words: object) -> object:
+        if not next(calls):
+            raise RuntimeError("what is this?")
+        return real(*words)
+
+    monkeypatch.setattr(runner, where, broken)
+    reports = lake.tick().sinks
+    [failed] = [report for report in reports if report.error is not None]
+    assert isinstance(failed.error, sl.Internal) and "what is this?" in failed.error.message
+    assert sorted(report.rows for report in reports) == [0, 1, 1]
+
+
 def test_a_retired_sink_sends_nothing_and_holds_nothing(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
     items.upsert(rows(4))
     assert lake.vacuum(keep="0s", grace="0s").to_dict()["tables"][0]["held_by"]["who"] == "sink archive"

@@ -118,7 +118,7 @@ class Cursor:
             if begun:
                 self._tally.is_full |= work.source == SNAPSHOT
                 self._tally.replays += len(begun) if work.replay else 0
-                self._finish(work, sink, delivery, self._feed(work, sink, shape, begun), begun)
+                self._finish(work, sink, shape, delivery, begun)
         finally:
             delivery.close()
 
@@ -198,12 +198,14 @@ class Cursor:
         self._tally.bytes_read += feed.extent.bytes
         return feed
 
-    def _finish(self, work: Work, sink: SinkDef, delivery: Delivery, feed: Feed | None, begun: Sequence[Begun]) -> None:
+    def _finish(self, work: Work, sink: SinkDef, shape: Shape, delivery: Delivery, begun: Sequence[Begun]) -> None:
         """Run the lanes until each has delivered its batch or failed; a lane may stop to have its cuts saved first."""
         pending = list(begun)
         while pending:
             try:
+                # Also when cuts were saved: a copy of the state that lacks them would cut otherwise.
                 self._renew()
+                feed = self._feed(work, sink, shape, pending)
                 loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
                 results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
             except StrandlineError as error:

@@ -358,6 +358,8 @@ class _Readers:
                 for consumer in mine:
                     for intent in ledger.marks.intents(consumer):
                         raise busy(consumer.name, intent, "the past of its table cannot change")
+                # A copy of the state with something under way would repeat it over other rows from here on.
+                ledger.bond.renew()
             yield
 
 

@@ -189,20 +189,16 @@ class _Tick:
             return None
         started_s = time.monotonic()
         report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
-        if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
-            return replace(report, error=plan.error)
         tally = Tally()
-        with ExitStack() as stack:
+        with _collecting(plan.name, tally.errors), ExitStack() as stack:
+            if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
+                raise plan.error
+            leases = self._lake.ledger.leases
             try:
-                lease = lease_of(plan.name)
-                title = f"sink {plan.name!r}"
-                held = stack.enter_context(
-                    self._lake.ledger.leases.held(lease, this_worker(), self._lease_s, title=title)
-                )
+                lease, title = lease_of(plan.name), f"sink {plan.name!r}"
+                held = stack.enter_context(leases.held(lease, this_worker(), self._lease_s, title=title))
             except Conflict as error:
                 return replace(report, is_busy=True, why=error.message)
-            except StrandlineError as error:
-                return replace(report, error=error)
             self._deliver(plan.name, held, tally)
         return replace(
             report,

@@ -157,7 +157,7 @@ def _sink(
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:
-        lag = lag_of(found.marks, plan.start, lake.table(plan.table).merge(), time.time())
+        lag = lag_of({} if plan.is_new else found.marks, plan.start, lake.table(plan.table).merge(), time.time())
     lease = None if consumer is None else lake.ledger.leases.find(consumer.lease)
     return SinkStatus(
         name=name,

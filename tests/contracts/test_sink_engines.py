@@ -144,6 +144,28 @@ def test_lanes_on_spark_fail_and_advance_alone(spark, lake, lanes, monkeypatch):
     recover(lake, items, place)
 
 
+def refused_in_one_lane(lake, lanes):
+    """A row of one lane is refused for good: it is a letter, and the rest of all lanes arrives in the same tick."""
+    _, place = lanes
+    place.endpoint.control(refuse={"column": "id", "value": 7, "status": 422, "names_row": True})
+    report = lake.tick(only=["out"]).sinks[0]
+    assert (report.error, report.rows, report.dead) == (None, 23, 1)
+    assert marks(lake) == dict.fromkeys(range(4), 1)
+    assert sorted(change["id"] for change in place.changes()) == [id_ for id_ in range(24) if id_ != 7]
+    return report
+
+
+def test_a_row_that_is_refused_in_one_lane_disturbs_no_other(lake, lanes):
+    """[12]"""
+    assert refused_in_one_lane(lake, lanes).jobs == 0
+
+
+def test_a_row_that_is_refused_in_one_lane_on_spark_disturbs_no_other(spark, lake, lanes, monkeypatch):
+    """[12]"""
+    monkeypatch.setattr(plan, "DRIVER_ROWS", 0)
+    assert refused_in_one_lane(lake, lanes).jobs
+
+
 def test_many_lanes_and_one_deliver_the_same(lake, items, place_of, monkeypatch):
     monkeypatch.setattr(plan, "LANE_ROWS", 2)
     for kind in ("receiver", "foreign"):

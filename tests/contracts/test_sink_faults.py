@@ -311,8 +311,8 @@ def test_a_lake_with_an_old_copy_of_its_state_sends_trims_and_expires_nothing(la
     check_memory(lake, place_of("parquet"), tmp_path / "kept", kept_after)
 
 
-def copy_within_a_tick(lake, to, monkeypatch, owner, name):
-    """Tick, and copy the state when the tick comes to a function; the copy is then put back."""
+def copy_within_a_tick(lake, to, monkeypatch, owner, name, then=lambda: None):
+    """Tick, and copy the state when the tick comes to a function; in the end the copy is put back."""
     real = getattr(owner, name)
 
     def copied(*words, **options):
@@ -323,6 +323,7 @@ def copy_within_a_tick(lake, to, monkeypatch, owner, name):
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, copied)
         assert [report.error for report in runner.tick(lake, ["out"], lease_s=0.3).sinks] == [None]
+    then()
     put_state(lake, to)
 
 
@@ -352,6 +353,18 @@ def test_a_state_from_within_a_tick_that_had_begun_nothing_yet_is_an_old_one(lak
     tick(lake)
     items.upsert(some(2))
     copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, cursor.Cursor, "_begin")
+    again = sl.Lake(lake.storage.uri)
+    again.sink("out", "items", to=near.sink())
+    with refused(sl.Conflict):
+        again.tick()
+
+
+def test_a_state_from_within_a_tick_is_an_old_one_after_a_purge(lake, items, near, tmp_path, monkeypatch):
+    """[8] It would repeat what it had begun over other rows."""
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1, 2, 3))
+    to = tmp_path / "kept"
+    copy_within_a_tick(lake, to, monkeypatch, cursor, "carry", then=lambda: items.purge([1]))
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):
