@@ -54,6 +54,9 @@ def test_a_refused_row_becomes_a_dead_letter_and_the_others_arrive(
     assert (letter.rows, letter.status, letter.key_table.to_pylist()) == (1, 422, [{"id": 3}])
     assert lake.status().sinks[0].letters == 1
     assert lake.tick(only=["central"]).is_idle
+    items.upsert([{"id": 4, "name": "bad"}])
+    report = lake.tick(only=["central"])
+    assert report.sinks[0].error is None and not report.is_well, "a destination that takes nothing may be the wrong one"
 
 
 def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(

@@ -63,6 +63,11 @@ class SinkReport:
     seconds: float = 0.0
     error: StrandlineError | None = None
 
+    @property
+    def is_all_refused(self) -> bool:
+        """Whether the destination took nothing and refused something: it may be the wrong one."""
+        return bool(self.dead) and not self.rows
+
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "error": None if self.error is None else self.error.to_dict()}
 
@@ -79,7 +84,7 @@ class TickReport:
     @property
     def is_well(self) -> bool:
         is_folded = all(isinstance(each, CompactReport) and not each.degraded for each in self.compacted)
-        return is_folded and all(sink.error is None for sink in self.sinks)
+        return is_folded and all(sink.error is None and not sink.is_all_refused for sink in self.sinks)
 
     @property
     def rows(self) -> int:

@@ -36,7 +36,7 @@ def tick(
 ) -> Answer:
     """Send what is new to every sink, then fold what is due and let rows expire.
 
-    Ends with 1 when a sink or a table could not be done."""
+    Ends with 1 when a sink or a table could not be done, or a destination took nothing and refused rows."""
     lake = call.lake()
     chosen = sinks.named(call, lake, names) if names else None
     if dry_run:
@@ -71,6 +71,8 @@ def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
         out.print(f"{sink.name}: {done}.", soft_wrap=True)
     if sink.why:
         out.print(Text(f"  {'new: ' if sink.is_new else ''}{sink.why}", "yellow"), soft_wrap=True)
+    if sink.is_all_refused:
+        out.print(Text("  The destination took nothing: is it the right one?", "bold red"), soft_wrap=True)
     if sink.dead:
         out.print(f"  See: {call.command(f'deadletter list {sink.name}')}", soft_wrap=True)
     if sink.error is not None:
