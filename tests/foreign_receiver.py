@@ -77,7 +77,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(200 if page else 404, page or {"error": {"message": "nothing here"}})
 
     def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        data = self.rfile.read(length)
+        if len(data) < length:
+            # Its sender died in the middle: what is there of the body may well look like a whole one.
+            self.close_connection = True
+            return
         with self.endpoints.lock:
             if self.path == "/_control":
                 told = json.loads(data)

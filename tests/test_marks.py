@@ -154,7 +154,7 @@ def test_a_retired_consumer_moves_no_mark_and_keeps_what_it_had_on_record(regist
         with refused(sl.Conflict, consumer="a", generation=retired.generation, found=retired.generation):
             call()
     revived = registry.register("a", revive=True, **FACTS)
-    assert revived.is_new and "1 open intent" in revived.why
+    assert revived.is_new and "a batch begun there" in revived.why
     assert marks.load(revived.consumer) == {} and marks.intents(revived.consumer) == []
     assert marks.load(retired) == {0: 5, 1: 5} and marks.intents(retired) == [intent]
     marks.start(revived.consumer, {0: 9}, fence)
@@ -275,6 +275,8 @@ class Model:
         return any(set(vnodes) & set(vs) for vs, _, _, _ in self.intents.values())
 
     def register(self, identity, definition, revive):
+        if self.is_retired and not revive:
+            return
         if identity != self.identity or (revive and self.is_retired):
             self.__init__()
             self.identity, self.definition = identity, definition
@@ -408,7 +410,7 @@ class Machine:
         elif verb == "register":
             destination, table_generation, definition, revive = words
             identity = (destination, table_generation)
-            is_new = identity != model.identity or (revive and model.is_retired)
+            is_new = revive if model.is_retired else identity != model.identity
             due = model.register(identity, definition, revive)
             registered = self.register(due, *identity, definition, revive)
             assert due is not None or registered.is_new == is_new

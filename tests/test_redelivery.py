@@ -77,6 +77,22 @@ def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
     assert [(row["_op"], row["id"], row["name"]) for row in endpoint.rows()] == [("upsert", 3, "good")]
 
 
+def test_a_replay_asks_a_destination_that_is_away_once(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
+    endpoint.control(refuse=REFUSE)
+    lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", patience="0s"))
+    for number in range(3):
+        items.upsert([{"id": number, "name": "bad"}])
+        lake.tick(only=["central"])
+    ids = [letter.id for letter in lake.ledger.letters.all()]
+    endpoint.control(refuse=None, script=[{"status": 503}])
+    before = len(endpoint.requests())
+    replayed = redelivery.replay(lake, ids)
+    assert [type(each.error) for each in replayed] == [sl.Unavailable] * 3
+    assert len(endpoint.requests()) == before + 1
+    assert [each.error for each in redelivery.replay(lake, ids)] == [None] * 3
+    assert sorted(row["id"] for row in endpoint.rows()) == [0, 1, 2]
+
+
 def test_a_replay_of_a_row_that_is_gone_sends_a_delete(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
     endpoint.control(refuse=REFUSE)
     items.upsert([{"id": 3, "name": "bad"}])
@@ -236,6 +252,19 @@ def test_a_strandline_receiver_takes_what_it_refused_before(lake: sl.Lake, items
         (again,) = redelivery.replay(lake, [letter.id])
         assert again.error is None
     assert {row["id"]: row["n"] for row in other.table("wide").to_arrow().to_pylist()} == {1: 1, 2: 2, 3: 3}
+
+
+def test_a_receiver_whose_column_has_another_type_refuses_all_rows_and_the_sink_goes_on(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    other = sl.Lake(tmp_path / "other")
+    other.create_table("items", pa.schema([pa.field("id", pa.int64(), False), ("qty", pa.string())]), key=["id"])
+    items.upsert([{"id": number, "qty": number} for number in range(100)])
+    with served(str(tmp_path / "other")) as receiver:
+        lake.sink("central", "items", to=sl.HttpSink(f"{receiver.url}/ingest/items", patience="1s"))
+        report = lake.tick(only=["central"])
+    assert (report.sinks[0].error, report.sinks[0].dead, report.is_well) == (None, 100, False)
+    assert set(lake.status().sinks[0].marks.values()) == {items.head}
 
 
 REPLAY = """

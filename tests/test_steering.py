@@ -84,7 +84,8 @@ def test_reset_to_a_seq_sends_the_changes_after_it(lake: sl.Lake, items: sl.Tabl
     items.upsert(rows(5))
     assert lake.tick().rows == 2
     assert steering.reset(lake, "archive", 2).rows == 1 == lake.status().sinks[0].lag.rows
-    assert lake.tick().rows == 1
+    report = lake.tick().sinks[0]
+    assert (report.rows, report.after, report.upto) == (1, 2, 3)
     assert steering.reset(lake, "archive", "head").rows == 0 == lake.status().sinks[0].lag.rows
     assert lake.tick().rows == 0
     with pytest.raises(sl.Invalid):
@@ -96,6 +97,31 @@ def test_a_reset_to_seq_0_sends_every_change(lake: sl.Lake, items: sl.Table, arc
     lake.tick()
     assert steering.reset(lake, "archive", 0).rows == 4
     assert lake.tick().rows == 4
+
+
+def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_elsewhere(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path
+) -> None:
+    steering.retire(lake, "archive")
+    before = delivered(place)
+    lake.drop("items")
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
+    for again in (lake, sl.Lake(tmp_path / "lake")):
+        assert again.tick().sinks == () and again.status().sinks[0].is_retired
+    lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "elsewhere")))
+    assert lake.tick().sinks == () and delivered(place) == before and not (tmp_path / "elsewhere").exists()
+    steering.add(lake, lake.declared["archive"])
+    assert lake.tick().sinks[0].rows == 1
+
+
+def test_a_sink_whose_condition_lost_its_column_says_so(lake: sl.Lake, items: sl.Table, place: Path) -> None:
+    lake.sink("archive", "items", to=ParquetSink(str(place)), where="qty is null")
+    items.upsert(rows(1))
+    assert (lake.tick().sinks[0].rows, lake.plan().sinks[0].lost) == (1, ())
+    items.drop_column("qty")
+    items.upsert(rows(2))
+    report = lake.tick().sinks[0]
+    assert (report.rows, report.withheld, report.lost) == (0, 1, ("qty",)) == (0, 1, lake.plan().sinks[0].lost)
 
 
 def test_the_lag_of_a_sink_that_will_start_again_is_the_table(

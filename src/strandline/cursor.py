@@ -247,7 +247,9 @@ class Cursor:
     def _advance(self, intent: Intent) -> None:
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
         self._marks.advance(self._consumer, moves, fence=self._held.fence, intent=intent)
-        self._tally.reach(intent.after, intent.upto)
+        # Up to where a sink starts it takes its place in the log; nothing of that was to be sent.
+        start = intent.definition.get("start")
+        self._tally.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
 
     def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
         """These vnodes stay where they are until the next tick."""

@@ -76,8 +76,9 @@ class Work:
 @dataclass(frozen=True)
 class SinkPlan:
     """What a tick will do for one sink. `rows` and `bytes` are upper bounds where only some vnodes are due; `why` says
-    what is not as it was; `start` is where it begins, or began; `epoch` is what the table's log knows of the state;
-    with `error` nothing will be done."""
+    what is not as it was; `start` is where it begins, or began; `lost` are columns that its condition names and
+    the table has no more: nothing leaves; `epoch` is what the table's log knows of the state; with `error` nothing will
+    be done."""
 
     name: str
     table: str
@@ -88,6 +89,7 @@ class SinkPlan:
     is_retired: bool = False
     why: str = ""
     start: Start = BACKFILL
+    lost: tuple[str, ...] = ()
     epoch: int = 0
     error: StrandlineError | None = None
 
@@ -112,6 +114,7 @@ class SinkPlan:
             "is_new": self.is_new,
             "is_retired": self.is_retired,
             "why": self.why,
+            "lost": list(self.lost),
             "error": error,
         }
 
@@ -169,7 +172,8 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         )
         if registered.consumer.is_retired:
             return replace(plan, is_retired=True)
-        sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
+        shape = sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
+        plan = replace(plan, lost=shape.lost)
         standing = Standing(registered.consumer) if registered.is_new else found
         works = works_of(sink, standing, table.merge())
         # A definition that waits for what was begun counts for everything that comes after it.

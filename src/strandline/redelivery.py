@@ -24,7 +24,7 @@ from strandline import schema as schemas
 from strandline.change import DELETE, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.crash import crash_point
 from strandline.deadletters import DeadLetter
-from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.errors import Invalid, NotFound, StrandlineError, Unavailable
 from strandline.feed import Feed
 from strandline.leases import this_worker
 from strandline.progress import Progress, silent
@@ -68,8 +68,12 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
         with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
             consumer = ledger.registry.get(name)  # as it is under the lease
             ledger.bond.renew()
+            away: Unavailable | None = None
             for letter in letters:
-                done.append(_sent(lake, consumer, letter))
+                sent = _sent(lake, consumer, letter) if away is None else Replayed(letter.id, name, letter.rows, away)
+                # Who is away for one letter is for the next, and each would wait as long.
+                away = sent.error if isinstance(sent.error, Unavailable) else None
+                done.append(sent)
                 progress(len(done), len(ids), name)
     return done
 

@@ -123,8 +123,8 @@ class Registry:
         """Make a consumer known, or find it with its marks.
 
         The same kind, destination and table generation keep the generation; a changed definition keeps it too, and is
-        a `Conflict` while an intent is open. Anything else is a new generation. A retired consumer stays retired, since
-        a person said so and the log may be gone, unless `revive` starts it as a new generation."""
+        a `Conflict` while an intent is open. Anything else is a new generation. A retired consumer stays as it is,
+        whatever is told, since a person said so and the log may be gone, unless `revive` starts a new generation."""
         told = _told(name, kind, table, table_generation, destination, definition)
         with self._state.transaction() as connection:
             insert_missing(connection, consumers, name=name)
@@ -313,20 +313,22 @@ def _decided(found: Consumer | None, under_way: Sequence[Intent], told: Consumer
     """Whether the consumer on record goes on or a new life begins, and why."""
     if found is None:
         return Registered(told, True, "registered for the first time")
-    if why := _changes(found, told, revive):
+    if found.is_retired and not revive:
+        return Registered(found, False, "it is retired and stays so")
+    if why := _changes(found, told):
         if under_way:
-            why.append(f"{len(under_way)} open intent(s) there are given up")
+            batches = "a batch" if len(under_way) == 1 else f"{len(under_way)} batches"
+            why.append(f"{batches} begun there will not be finished")
         return Registered(told, True, "; ".join(why))
     is_changed = to_json("definition", found.definition) != to_json("definition", told.definition)
     if is_changed and under_way:
         raise busy(found.name, under_way[0], "its definition cannot change")
     why += ["definition changed"] if is_changed else []
-    why += ["it is retired and stays so"] if found.is_retired else []
     why += [f"table was renamed from {found.table} to {told.table}"] if found.table != told.table else []
     return Registered(replace(found, table=told.table, definition=told.definition), False, "; ".join(why))
 
 
-def _changes(found: Consumer, told: Consumer, revive: bool) -> list[str]:
+def _changes(found: Consumer, told: Consumer) -> list[str]:
     """In which way a consumer is no longer the one on record; empty when it still is."""
     why = []
     if found.kind != told.kind:
@@ -335,7 +337,7 @@ def _changes(found: Consumer, told: Consumer, revive: bool) -> list[str]:
         why.append(f"destination changed from {found.destination} to {told.destination}")
     if found.table_generation != told.table_generation:
         why.append("table was recreated")
-    if revive and found.is_retired:
+    if found.is_retired:
         why.append("it had been retired")
     return why
 

@@ -37,7 +37,7 @@ _LOOK_S = 0.1
 class SinkReport:
     """What a tick did for one sink. `rows` and `bytes` left, `rows_read` and `bytes_read` were read for it; `withheld`
     rows passed without leaving, `dead` ones were refused for good; `is_full` says that the table was sent as it is.
-    `is_busy`: another runner works on it."""
+    `is_busy`: another runner works on it. `lost` are columns that its condition names and the table has no more."""
 
     name: str
     table: str
@@ -60,6 +60,7 @@ class SinkReport:
     is_new: bool = False
     is_busy: bool = False
     why: str = ""
+    lost: tuple[str, ...] = ()
     seconds: float = 0.0
     error: StrandlineError | None = None
 
@@ -74,12 +75,14 @@ class SinkReport:
 
 @dataclass(frozen=True)
 class TickReport:
-    """What a tick did: sinks that had something to do or could not, tables that were folded or let rows expire."""
+    """What a tick did: sinks that had something to do or could not, tables that were folded or let rows expire.
+    `working` are sinks that `run` does not wait for: they are still at it."""
 
     sinks: tuple[SinkReport, ...]
     compacted: tuple[CompactReport | BrokenTable, ...] = ()
     expired: tuple[str, ...] = ()
     seconds: float = 0.0
+    working: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
@@ -92,7 +95,7 @@ class TickReport:
 
     @property
     def is_idle(self) -> bool:
-        return not self.sinks and not self.compacted and not self.expired
+        return not self.sinks and not self.compacted and not self.expired and not self.working
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,6 +103,7 @@ class TickReport:
             "compacted": [each.to_dict() for each in self.compacted],
             "expired": list(self.expired),
             "seconds": self.seconds,
+            "working": list(self.working),
         }
 
 
@@ -144,7 +148,8 @@ def run(
                 _wait(working, stop, started_s + every_s)
                 compacted, expired = _care(lake, progress)
                 reports = _finished(working)
-                heard(TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3)))
+                took_s = round(time.monotonic() - started_s, 3)
+                heard(TickReport(reports, compacted, expired, took_s, working=tuple(sorted(working))))
             except StrandlineError as error:
                 heard(error)
             except Exception as error:
@@ -194,6 +199,7 @@ class _Tick:
             return None
         started_s = time.monotonic()
         report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
+        report = replace(report, lost=plan.lost)
         tally = Tally()
         with _collecting(plan.name, tally.errors), ExitStack() as stack:
             if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:

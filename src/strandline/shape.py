@@ -35,7 +35,8 @@ _NEVER = Predicate("false", "false", frozenset(), ())
 
 @dataclass(frozen=True)
 class Shape:
-    """A table's changes as they leave. `names` are the columns, the key among them."""
+    """A table's changes as they leave. `names` are the columns, the key among them; `lost` are those that the condition
+    names and the table has no more."""
 
     definition: TableDef
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class Shape:
     masks: Mapping[str, str]
     salt: str
     sends_deletes: bool
+    lost: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -73,10 +75,11 @@ class Shape:
                 column=definition.version,
             )
         predicate = None if where is None else parse(where, known)
-        if predicate is not None and not predicate.columns.isdisjoint(lost):
+        needed = () if predicate is None else tuple(name for name in lost if name in predicate.columns)
+        if needed:
             predicate = _NEVER
         seed = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()
-        return Shape(definition, names, predicate, masks, seed, deletes)
+        return Shape(definition, names, predicate, masks, seed, deletes, needed)
 
     @cached_property
     def schema(self) -> pa.Schema:

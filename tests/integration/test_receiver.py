@@ -266,19 +266,23 @@ def narrow(tmp_path_factory):
 class Slow:
     """A request that the server has begun to read, and whose body comes when it is told."""
 
-    def __init__(self, url, body):
+    def __init__(self, url, body, headers=""):
         host, port = url.removeprefix("http://").split(":")
         self._body = body
         self._socket = socket.create_connection((host, int(port)))
         head = f"POST /ingest/items HTTP/1.1\r\nHost: {host}\r\nContent-Type: {NDJSON}\r\nExpect: 100-continue\r\n"
+        head += headers
         self._socket.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
         assert self._answer() == b"100"
 
     def _answer(self):
         return self._socket.recv(10_000).split(b" ")[1]
 
+    def send(self, data):
+        self._socket.sendall(data)
+
     def end(self):
-        self._socket.sendall(self._body)
+        self.send(self._body)
         return self._answer()
 
     def close(self):
@@ -313,6 +317,19 @@ def test_a_client_that_goes_away_leaves_its_room_to_others(narrow):
         each.close()
     while server.post("items", large, PLAIN).status_code != 200:
         time.sleep(0.01)
+
+
+def test_a_body_that_ends_too_soon_is_no_request_and_its_key_stays_unknown(narrow):
+    """The sender was killed in the middle: what came looks like a whole body with fewer rows."""
+    lake, server = narrow
+    keyed, body = PLAIN | {"Idempotency-Key": "cut"}, lines({"id": 50}, {"id": 51})
+    cut = Slow(server.url, body, "Idempotency-Key: cut\r\n")
+    cut.send(lines({"id": 50}))
+    cut.close()
+    time.sleep(0.3)
+    assert 50 not in by_id(lake.table("items"))
+    assert server.post("items", body, keyed).json()["rows"] == 2
+    assert {50, 51} <= set(by_id(lake.table("items")))
 
 
 def test_a_body_that_is_too_long_is_413_however_it_comes(narrow):

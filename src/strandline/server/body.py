@@ -54,6 +54,9 @@ class Body:
     def rows(self, wanted: pa.Schema) -> pa.Table:
         """The rows with exactly the columns of `wanted`; what it declares not null has values. A place that is not
         wanted is left out; `Invalid` names the row and the column of anything else."""
+        if not self.count:
+            # Nothing in it can be wrong; a chunk whose rows were all refused still moves its positions.
+            return wanted.empty_table()
         missing = [name for name in wanted.names if self.schema is None or name not in self.schema.names]
         arrow.check_weight(arrow.missing_weight(self.count, len(missing)), self._most)
         if isinstance(self._data, bytes):

@@ -199,7 +199,7 @@ class ParquetDelivery:
                 hint=f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}",
                 path=path,
             ) from error
-        if id_ != batch.id:
+        if batch.id and id_ != batch.id:
             raise Conflict(
                 f"sink {self.producer.consumer!r} is to deliver batch {batch.id} up to seq {batch.upto}, but"
                 f" {self.storage.url(path)} says that batch {id_} was delivered so: someone else sends there",
