@@ -128,6 +128,7 @@ def test_the_lake_is_named_before_or_after_the_verb_or_by_the_environment(
 ) -> None:
     run("init", "x")
     assert run.json("--lake", "x", "status")["lake"] == str(tmp_path / "x")
+    assert json.loads(run("--json", "--lake", "x", "status"))["lake"] == str(tmp_path / "x")
     assert run.json("status", "--lake", "x")["lake"] == str(tmp_path / "x")
     monkeypatch.setenv("STRANDLINE_LAKE", "x")
     assert run.json("status")["lake"] == str(tmp_path / "x")
@@ -310,13 +311,14 @@ def test_a_broken_table_does_not_hide_the_others(loaded: Run, tmp_path: Path) ->
     assert [(t["name"], t.get("error", {}).get("kind")) for t in tables] == [("items", None), ("other", "Corrupt")]
     assert "strandline doctor" in loaded("status", code=1)
     assert loaded.json("doctor", code=1)["is_sound"] is False
-    assert "wrong" in loaded("doctor", code=1)
+    said = loaded("doctor", code=1)
+    assert "wrong" in said and "back from a backup; then: strandline compact" in said
 
 
 def test_doctor_finds_everything_in_order_and_says_what_waits(loaded: Run) -> None:
     said = loaded("doctor", "--deep")
     assert "Everything holds" in said and "due to be folded" in said
-    assert "strandline compact items" in said
+    assert "strandline compact items" in said and "Put files" not in said
     loaded("compact")
     assert loaded.json("doctor", "--deep")["findings"] == []
 
@@ -803,6 +805,7 @@ def test_a_wrong_call_ends_with_2_and_is_json_if_asked(words: tuple[str, ...]) -
     asked = process(*words, "--json")
     assert asked.returncode == 2
     assert json.loads(asked.stdout)["error"]["kind"] == "Usage"
+    assert process("--json", *words).stdout == asked.stdout
 
 
 def test_no_arguments_show_the_verbs() -> None:
@@ -899,7 +902,7 @@ def test_stopping_it_by_hand_leaves_nothing_half_done(tmp_path: Path) -> None:
 
 
 def test_demo_runs_without_spark_and_replaces_only_a_demo_and_only_if_asked(run: Run, tmp_path: Path) -> None:
-    document = run.json("demo", "--rows", "600", "--no-spark")
+    document = json.loads(run("--json", "demo", "--rows", "600", "--no-spark"))
     found = {step["what"]: step["rows"] for step in document["steps"]}
     assert list(found)[:4] == ["Make JSON lines", "Load them", "Send them on", "Load them again"]
     assert [found[what] for what in list(found)[:4]] == [600, 600, 600, 0]

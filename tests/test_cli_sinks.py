@@ -26,6 +26,7 @@ from strandline.cli import app
 from strandline.cli.sinks import length, marks_text
 from strandline.cli.verb import Call
 from strandline.leases import this_worker
+from strandline.redelivery import Replayed
 from support import environment, files_below, python
 from test_cli import Run, process
 
@@ -161,6 +162,29 @@ def test_a_sink_that_fails_is_told_and_stops_no_other(archive: Run, items: sl.Ta
     assert "archive failed: sink 'archive' delivered up to seq 1" in said
     assert archive.json("status", code=1)["sinks"][0]["error"]
     assert "strandline --lake ./lake/ mark reset archive" in archive("--lake", "./lake/", "tick", code=1)
+    (finding,) = [each for each in archive.json("doctor", code=1)["findings"] if each["severity"] == "wrong"]
+    assert (finding["table"], finding["command"]) == ("items", "tick archive")
+    said = archive("doctor", code=1)
+    assert "wrong    items: sink archive failed: sink 'archive' delivered up to seq 1" in said
+    assert "Everything holds" not in said and "Put files" not in said
+
+
+def test_what_is_said_of_a_sink_stands_below_its_own_line(archive: Run, items: sl.Table) -> None:
+    archive("sink", "add", "web", "items", "--to", "https://example.org/x", "--token", "env:NOT_SET")
+    archive("mark", "retire", "archive", "--yes")
+    write_app("pipeline", "lake.sink('mine', 'items', to=sl.HttpSink('https://example.org/x', token='env:NOT_SET'))")
+    said = archive("--app", "pipeline", "tick", "mine", "web", code=1).splitlines()
+    assert said[0].startswith("mine: Invalid: ")
+    notes = said[1 : next(at for at, line in enumerate(said) if line.startswith("web: Invalid: "))]
+    assert notes[-1] == "  new: registered for the first time"
+    assert all(line.startswith("  ") for line in notes)
+
+
+def test_a_destination_that_was_away_is_a_note_of_the_doctors(run: Run, items: sl.Table) -> None:
+    run("sink", "add", "web", "items", "--to", "http://127.0.0.1:9/x")
+    run("tick", code=1)
+    (finding,) = [each for each in run.json("doctor")["findings"] if each["command"] == "tick web"]
+    assert finding["severity"] == "note" and "the next tick tries again" in finding["what"]
 
 
 def test_a_sink_that_another_works_on_is_left_to_it(archive: Run, items: sl.Table) -> None:
@@ -354,14 +378,42 @@ def test_changing_a_sink_says_what_changes_and_asks(archive: Run, items: sl.Tabl
     assert archive.json(*words, "--to", "out", code=1)["error"]["kind"] == "Invalid"
     said = archive(*words, "--to", "out", code=1, stdin="n\n")
     assert "It goes on from where it is, with mask: none → email=null. Go on?" in said
-    assert "definition changed; it goes on from there" in archive(*words, "--to", "out", stdin="y\n")
+    assert "Sink archive goes on from where it is, with mask: none → email=null.\n" in archive(
+        *words, "--to", "out", "--yes"
+    )
+    assert "Sink archive goes on from where it is, with mask: email=null → email=redact.\n" in archive(
+        "sink", "add", "archive", "items", "--mask", "email=redact", "--to", "out", stdin="y\n"
+    )
     said = archive(*words, "--to", "other", code=1, stdin="n\n")
     assert f"Destination changed from {tmp_path}/out to {tmp_path}/other: it starts again" in said
     assert archive.json("sink", "show", "archive")["life"] == 1
-    assert archive.json(*words, "--to", "other", "--yes")["life"] == 2
+    said = archive(*words, "--to", "other", "--yes")
+    assert f"starts again as a new life (destination changed from {tmp_path}/out to {tmp_path}/other): " in said
+    assert archive.json("sink", "show", "archive")["life"] == 2
     assert [life["life"] for life in archive.json("sink", "show", "archive")["lives"]] == [1, 2]
     archive("tick")
     assert [row["email"] for row in sent("other")] == [None] * 10
+
+
+def test_another_sink_with_the_same_destination_is_named(archive: Run, items: sl.Table, tmp_path: Path) -> None:
+    said = archive("sink", "add", "second", "items", "--to", "out")
+    assert f"Sink archive goes to {tmp_path}/out as well: the rows of both will be there." in said
+    archive("mark", "retire", "archive", "--yes")
+    assert archive.json("sink", "add", "third", "items", "--to", "out")["shared_with"] == ["second"]
+    assert archive.json("sink", "add", "other", "items", "--to", "other")["shared_with"] == []
+
+
+@pytest.mark.parametrize("to", ["htp://host/x", "localhost:8701/ingest/items", "127.0.0.1:8701", "ftp://me:key@host"])
+def test_what_looks_like_a_server_is_no_folder(run: Run, items: sl.Table, to: str) -> None:
+    error = run.json("sink", "add", "x", "items", "--to", to, code=1)["error"]
+    assert error["kind"] == "Invalid" and "http(s)://" in error["hint"]
+    assert "key" not in error["message"] + error["hint"]
+
+
+def test_names_that_no_sink_can_have_are_told_as_such(run: Run, items: sl.Table) -> None:
+    error = run.json("sink", "add", "a b", "items", "--to", "out", code=1)["error"]
+    assert (error["kind"], error["consumer"]) == ("Invalid", "a b")
+    assert "sink" in error["message"] and "letters" in error["hint"]
 
 
 # --- marks ------------------------------------------------------------------------------------------------------
@@ -421,6 +473,10 @@ def test_a_retired_sink_sends_nothing_until_it_is_started_again(archive: Run, it
     said = archive("mark", "retire", "archive", stdin="y\n")
     assert text in said and "strandline mark reset archive" in said
     assert archive.json("tick")["sinks"] == []
+    assert archive("tick") == "Everything is up to date.\n"
+    named = archive("--lake", "./lake/", "tick", "archive", code=1)
+    assert named == "archive is retired; to use it again: strandline --lake ./lake/ mark reset archive\n"
+    assert archive.json("tick", "archive", code=1)["retired"] == ["archive"]
     assert "retired" in archive("plan") and "retired" in archive("status")
     error = archive.json("mark", "retire", "archive", "--yes", code=1)["error"]
     assert (error["kind"], error["consumer"]) == ("Invalid", "archive")
@@ -493,6 +549,44 @@ def test_a_replay_sends_what_each_key_is_now(run: Run, items: sl.Table, central:
     run("deadletter", "replay", code=2)
 
 
+def test_a_token_that_is_not_accepted_is_named_by_its_place(
+    run: Run, items: sl.Table, receiver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = Endpoint(receiver, f"/{tmp_path.name}")
+    endpoint.control(token="good")
+    monkeypatch.setenv("TOKEN", "s3cret")
+    run("sink", "add", "web", "items", "--to", endpoint.url, "--receiver", "any")
+    said = run("tick", code=1)
+    assert "has no token" in said and "strandline sink add … --token env:NAME" in said and "HttpSink(url, " in said
+    run("sink", "add", "other", "items", "--to", endpoint.url, "--receiver", "any", "--token", "env:TOKEN")
+    said = run("tick", "other", code=1)
+    assert "read from env:TOKEN is not accepted" in said and "s3cret" not in said
+
+
+def test_a_table_that_the_receiver_lacks_is_told_with_the_way_to_make_it(run: Run, items: sl.Table) -> None:
+    run("init", "central")
+    with start_run("--lake", "central", "serve", "--port", "0", "--json") as serving:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        run("sink", "add", "web", "items", "--to", f"{url}/ingest/items")
+        said = run("tick", code=1)
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(20) == 0
+    assert "strandline table create items --schema … --key …" in said and "strandline ingest items" in said
+    assert "--receiver" not in said
+
+
+def test_letters_that_were_not_tried_are_counted(run: Run, central: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replay(lake: sl.Lake, ids: list[str], **_: object) -> list[Replayed]:
+        away = sl.Unavailable("nobody is there")
+        return [Replayed(id, "central", 1, away) for id in ids]
+
+    monkeypatch.setattr("strandline.redelivery.replay", replay)
+    said = run("deadletter", "replay", "--all", code=1)
+    assert said.count("Unavailable: nobody is there") == 1
+    assert "  1 more letter of central: not tried.\n" in said and "0 of 2 arrived" in said
+
+
 def test_dropping_dead_letters_asks(run: Run, central: Endpoint) -> None:
     first, second = (letter["id"] for letter in run.json("deadletter", "list")["deadletters"])
     assert run.json("deadletter", "drop", "--all", code=1)["error"]["kind"] == "Invalid"
@@ -541,6 +635,17 @@ def test_a_state_that_was_lost_is_told_with_the_way_on(archive: Run) -> None:
     for words in (("tick",), ("plan",), ("tick", "--dry-run"), ("mark", "show"), ("sink", "list")):
         error = archive.json(*words, code=1)["error"]
         assert error["kind"] == "Conflict" and "doctor --adopt-state" in error["hint"]
+    said = archive("doctor", code=1)
+    assert "strandline doctor --adopt-state" in said and "Put files" not in said
+
+
+def test_sinks_that_go_on_and_sinks_that_are_retired_are_counted_apart(archive: Run, items: sl.Table) -> None:
+    archive("sink", "add", "other", "items", "--to", "other")
+    for file in Path("lake").glob("state.db*"):
+        file.unlink()
+    said = archive("doctor", "--adopt-state", "--skip", "other")
+    assert "1 sink goes on, 1 retired." in said
+    assert "tokens" in said and "strandline token add NAME --role writer" in said
 
 
 # --- run --------------------------------------------------------------------------------------------------------
@@ -618,13 +723,38 @@ def test_a_tick_that_is_interrupted_does_not_wait_for_its_sinks(items: sl.Table)
     assert len(sent()) == items.to_arrow().num_rows
 
 
+def test_an_interrupt_that_comes_twice_is_one(items: sl.Table) -> None:
+    write_app("pipeline", SLOW)
+    with start_run("--app", "pipeline", "tick") as ticking:
+        wait_until(Path("begun").exists)
+        for _ in range(20):
+            ticking.send_signal(signal.SIGINT)
+            time.sleep(0.0005)
+        _, err = ticking.communicate(timeout=20)
+    assert (ticking.returncode, err.count("Stopped: on your request")) == (130, 1)
+    assert "Traceback" not in err and "The next run goes on" in err
+
+
+def test_a_later_interrupt_ends_a_process_that_does_not_obey(items: sl.Table) -> None:
+    deaf = "import time\ntry:\n    open('begun', 'w').close(); time.sleep(60)\nfinally:\n    time.sleep(60)"
+    write_app("pipeline", deaf)
+    with start_run("--app", "pipeline", "tick") as ticking:
+        wait_until(Path("begun").exists)
+        ticking.send_signal(signal.SIGINT)
+        time.sleep(0.8)
+        assert ticking.poll() is None
+        ticking.send_signal(signal.SIGINT)
+        assert ticking.wait(20) == 130
+
+
 def test_the_first_signal_lets_a_tick_end_and_the_second_does_not(items: sl.Table) -> None:
     write_app("pipeline", SLOW)
     with start_run("--app", "pipeline", "run") as running:
         wait_until(Path("begun").exists)
         running.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert running.poll() is None
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.8)
+        assert running.poll() is None, "what comes at once is the same signal"
         running.send_signal(signal.SIGINT)
         assert running.wait(20) == 128 + signal.SIGINT
     assert sent() == []
@@ -639,6 +769,25 @@ def test_the_first_signal_lets_a_tick_end_and_the_second_does_not(items: sl.Tabl
     assert "Stopping when the tick under way is done" in err
     assert "slow: 10 rows" in out
     assert [row["id"] for row in sent()] == list(range(10))
+
+
+def test_run_does_not_call_a_lake_up_to_date_while_a_sink_works(items: sl.Table) -> None:
+    write_app("pipeline", SLOW)
+    with start_run("--app", "pipeline", "run", "--every", "0.1s") as running:
+        wait_until(Path("begun").exists)
+        time.sleep(1)
+        Path("go").touch()
+        wait_until(lambda: len(sent()) == 10)
+        time.sleep(0.5)
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    told = [line for line in out.splitlines()[1:] if "folded" not in line]
+    assert [line.split("  ")[1].split(", ")[0] for line in told] == [
+        "still at work: slow",
+        "slow: 10 rows",
+        "Up to date",
+    ]
 
 
 def test_run_takes_a_length_of_time_and_a_lake_that_is_there(run: Run, items: sl.Table) -> None:

@@ -34,7 +34,8 @@ from strandline.cli import (
     vacuum,
 )
 from strandline.cli.answer import print_error
-from strandline.cli.verb import DEFAULT_LAKE, Root
+from strandline.cli.interrupts import obey_interrupts
+from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, Root
 
 app = typer.Typer(
     name="strandline",
@@ -82,7 +83,8 @@ def _root(
             metavar="URL", envvar="STRANDLINE_STATE", help="The database of the lake's state; else a file in the lake."
         ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the stack trace of an error.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -94,11 +96,13 @@ def _root(
         {name: value for name, value in known.items() if name in said},
         {name: value for name, value in known.items() if name not in said},
         debug,
+        as_json,
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process: 0 well, 1 an error, 2 a wrong call."""
+    obey_interrupts()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--json" not in words:
         app(words, prog_name="strandline")

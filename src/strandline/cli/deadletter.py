@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from strandline.cli.verb import Call, verb
 from strandline.deadletters import DeadLetter, DeadLetters
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
+from strandline.redelivery import Replayed
 
 _REASON_CHARS = 80
 _ID_CHARS = 8
@@ -119,7 +120,7 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
 def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
     """Send dead letters again: for each key what it is now. What arrives is a dead letter no more.
 
-    Ends with 1 when some are refused again."""
+    When a sink's destination does not answer, its other letters are not tried. Ends with 1 when some stay."""
     lake = call.lake()
     chosen = _chosen(call, lake, words, is_all)
     with progress_bar("Sending again") as progress:
@@ -131,14 +132,29 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
         for each in done:
             if each.error is None:
                 out.print(f"{ids[each.id]}: sent, {counted(each.rows, 'row')}.")
-            else:
-                sinks.show_failure(out, call, ids[each.id], each.error)
+        _show_failed(out, call, failed, ids)
         if not done:
             out.print("There are no dead letters.")
         elif failed:
             out.print(f"{len(done) - len(failed):,} of {len(done):,} arrived; the rest stays.")
 
     return Answer({"replayed": [each.to_dict() for each in done]}, render, 1 if failed else 0)
+
+
+def _show_failed(out: Console, call: Call, failed: Sequence[Replayed], ids: Mapping[str, str]) -> None:
+    """Each reason once, with the letters that stay because of it."""
+    groups: dict[tuple[str, str, str], list[Replayed]] = {}
+    for each in failed:
+        assert each.error is not None
+        groups.setdefault((each.consumer, each.error.kind, each.error.message), []).append(each)
+    for (consumer, _, _), (first, *rest) in groups.items():
+        assert first.error is not None
+        sinks.show_failure(out, call, ids[first.id], first.error)
+        if rest:
+            # Who was tried has an error of its own.
+            is_tried = any(each.error is not first.error for each in rest)
+            more = counted(len(rest), "more letter", "more letters")
+            out.print(f"  {more} of {consumer}: {'the same' if is_tried else 'not tried'}.", soft_wrap=True)
 
 
 def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False) -> Answer:

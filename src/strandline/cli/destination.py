@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import typer
 
+from strandline.errors import Invalid
 from strandline.sinks.base import Sink
 from strandline.sinks.declared import BACKFILL, HEAD, Start
+
+# Such as htp://host/path or localhost:8701/path. A folder of that name can be written with ./ before it.
+_ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)
 
 
 def destination(
@@ -20,7 +25,7 @@ def destination(
 ) -> Sink:
     """The sink for a text such as `https://…`, a folder or `s3://bucket/prefix`, or with a kind the name of an Iceberg
     table. Options of other kinds are refused."""
-    kind = kind or ("http" if to.startswith(("http://", "https://")) else "parquet")
+    kind = kind or _guessed(to)
     for option, value, own in (
         ("token", token, "http"),
         ("receiver", receiver, "http"),
@@ -46,6 +51,17 @@ def destination(
     from strandline.sinks.parquet import ParquetSink
 
     return ParquetSink(to)
+
+
+def _guessed(to: str) -> str:
+    if to.lower().startswith(("http://", "https://")):
+        return "http"
+    if _ADDRESS.match(to):
+        raise Invalid(
+            "--to is neither a server's address, which begins with http:// or https://, nor a folder",
+            hint="Expected http(s)://host/ingest/TABLE, a folder (as ./NAME if it looks so), or s3://bucket/prefix",
+        )
+    return "parquet"
 
 
 def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:

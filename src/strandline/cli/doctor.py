@@ -15,7 +15,9 @@ from strandline.cli.answer import Answer, counted
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.doctor import Finding, Report, examine
+from strandline.doctor.finding import Severity
 from strandline.errors import Conflict, StrandlineError
+from strandline.status import SinkStatus
 from strandline.storage import Storage, open_storage
 
 
@@ -56,25 +58,38 @@ def doctor(
 def _examined(call: Call, storage: Storage, deep: bool, repair: bool) -> Answer:
     with progress_bar("Examining") as progress:
         report = examine(storage, deep=deep, repair=repair, progress=progress)
+    is_damaged = any(finding.is_for_a_person for finding in report.findings)
     report = replace(report, findings=(*report.findings, *_state_findings(call)))
-    return Answer(report.to_dict(), lambda out: _show(out, call, report), 0 if report.is_sound else 1)
+    return Answer(report.to_dict(), lambda out: _show(out, call, report, is_damaged), 0 if report.is_sound else 1)
 
 
 def _state_findings(call: Call) -> list[Finding]:
-    """Whether the lake's sinks can go on: its state is there and is not an older one."""
+    """Whether the lake's sinks can go on: its state is there and is not an older one, and none of them has failed."""
     try:
         lake = call.lake()
         if lake.has_ledger:
             lake.ledger.bond.check()
+        found = lake.status().sinks if lake.has_ledger or lake.declared else ()
+        return [_sink_finding(sink) for sink in found if sink.error]
     except StrandlineError as error:
         command = "doctor --adopt-state" if isinstance(error, Conflict) else None
         return [Finding("wrong", None, error.message, error.fields.get("state", call.path), command=command)]
-    return []
+
+
+def _sink_finding(sink: SinkStatus) -> Finding:
+    """A sink that failed. One whose destination did not answer goes on by itself when it does."""
+    told = (sink.last.body.get("error") if sink.last else None) or {}
+    is_passing = told.get("kind") == "Unavailable" and told.get("message") == sink.error
+    what = f"sink {sink.name} failed{', and the next tick tries again' if is_passing else ''}: {sink.error}"
+    severity: Severity = "note" if is_passing else "wrong"
+    return Finding(severity, sink.table, what, sink.destination, command=f"tick {sink.name}")
 
 
 def _adopted(call: Call, skip: Sequence[str]) -> Answer:
     lake = call.lake()
+    is_lost = not lake.ledger.registry.all()
     found = adopt_state(lake, skip=skip)
+    retired = sum(each.marks is None for each in found)
 
     def show(out: Console) -> None:
         for each in found:
@@ -86,13 +101,18 @@ def _adopted(call: Call, skip: Sequence[str]) -> Answer:
                 low, high = min(each.marks.values()), max(each.marks.values())
                 at = f"seq {low:,}" if low == high else f"seqs {low:,} to {high:,}"
                 out.print(f"{each.name}: goes on after {at}, {each.why}.", soft_wrap=True)
-        said = f"{counted(len(found), 'sink')} adopted." if found else "There are no sinks to adopt."
+        said = "There are no sinks to adopt."
+        if found:
+            said = f"{counted(len(found) - retired, 'sink goes', 'sinks go')} on, {retired:,} retired."
         out.print(f"Lake and state belong together again. {said}")
+        if is_lost:
+            again = call.command("token add NAME --role writer")
+            out.print(f"If its server had tokens, they were lost with the state. Make them again: {again}")
 
     return Answer({"lake": lake.storage.uri, "sinks": [each.to_dict() for each in found]}, show)
 
 
-def _show(out: Console, call: Call, report: Report) -> None:
+def _show(out: Console, call: Call, report: Report, is_damaged: bool) -> None:
     for finding in report.findings:
         _show_finding(out, call, finding)
     read = f" and {counted(report.rows, 'row')}" if report.is_deep else ""
@@ -105,7 +125,7 @@ def _show(out: Console, call: Call, report: Report) -> None:
         out.print(Text(f"{counted(wrong, 'thing is', 'things are')} wrong.", "bold red"))
     if any(finding.repair for finding in open_):
         out.print(f"Repair what can be: {call.command('doctor --repair')}")
-    if any(finding.severity == "wrong" and not finding.repair for finding in open_):
+    if is_damaged:
         out.print(f"Put files that are missing or damaged back from a backup; then: {call.command('compact')}")
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +17,7 @@ from rich.text import Text
 
 from strandline import duration, runner
 from strandline.cli.answer import Answer, moment, plain, stderr, stdout
+from strandline.cli.interrupts import obeying
 from strandline.cli.options import length
 from strandline.cli.tick import cared, did
 from strandline.cli.verb import Call, verb
@@ -57,13 +56,11 @@ def _stopping() -> Iterator[threading.Event]:
     """An event that the first signal sets; the second ends the process."""
     stop = threading.Event()
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            # Whatever is under way may be killed at any moment; the next run goes on from there.
-            os._exit(128 + number)
+    def end() -> None:
         stop.set()
         stderr().print(Text("Stopping when the tick under way is done; once more to stop at once.", "dim"))
 
+    hear = obeying(end)
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
@@ -73,11 +70,11 @@ def _stopping() -> Iterator[threading.Event]:
 
 
 class _Voice:
-    """Tells of each tick that did something, and once when there is nothing more to do."""
+    """Tells of each tick that did something, and once when there is nothing more to do or only to wait for sinks."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._is_idle = False
+        self._waited_for: tuple[str, ...] | None = None
 
     def say(self, text: str | Text) -> None:
         if not self._call.is_json:
@@ -86,14 +83,14 @@ class _Voice:
 
     def tell(self, heard: TickReport | StrandlineError) -> None:
         now = dt.datetime.now(dt.UTC)
-        was_idle, self._is_idle = self._is_idle, isinstance(heard, TickReport) and heard.is_idle
-        if self._is_idle and was_idle:
+        before, self._waited_for = self._waited_for, _waited_for(heard)
+        if self._waited_for is not None and self._waited_for == before:
             return
-        if self._call.is_json and not self._is_idle:
+        if self._call.is_json and self._waited_for != ():
             document = {"at": now.isoformat(timespec="milliseconds"), **_data(heard)}
             sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
             sys.stdout.flush()
-        parts = ["Up to date"] if self._is_idle else list(self._parts(heard))
+        parts = list(self._parts(heard)) or ["Up to date"]
         self.say(Text.assemble((f"{moment(now)}  ", "dim"), Text("; ").join(map(_text, parts))))
 
     def _parts(self, heard: TickReport | StrandlineError) -> Iterator[str | Text]:
@@ -114,6 +111,15 @@ class _Voice:
                 yield Text.assemble((f"{each.name}: {each.kind}: ", "bold red"), each.message)
             elif each.degraded:
                 yield f"{each.table}: not folded: {each.degraded[0].message}"
+        if heard.working:
+            yield f"still at work: {', '.join(heard.working)}"
+
+
+def _waited_for(heard: TickReport | StrandlineError) -> tuple[str, ...] | None:
+    """The sinks that are all that is left of a tick that did nothing else; None of one that did something or failed."""
+    if isinstance(heard, StrandlineError) or heard.sinks or heard.compacted or heard.expired:
+        return None
+    return heard.working
 
 
 def _text(part: str | Text) -> Text:

@@ -20,10 +20,10 @@ from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
 from strandline.intents import Intent
 from strandline.lake import Lake
-from strandline.plan import NOTHING, sink_plans
-from strandline.registry import Consumer, foreseen
-from strandline.sinks.declared import BACKFILL, SinkDef
-from strandline.standing import facts_of, standing_of
+from strandline.plan import NOTHING, SinkPlan, sink_plans
+from strandline.registry import Consumer, Registered, checked_name, foreseen
+from strandline.sinks.declared import BACKFILL, SinkDef, Start
+from strandline.standing import facts_of, standing_of, standings
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
@@ -71,6 +71,7 @@ def add(
 
     To change one asks first. What is given is all that counts; another destination or table is a new life, which starts
     again."""
+    _check_name(name)
     begin, masks = start_of(start), pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
@@ -98,21 +99,58 @@ def add(
         _ask(call, lake, made, found.consumer, found.intents)
     done = steering.add(lake, made)
     [plan] = sink_plans(lake, [name])
-    data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows}
+    shared = _others(lake, made)
+    data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows, "shared_with": shared}
 
     def render(out: Console) -> None:
-        if not done.is_new:
-            out.print(
-                f"Sink {name} is as it was." if not done.why else f"Sink {name}: {done.why}; it goes on from there."
-            )
-        else:
-            what = {BACKFILL: f"the table as it is, about {counted(plan.rows, 'row')},"}.get(str(begin), "")
-            first = f"{what} is sent first" if what else f"it starts at {_beginning(begin)}"
-            out.print(f"Added the sink {name}: {table} → {made.to.destination}; {first}.", soft_wrap=True)
+        out.print(_said(done, found.consumer, plan, begin), soft_wrap=True)
+        for other in shared:
+            note = f"Sink {other} goes to {made.to.destination} as well: the rows of both will be there."
+            out.print(Text(note, "yellow"), soft_wrap=True)
         if plan.works and not all(work.source == NOTHING for work in plan.works):
             out.print(f"Send it: {call.command(f'tick {name}')}", soft_wrap=True)
 
     return Answer(data, render)
+
+
+def _check_name(name: str) -> None:
+    try:
+        checked_name(name)
+    except Invalid as error:
+        raise Invalid(f"a sink cannot have the name {name!r}", hint=error.hint, consumer=name) from error
+
+
+def _others(lake: Lake, made: SinkDef) -> list[str]:
+    """The other sinks that live and go to the same place."""
+    places = {name: sink.to.destination for name, sink in lake.declared.items()}
+    known = [found.consumer for found in standings(lake).values() if found.consumer is not None]
+    for consumer in known:
+        if consumer.is_retired:
+            places.pop(consumer.name, None)
+        else:
+            places.setdefault(consumer.name, consumer.destination)
+    return sorted(name for name, place in places.items() if name != made.name and place == made.to.destination)
+
+
+def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Start) -> str:
+    """What became of a sink, and what it sends first."""
+    name = plan.name
+    if not done.is_new:
+        how = _changes(before, done) if done.why and before is not None else ""
+        return f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
+    whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
+    first = whole if start == BACKFILL else f"it starts at {_beginning(start)}"
+    way = f"{plan.table} → {plan.destination}; {first}."
+    if before is None:
+        return f"Added the sink {name}: {way}"
+    return f"Sink {name} starts again as a new life ({done.why}): {way}"
+
+
+def _changes(found: Consumer, would: Registered) -> str:
+    """What is another way in a sink that goes on."""
+    was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
+    keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+    return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or would.why
 
 
 def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer, under_way: Sequence[Intent]) -> None:
@@ -122,10 +160,7 @@ def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer, under_way: Sequ
     if would.is_new:
         why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
     elif would.why:
-        was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
-        keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
-        changes = [f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys]
-        why = f"It goes on from where it is, with {'; '.join(changes) or would.why}."
+        why = f"It goes on from where it is, with {_changes(found, would)}."
     else:
         return
     question = f"There is a sink {made.name}: {found.table} → {found.destination}. {why} Go on?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -36,7 +36,8 @@ def tick(
 ) -> Answer:
     """Send what is new to every sink, then fold what is due and let rows expire.
 
-    Ends with 1 when a sink or a table could not be done, or a destination took nothing and refused rows."""
+    Ends with 1 when a sink or a table could not be done, a sink that is named is retired, or a destination took nothing
+    and refused rows."""
     lake = call.lake()
     chosen = sinks.named(call, lake, names) if names else None
     if dry_run:
@@ -44,19 +45,32 @@ def tick(
         return planned(call, lake, lake.plan() if chosen is None else Plan(tuple(sink_plans(lake, chosen))))
     with progress_bar("Sending") as progress:
         report = lake.tick(only=chosen, progress=progress)
-    return Answer(report.to_dict(), lambda out: _show(out, call, lake, report), 0 if report.is_well else 1)
+    retired = _retired(lake, chosen or (), report)
+    data = {**report.to_dict(), "retired": retired}
+    is_well = report.is_well and not retired
+    return Answer(data, lambda out: _show(out, call, lake, report, retired), 0 if is_well else 1)
 
 
-def _show(out: Console, call: Call, lake: Lake, report: TickReport) -> None:
+def _retired(lake: Lake, chosen: Sequence[str], report: TickReport) -> list[str]:
+    """The sinks that were named and are retired, so that nothing was done for them."""
+    reported = {sink.name for sink in report.sinks}
+    left = [name for name in chosen if name not in reported]
+    return [plan.name for plan in sink_plans(lake, left) if plan.is_retired] if left else []
+
+
+def _show(out: Console, call: Call, lake: Lake, report: TickReport, retired: Sequence[str]) -> None:
     for sink in report.sinks:
         _show_sink(out, call, sink)
+    for name in retired:
+        again = call.command(f"mark reset {name}")
+        out.print(Text(f"{name} is retired; to use it again: {again}", "yellow"), soft_wrap=True)
     for line in cared(report):
         out.print(f"{line}.", soft_wrap=True)
     for each in report.compacted:
         if isinstance(each, CompactReport):
             show_degraded(out, call, each.table, (f"vnode {d.vnode}: {d.message}: {d.path}" for d in each.degraded))
     show_broken(out, call, (each for each in report.compacted if isinstance(each, BrokenTable)))
-    if report.is_idle:
+    if report.is_idle and not retired:
         out.print("Everything is up to date.")
         if not sinks.named(call, lake, None):
             out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
@@ -67,16 +81,19 @@ def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
         out.print(Text(f"{sink.name}: left to another runner: {sink.why}", "yellow"), soft_wrap=True)
         return
     what = f"sent {'the table' if sink.is_full else 'changes of'} {sink.table} to {sink.destination}: "
-    if done := did(sink, what):
+    done = did(sink, what)
+    if done:
         out.print(f"{sink.name}: {done}.", soft_wrap=True)
-    if sink.why:
+    if sink.error is not None:
+        sinks.show_failure(out, call, sink.name, sink.error)
+    if sink.why and not done and sink.error is None:
+        out.print(Text(f"{sink.name}: {sink.why}", "yellow"), soft_wrap=True)
+    elif sink.why:
         out.print(Text(f"  {'new: ' if sink.is_new else ''}{sink.why}", "yellow"), soft_wrap=True)
     if sink.is_all_refused:
         out.print(Text("  The destination took nothing: is it the right one?", "bold red"), soft_wrap=True)
     if sink.dead:
         out.print(f"  See: {call.command(f'deadletter list {sink.name}')}", soft_wrap=True)
-    if sink.error is not None:
-        sinks.show_failure(out, call, sink.name, sink.error)
 
 
 def did(sink: SinkReport, what: str = "") -> str:

@@ -29,8 +29,8 @@ _PLACE = {
 }
 _COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|tick|token)\b)")
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
-_JSON = typer.Option("--json", help="Print one JSON document.")
-_DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
+JSON = typer.Option("--json", help="Print one JSON document.")
+DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Root:
     said: Mapping[str, str] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     is_debug: bool = False
+    is_json: bool = False
 
     def call(self, after: Mapping[str, str], *, is_json: bool, is_debug: bool) -> Call:
         """One call of a verb that takes a lake. What is said in it counts before the environment; a program says
@@ -54,7 +55,7 @@ class Root:
             raise typer.BadParameter("--state goes with --lake; of an --app the program says where its state is")
         return Call(
             said.get("lake", known.get("lake", DEFAULT_LAKE)),
-            is_json,
+            is_json or self.is_json,
             is_debug or self.is_debug,
             is_lake_given=bool(said.keys() & {"app", "lake"}),
             app=app,
@@ -142,7 +143,7 @@ def verb(
             if root.said and not has_lake:
                 raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
             after = {option: said for option in _PLACE if (said := values.pop(option, None))}
-            root = root if has_lake else Root(is_debug=root.is_debug)
+            root = root if has_lake else Root(is_debug=root.is_debug, is_json=root.is_json)
             call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
             raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
@@ -150,8 +151,8 @@ def verb(
         _, *own = signature.parameters.values()
         shared = [
             *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
-            _option("as_json", Annotated[bool, _JSON], False),
-            _option("debug", Annotated[bool, _DEBUG], False),
+            _option("as_json", Annotated[bool, JSON], False),
+            _option("debug", Annotated[bool, DEBUG], False),
         ]
         context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
@@ -182,7 +183,7 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         return 0
     except KeyboardInterrupt:
         print_error(
-            "Stopped", "on your request", "What was not finished is not there: run it again.", {}, is_json=False
+            "Stopped", "on your request", "The next run goes on from what is there: run it again.", {}, is_json=False
         )
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
             # Python would wait for them; whatever they do may be killed at any moment.

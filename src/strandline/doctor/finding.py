@@ -25,6 +25,11 @@ class Finding:
     is_repaired: bool = False
     command: str | None = None
 
+    @property
+    def is_for_a_person(self) -> bool:
+        """Whether it is wrong and no repair is known."""
+        return self.severity == "wrong" and not self.repair
+
 
 @dataclass(frozen=True)
 class Report:

@@ -248,11 +248,20 @@ class HttpDelivery:
         return self._line
 
     def _not_a_receiver(self, answer: Answer) -> Invalid:
+        table = self._sink.url.rsplit("/", 1)[-1]
+        make = (
+            f"Nothing was sent. The table has to exist there: strandline table create {table} --schema … --key …, or"
+            f" strandline ingest {table} FILES --key …, there."
+        )
+        other = (
+            " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
+            " HttpSink(url, receiver='any')."
+        )
+        is_a_receiver = answer.error.get("kind") == "NotFound" and "table" in answer.error
         return Invalid(
             f"{self._sink.url} answered {answer.status} to the question for its positions: it is no Strandline"
             f" receiver, or has no such table ({answer.message[:80]})",
-            hint="Nothing was sent. Create the table there, or declare HttpSink(url, receiver='any') for an endpoint"
-            " that honours Idempotency-Key.",
+            hint=make if is_a_receiver else make + other,
             consumer=self._producer.consumer,
             url=self._sink.url,
             status=answer.status,
@@ -278,7 +287,7 @@ def _is_sendable(text: str) -> bool:
 
 def _normal_url(url: object, receiver: str) -> str:
     """The address in one spelling. What is wrong with it is said without repeating it: it may hold a password."""
-    expected = "Expected an address such as https://host/ingest/messages"
+    expected = "Expected an address that begins with http:// or https://, such as https://host/ingest/messages"
     if not isinstance(url, str) or not url or not url.isprintable() or " " in url:
         raise Invalid("the url is not an address", hint=expected)
     try:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 import strandline
+from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
 
@@ -163,8 +164,7 @@ class Line:
             location = location.partition("?")[0]
         hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
         if answer.status == _UNAUTHORIZED:
-            given = "its token is not accepted" if sink.token else "the sink has no token"
-            hint = f"{given[0].upper()}{given[1:]}. Declare one: HttpSink(url, token='env:NAME')."
+            hint = _token_hint(sink.token)
         if location is not None:
             hint = f"Redirects are not followed. Point the sink at the right place: it names {location}"
         return Invalid(
@@ -213,6 +213,15 @@ class Line:
             status=None if answer is None else answer.status,
             attempts=attempts,
         )
+
+
+def _token_hint(token: str | None) -> str:
+    """What to do about a token that is not accepted; it names where the token was read and never the token."""
+    ways = "strandline sink add … --token env:NAME, or HttpSink(url, token='env:NAME')"
+    if token is None:
+        return f"The sink has no token. Give it one: {ways}."
+    read = f"that was read from {token} " if secret.is_reference(token) else ""
+    return f"The token {read}is not accepted. Put a good one there, or name another place: {ways}."
 
 
 def wait_s(answer: Answer | None, attempts: int) -> float:
