@@ -77,6 +77,31 @@ def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
     assert [(row["_op"], row["id"], row["name"]) for row in endpoint.rows()] == [("upsert", 3, "good")]
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_token_that_is_put_right_finishes_what_was_begun_with_the_wrong_one(
+    lake: sl.Lake, items: sl.Table, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, is_declared: bool
+) -> None:
+    monkeypatch.setenv("WRONG", "a")
+    monkeypatch.setenv("RIGHT", "b")
+    endpoint.control(token="b")
+    items.upsert(rows(1, 2))
+
+    def use(token: str) -> None:
+        sink = lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", token=token), where="id > 0")
+        if not is_declared:
+            del lake.declared["central"]
+            steering.add(lake, sink)
+
+    use("env:WRONG")
+    assert isinstance(lake.tick(only=["central"]).sinks[0].error, sl.Invalid)
+    assert lake.status().sinks[0].intents == 1
+    items.upsert(rows(3))
+    use("env:RIGHT")
+    report = lake.tick(only=["central"]).sinks[0]
+    assert (report.error, report.replays, report.rows) == (None, 1, 3)
+    assert sorted(row["id"] for row in endpoint.rows()) == [1, 2, 3]
+
+
 def test_a_replay_asks_a_destination_that_is_away_once(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
     endpoint.control(refuse=REFUSE)
     lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", patience="0s"))

@@ -105,9 +105,11 @@ class Cursor:
 
     def run(self, work: Work) -> None:
         """Carry out one range, of the vnodes that have not failed before it. What came of it is in the tally."""
-        facts = work.replay[0].definition if work.replay else self._consumer.definition
+        name, table = self._consumer.name, self._consumer.table
         try:
-            sink = SinkDef.from_dict(self._consumer.name, self._consumer.table, facts, self._given)
+            sink = SinkDef.from_dict(name, table, self._consumer.definition, self._given)
+            if work.replay:
+                sink = SinkDef.from_dict(name, table, work.replay[0].definition, sink)
             shape = sink.shape(kept_schema(self._table.log.refresh(), work.schema_id).definition)
             delivery = sink.to.open(self._producer)
         except StrandlineError as error:

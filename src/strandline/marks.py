@@ -4,7 +4,7 @@
 - A mark moves forward only, by compare-and-swap of every vnode in one transaction, under the fence of its consumer's
   lease; only an adoption (see `bond`), a person's command, sets it otherwise.
 - An open intent stands exactly on its marks: each of its vnodes is at `after` until the advance that closes it, which
-  goes to `upto`. A vnode has one open intent at most; the definition cannot change while there is one.
+  goes to `upto`. A vnode has one open intent at most, which keeps the definition that it was begun with.
 - The slowest living consumer holds its table's log; one that has not started counts as 0, a retired one not at all.
 
 After a crash: marks, intent and receipt of an advance are there together or not at all. An intent that is still open

@@ -175,9 +175,7 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         shape = sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
         plan = replace(plan, lost=shape.lost)
         standing = Standing(registered.consumer) if registered.is_new else found
-        works = works_of(sink, standing, table.merge())
-        # A definition that waits for what was begun counts for everything that comes after it.
-        return replace(plan, works=tuple(w for w in works if w.replay) if standing.intents and plan.why else works)
+        return replace(plan, works=works_of(sink, standing, table.merge()))
     except StrandlineError as error:
         return replace(plan, error=error)
     except Exception as error:

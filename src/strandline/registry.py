@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Conflict, Invalid, NotFound
-from strandline.intents import Intent, busy, intents, open_intents
+from strandline.intents import Intent, intents, open_intents
 from strandline.leases import check_fence, leases
 from strandline.state import State, check_int, check_text, from_json, insert_missing, metadata, now_s, to_json
 
@@ -122,8 +122,8 @@ class Registry:
     ) -> Registered:
         """Make a consumer known, or find it with its marks.
 
-        The same kind, destination and table generation keep the generation; a changed definition keeps it too, and is
-        a `Conflict` while an intent is open. Anything else is a new generation. A retired consumer stays as it is,
+        The same kind, destination and table generation keep the generation; a changed definition keeps it too, and
+        open intents keep theirs. Anything else is a new generation. A retired consumer stays as it is,
         whatever is told, since a person said so and the log may be gone, unless `revive` starts a new generation."""
         told = _told(name, kind, table, table_generation, destination, definition)
         with self._state.transaction() as connection:
@@ -321,9 +321,8 @@ def _decided(found: Consumer | None, under_way: Sequence[Intent], told: Consumer
             why.append(f"{batches} begun there will not be finished")
         return Registered(told, True, "; ".join(why))
     is_changed = to_json("definition", found.definition) != to_json("definition", told.definition)
-    if is_changed and under_way:
-        raise busy(found.name, under_way[0], "its definition cannot change")
     why += ["definition changed"] if is_changed else []
+    why += ["what was begun is finished by the old one"] if is_changed and under_way else []
     why += [f"table was renamed from {found.table} to {told.table}"] if found.table != told.table else []
     return Registered(replace(found, table=told.table, definition=told.definition), False, "; ".join(why))
 

@@ -231,8 +231,8 @@ class _Tick:
                 self._lake.ledger.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
 
     def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
-        """What is due, and a second time when that was to finish what was begun: only then its vnodes go on, and a
-        changed definition counts. `consumers` hears who it is for."""
+        """What is due, and a second time when that was to finish what was begun: only then its vnodes go on.
+        `consumers` hears who it is for."""
         cursor = None
         for _ in range(2):
             standing = standing_of(self._lake, name)
@@ -258,7 +258,7 @@ class _Tick:
         consumer, marks = found.consumer, found.marks
         declared = declared_sink(lake, plan.name, consumer)
         table = table_of(lake, declared, consumer)
-        if declared is not None and (plan.is_new or (plan.why and not found.intents)):
+        if declared is not None and (plan.is_new or plan.why):
             facts = facts_of(declared, table, consumer)
             consumer = ledger.registry.register(plan.name, **facts).consumer
             # The lake knows of it before anything of it leaves.

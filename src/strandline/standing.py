@@ -56,18 +56,12 @@ def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) ->
 
 
 def registration(table: Table, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
-    """What registering a sink as it is declared will find. While it has something under way, it stays as the state has
-    it."""
+    """What registering a sink as it is declared will find, and the sink as it is from then on."""
     consumer = found.consumer
     if declared is None:
         assert consumer is not None
         return Registered(consumer, False, ""), SinkDef.from_dict(consumer.name, table.name, consumer.definition)
     facts = facts_of(declared, table, consumer)
-    if found.intents and consumer is not None and is_same(consumer, declared, table):
-        sink = SinkDef.from_dict(declared.name, table.name, consumer.definition, declared)
-        is_changed = facts["definition"] != consumer.definition
-        why = "its new definition counts after what it has begun" if is_changed else ""
-        return Registered(consumer, False, why), sink
     registered = foreseen(declared.name, **facts, found=consumer, under_way=found.intents)
     return registered, replace(declared, start=registered.consumer.definition["start"])
 

@@ -140,6 +140,8 @@ class Sink(Protocol):
     """A destination, as a frozen value."""
 
     kind: ClassVar[str]
+    access: ClassVar[tuple[str, ...]]
+    """The fields that say how the destination is reached, and not what goes there."""
     is_ordered: ClassVar[bool]
     """Whether a lane gets its rows in the order of (`_vnode`, `_seq`, key), a lane per Spark partition; otherwise they
     come clustered, and several Spark partitions run the lane of one batch."""

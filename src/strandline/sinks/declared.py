@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from strandline import secret
 from strandline.definitions import TableDef
@@ -79,8 +79,8 @@ class SinkDef:
 
     @staticmethod
     def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
-        """The sink that `to_dict` described. `given` is the same sink as it is declared now, if it is: it knows the
-        secrets."""
+        """The sink that `to_dict` described. `given` is the same sink as it is now, if it is: it knows the secrets, and
+        how to reach the destination."""
         to = dict(facts["to"])
         kind = to.pop("kind")
         if kind not in KINDS:
@@ -127,24 +127,15 @@ class SinkDef:
 
 
 def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
-    """The destination that facts describe: the one that is declared if it is the same, else one with its secrets."""
-    if given is not None and given.kind == kind:
-        if given.to_dict() == facts:
-            return given
-        facts = {name: _filled(fact, getattr(given, name, None)) for name, fact in facts.items()}
+    """The destination that facts describe. When the given one is the same place, it is reached as that one says: it
+    knows secrets that were not written down, and a token that was wrong must not hold what was begun with it."""
     module, made = KINDS[kind]
-    found: Sink = getattr(import_module(module), made).from_dict(facts)
-    return found
-
-
-def _filled(fact: Any, given: Any, kept: Any = None) -> Any:
-    """A fact with the secrets that were not written down. `kept` is what would be written down of the given one: a
-    secret may be a part of it."""
-    if isinstance(fact, Mapping) and isinstance(given, Mapping):
-        said = given.kept() if hasattr(given, "kept") else {}
-        return {name: _filled(value, given.get(name), said.get(name)) for name, value in fact.items()}
-    is_part = isinstance(fact, str) and secret.GIVEN in fact and fact == kept
-    return given if fact == secret.GIVEN or is_part else fact
+    found: Any = getattr(import_module(module), made).from_dict(facts)
+    if given is not None and (given.kind, given.destination) == (kind, found.destination):
+        kept = {each.name: getattr(found, each.name) for each in fields(found) if each.name not in given.access}
+        found = replace(cast(Any, given), **kept)
+    sink: Sink = found
+    return sink
 
 
 def checked_start(start: object, name: str) -> Start:

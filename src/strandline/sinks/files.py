@@ -176,6 +176,7 @@ class FileSink:
     """A sink whose destination is a folder or an S3 prefix. `options` are S3 settings as a lake takes them."""
 
     kind: ClassVar[str]
+    access: ClassVar[tuple[str, ...]] = ("options",)
     is_ordered: ClassVar[bool] = False
     keeps_rows: ClassVar[bool] = False
 

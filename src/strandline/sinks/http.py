@@ -51,6 +51,7 @@ class HttpSink:
     connection or an answer."""
 
     kind: ClassVar[str] = "http"
+    access: ClassVar[tuple[str, ...]] = ("token", "headers", "params", "patience", "timeout")
     is_ordered: ClassVar[bool] = True
     keeps_rows: ClassVar[bool] = False
 

@@ -52,6 +52,7 @@ class IcebergSink:
     settings of the object store, where those of the catalog do not serve."""
 
     kind: ClassVar[str] = "iceberg"
+    access: ClassVar[tuple[str, ...]] = ("catalog", "options")
     is_ordered: ClassVar[bool] = False
 
     catalog: Settings
