@@ -794,3 +794,17 @@ def test_run_takes_a_length_of_time_and_a_lake_that_is_there(run: Run, items: sl
     for every in ("soon", "0s"):
         run("run", "--every", every, code=2)
     assert run.json("run", "--lake", "nowhere", code=1)["error"]["kind"] == "NotFound"
+
+
+def test_to_drop_a_column_that_a_condition_needs_names_the_sink_and_later_ticks_say_why_nothing_leaves(
+    run: Run, items: sl.Table
+) -> None:
+    run("sink", "add", "some", "items", "--to", "out", "--where", "email <> ''")
+    run("sink", "add", "all", "items", "--to", "whole", "--where", "id >= 0")
+    run("tick")
+    assert run.json("table", "drop-column", "items", "email", "--dry-run")["sinks"] == ["some"]
+    assert "let nothing leave then: some." in run("table", "drop-column", "items", "email", stdin="y\n")
+    items.upsert([{"id": 77, "name": "late"}])
+    said = run("tick")
+    assert "some: sent changes of items" in said and "Its condition needs email, which items has no more" in said
+    assert 77 in [row["id"] for row in sent("whole")] and 77 not in [row["id"] for row in sent()]

@@ -90,6 +90,12 @@ def _show_sink(out: Console, call: Call, sink: SinkReport) -> None:
         out.print(Text(f"{sink.name}: {sink.why}", "yellow"), soft_wrap=True)
     elif sink.why:
         out.print(Text(f"  {'new: ' if sink.is_new else ''}{sink.why}", "yellow"), soft_wrap=True)
+    if sink.lost:
+        columns = ", ".join(sink.lost)
+        out.print(
+            Text(f"  Its condition needs {columns}, which {sink.table} has no more: no row leaves.", "yellow"),
+            soft_wrap=True,
+        )
     if sink.is_all_refused:
         out.print(Text("  The destination took nothing: is it the right one?", "bold red"), soft_wrap=True)
     if sink.dead:

@@ -6,10 +6,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from strandline.cli.answer import Answer
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
+from strandline.lake import Lake
+from strandline.sinks.declared import SinkDef
+from strandline.standing import declared_sink, standings
+from strandline.table import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -26,17 +31,23 @@ def drop_column(
     """Take a column out of a table, for good.
 
     Its values can no longer be read at any seq, and its name is not used again."""
-    table = call.lake().table(name)
+    lake = call.lake()
+    table = lake.table(name)
     rest = table.definition.without(column).schema.names
+    silenced = _silenced(lake, table, column)
+    then = f" The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
     if dry_run:
-        return would(f"drop the column {column} of {name}; it keeps {', '.join(rest)}", table=name, columns=rest)
+        keeps = f"drop the column {column} of {name}; it keeps {', '.join(rest)}"
+        return would(f"{keeps}.{then.rstrip('.')}" if silenced else keeps, table=name, columns=rest, sinks=silenced)
     if not yes:
-        question = f"Drop the column {column} of {name} for good?"
+        question = f"Drop the column {column} of {name} for good?{then if silenced else ''}"
         call.confirm(question, f"column {column!r} of {name!r} is dropped", table=name)
     left = table.drop_column(column).names
 
     def show(out: Console) -> None:
         out.print(f"Dropped the column {column} of {name}; it keeps {', '.join(left)}.", soft_wrap=True)
+        if silenced:
+            out.print(Text(then.strip(), "yellow"), soft_wrap=True)
         care = table.definition.care.shown()
         out.print(
             f"Its values go as files are rewritten, at once with: {call.command(f'compact {name} --all')}\n"
@@ -44,4 +55,17 @@ def drop_column(
             soft_wrap=True,
         )
 
-    return Answer({"table": name, "dropped": column, "columns": left}, show)
+    return Answer({"table": name, "dropped": column, "columns": left, "sinks": silenced}, show)
+
+
+def _silenced(lake: Lake, table: Table, column: str) -> list[str]:
+    """The sinks whose conditions need a column: without it nobody can say what may leave."""
+    found = []
+    for name, standing in standings(lake).items():
+        sink, consumer = declared_sink(lake, name, standing.consumer), standing.consumer
+        if sink is None and consumer is not None and not consumer.is_retired:
+            sink = SinkDef.from_dict(name, consumer.table, consumer.definition)
+        if sink is not None and sink.table == table.name and sink.where is not None:
+            predicate = sink.shape(table.definition, with_salt=False).predicate
+            found += [name] if predicate is not None and column in predicate.columns else []
+    return found
