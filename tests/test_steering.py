@@ -110,6 +110,9 @@ def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_e
         assert again.tick().sinks == () and again.status().sinks[0].is_retired
     lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "elsewhere")))
     assert lake.tick().sinks == () and delivered(place) == before and not (tmp_path / "elsewhere").exists()
+    lake.drop("items")
+    assert lake.tick().sinks == () and lake.status().sinks[0].error is None, "nor does it miss its table"
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
     steering.add(lake, lake.declared["archive"])
     assert lake.tick().sinks[0].rows == 1
 

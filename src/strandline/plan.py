@@ -161,7 +161,7 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     kind = declared.to.kind if declared else consumer.kind if consumer else ""
     destination = declared.to.destination if declared else consumer.destination if consumer else ""
     plan = SinkPlan(name, known.table, kind, destination)
-    if declared is None and consumer is not None and consumer.is_retired:
+    if consumer is not None and consumer.is_retired:
         return replace(plan, is_retired=True)
     try:
         table = table_of(lake, declared, consumer)
@@ -170,8 +170,6 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
         plan = replace(
             plan, table=table.name, is_new=registered.is_new, why=registered.why, start=sink.start, epoch=epoch
         )
-        if registered.consumer.is_retired:
-            return replace(plan, is_retired=True)
         shape = sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
         plan = replace(plan, lost=shape.lost)
         standing = Standing(registered.consumer) if registered.is_new else found

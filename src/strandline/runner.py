@@ -198,8 +198,9 @@ class _Tick:
         if not _is_due(plan):
             return None
         started_s = time.monotonic()
-        report = SinkReport(plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why)
-        report = replace(report, lost=plan.lost)
+        report = SinkReport(
+            plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why, lost=plan.lost
+        )
         tally = Tally()
         with _collecting(plan.name, tally.errors), ExitStack() as stack:
             if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
