@@ -234,7 +234,7 @@ class _Tick:
     def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
         """What is due, and a second time when that was to finish what was begun: only then its vnodes go on.
         `consumers` hears who it is for."""
-        cursor = None
+        cursor, was = None, None
         for _ in range(2):
             standing = standing_of(self._lake, name)
             consumers += [standing.consumer] if standing.consumer is not None else []
@@ -244,9 +244,9 @@ class _Tick:
             if plan.is_retired:
                 return
             found = self._registered(plan, standing, held)
-            if cursor is None or found != consumers[-1]:
-                cursor = self._cursor(found, held, tally)
             consumers.append(found)
+            if cursor is None or found != was:
+                cursor, was = self._cursor(found, held, tally), found
             for work in plan.works:
                 cursor.run(work)
                 self._progress.add(work.extent.rows, name)

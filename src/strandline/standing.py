@@ -27,6 +27,22 @@ def standing_of(lake: Lake, name: str) -> Standing:
     return _known(lake.ledger, name).get(name, Standing()) if lake.has_ledger else Standing()
 
 
+def living(lake: Lake) -> dict[str, SinkDef]:
+    """The sinks that are not retired, by name, as they are now: as they are declared here, else as the state has them,
+    with the name that their table has today."""
+    tables = {entry.generation: entry.name for entry in lake.catalog.refresh().tables.values()}
+    found = {}
+    for name, had in standings(lake).items():
+        consumer = had.consumer
+        sink = declared_sink(lake, name, consumer)
+        if sink is None and consumer is not None:
+            table = tables.get(consumer.table_generation, consumer.table)
+            sink = SinkDef.from_dict(name, table, consumer.definition)
+        if sink is not None and (consumer is None or not consumer.is_retired):
+            found[name] = sink
+    return found
+
+
 def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
     """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
     there is another one of that name: then it begins anew there, as a declared one would."""

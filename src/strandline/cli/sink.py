@@ -23,7 +23,7 @@ from strandline.lake import Lake
 from strandline.plan import NOTHING, SinkPlan, sink_plans
 from strandline.registry import Consumer, Registered, checked_name, foreseen
 from strandline.sinks.declared import BACKFILL, SinkDef, Start
-from strandline.standing import facts_of, standing_of, standings
+from strandline.standing import facts_of, living, standing_of
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
@@ -122,14 +122,8 @@ def _check_name(name: str) -> None:
 
 def _others(lake: Lake, made: SinkDef) -> list[str]:
     """The other sinks that live and go to the same place."""
-    places = {name: sink.to.destination for name, sink in lake.declared.items()}
-    known = [found.consumer for found in standings(lake).values() if found.consumer is not None]
-    for consumer in known:
-        if consumer.is_retired:
-            places.pop(consumer.name, None)
-        else:
-            places.setdefault(consumer.name, consumer.destination)
-    return sorted(name for name, place in places.items() if name != made.name and place == made.to.destination)
+    there = made.to.destination
+    return [name for name, sink in living(lake).items() if name != made.name and sink.to.destination == there]
 
 
 def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Start) -> str:

@@ -12,8 +12,7 @@ from strandline.cli.answer import Answer
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
-from strandline.sinks.declared import SinkDef
-from strandline.standing import declared_sink, standings
+from strandline.standing import living
 from strandline.table import Table
 
 
@@ -60,12 +59,6 @@ def drop_column(
 
 def _silenced(lake: Lake, table: Table, column: str) -> list[str]:
     """The sinks whose conditions need a column: without it nobody can say what may leave."""
-    found = []
-    for name, standing in standings(lake).items():
-        sink, consumer = declared_sink(lake, name, standing.consumer), standing.consumer
-        if sink is None and consumer is not None and not consumer.is_retired:
-            sink = SinkDef.from_dict(name, consumer.table, consumer.definition)
-        if sink is not None and sink.table == table.name and sink.where is not None:
-            predicate = sink.shape(table.definition, with_salt=False).predicate
-            found += [name] if predicate is not None and column in predicate.columns else []
-    return found
+    mine = {name: sink for name, sink in living(lake).items() if sink.table == table.name and sink.where is not None}
+    shapes = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
+    return [name for name, shape in shapes.items() if shape.predicate is not None and column in shape.predicate.columns]
