@@ -117,6 +117,18 @@ def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_e
     assert lake.tick().sinks[0].rows == 1
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_retired_sink_whose_table_was_made_again_is_used_again_by_a_reset(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path, is_declared: bool
+) -> None:
+    steering.retire(lake, "archive")
+    lake.drop("items")
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
+    again = lake if is_declared else sl.Lake(tmp_path / "lake")
+    assert steering.reset(again, "archive").rows == 1
+    assert again.tick().sinks[0].rows == 1 and 7 in [row["id"] for row in delivered(place)]
+
+
 def test_a_sink_whose_condition_lost_its_column_says_so(lake: sl.Lake, items: sl.Table, place: Path) -> None:
     lake.sink("archive", "items", to=ParquetSink(str(place)), where="qty is null")
     items.upsert(rows(1))

@@ -46,7 +46,7 @@ def living(lake: Lake) -> dict[str, SinkDef]:
 def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
     """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
     there is another one of that name: then it begins anew there, as a declared one would."""
-    if name in lake.declared or consumer is None or consumer.is_retired:
+    if name in lake.declared or consumer is None:
         return lake.declared.get(name)
     tables = lake.catalog.refresh().tables
     is_there = any(entry.generation == consumer.table_generation for entry in tables.values())
