@@ -17,8 +17,9 @@ from strandline.doctor import examine
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.chunk import Chunk, pack, unpack
-from strandline.server.commit import Outcome, commit_posts, token_of
+from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import Refusal, answer
+from strandline.server.keys import Key
 from strandline.server.posts import posts_of
 from strandline.server.queue import Budget
 from strandline.sinks import body as sent
@@ -265,6 +266,68 @@ def test_a_repeated_key_is_answered_with_the_first_commit(client, items):
     assert again == {**first, "repeated": True}
     assert by_id(items) == {1: "newer"}
     assert post(client, [{"id": 1, "name": "b"}], **{"Idempotency-Key": "l"}).json()["seq"] == 3
+
+
+def test_a_key_with_another_body_is_refused_and_says_where_the_first_one_is(lake, items):
+    rows = lines({"id": 1, "name": "a"})
+    others = [
+        (lines({"id": 2, "name": "b"}), {}),
+        (rows + b"\n", {}),
+        (gzip.compress(rows), {"Content-Encoding": "gzip"}),
+        (arrow([{"id": 1, "name": "a"}]), {"Content-Type": ARROW}),
+        (b"", {}),
+        (b"no JSON", {}),
+    ]
+    for _ in range(2):
+        with asking(make_app(lake)) as client:  # what a key stands for is in the log, not in the process
+            told = {"Content-Type": NDJSON, "Idempotency-Key": "k"}
+            post(client, rows, **told)
+            with nothing_written(items):
+                for content, headers in others:
+                    error = error_of(post(client, content, **{**told, **headers}), 422)
+                    assert (error["kind"], error["seq"]) == ("Invalid", 1)
+                assert post(client, rows, **told).json() == {"rows": 1, "skipped": 0, "seq": 1, "repeated": True}
+    assert by_id(items) == {1: "a"}
+
+
+def test_a_key_that_was_refused_or_brought_nothing_stands_for_no_body(client, items):
+    told = {"Content-Type": NDJSON, "Idempotency-Key": "k"}
+    error_of(post(client, lines({"id": "x"}), **told), 422)
+    error_of(post(client, b"no JSON", **told), 400)
+    assert post(client, b"", **told).json()["rows"] == 0
+    assert post(client, lines({"id": 1}), **told).json()["seq"] == 1
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_what_was_done_is_answered_so_by_a_server_that_would_refuse_it_now(lake, items, has_length):
+    """Smaller limits, and a table that has become another one."""
+    keyed = lines(*({"id": n, "name": "x" * 50} for n in range(100)))
+    placed = arrow([row_at(0, 1, n, id=n, name=f"{n}" * 50) for n in range(100)], compression=None)
+    sent = [
+        (keyed, {"Content-Type": NDJSON, "Idempotency-Key": "k"}),
+        (placed, chunk_of((0, 0, 1, 0, 2, 0), first=True)),
+    ]
+
+    async def in_pieces(content):
+        for at in range(0, len(content), 500):
+            yield content[at : at + 500]
+
+    def told(content):
+        return content if has_length else in_pieces(content)
+
+    with asking(make_app(lake)) as client:
+        done = [client.post("/ingest/items", content=told(c), headers=headers).json() for c, headers in sent]
+    items.drop_column("name")
+    for limits, is_counted in (({}, True), ({"body_bytes": 1000, "queue_bytes": 1000}, False)):
+        with asking(make_app(lake, **limits)) as client, nothing_written(items):
+            again = [client.post("/ingest/items", content=told(c), headers=headers).json() for c, headers in sent]
+            count = 100 if is_counted else None
+            assert again == [{**done[0], "rows": count, "repeated": True}, {"rows": 0, "skipped": count, "seq": None}]
+            other = client.post("/ingest/items", content=told(keyed + b"\n"), headers=sent[0][1])
+            assert error_of(other, 422)["seq"] == 1
+            if not is_counted:
+                new = {**sent[0][1], "Idempotency-Key": "l"}
+                error_of(client.post("/ingest/items", content=told(keyed), headers=new), 413)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 257])
@@ -514,9 +577,9 @@ def test_limits_that_make_no_sense_are_refused(lake, wrong):
 # --- one commit for many ---------------------------------------------------------------------------------------
 
 
-def posts(table, rows, *, token=None, chunk=None):
+def posts(table, rows, *, key=None, chunk=None):
     body = decode(arrow(rows), Form(True, False), most=MIB)
-    return posts_of(body, table.definition, chunk=chunk, token=None if token is None else token_of(token))
+    return posts_of(body, table.definition, chunk=chunk, key=None if key is None else Key(key, len(rows)))
 
 
 def test_a_group_is_one_commit_in_the_order_of_arrival(items):
@@ -531,13 +594,30 @@ def test_a_group_is_one_commit_in_the_order_of_arrival(items):
 
 
 def test_one_key_twice_in_a_group_counts_once_and_both_are_answered(items):
-    group = [*posts(items, [{"id": 1}], token="k"), *posts(items, [{"id": 2}]), *posts(items, [{"id": 1}], token="k")]
+    group = [*posts(items, [{"id": 1}], key="k"), *posts(items, [{"id": 2}]), *posts(items, [{"id": 1}], key="k")]
     assert commit_posts(items.log, group) == [
         Outcome(1, seq=1),
         Outcome(1, seq=1),
         Outcome(1, seq=1, is_repeated=True),
     ]
     assert items.history()[-1].rows == 2
+
+
+def test_one_key_with_two_bodies_in_a_group_takes_the_first_and_refuses_the_other(items):
+    group = [
+        *posts(items, [{"id": 1}], key="k"),
+        *posts(items, [{"id": 8}, {"id": 9}], key="k"),
+        *posts(items, [{"id": 2}]),
+    ]
+    first, other, third = commit_posts(items.log, group)
+    assert (first, third) == (Outcome(1, seq=1), Outcome(1, seq=1))
+    assert isinstance(other, sl.Invalid)
+    assert sorted(by_id(items)) == [1, 2]
+    later = [*posts(items, [{"id": 8}, {"id": 9}], key="k"), *posts(items, [{"id": 1}], key="k")]
+    with nothing_written(items):
+        other, again = commit_posts(items.log, later)
+    assert isinstance(other, sl.Invalid) and other.fields["seq"] == 1
+    assert again == Outcome(1, seq=1, is_repeated=True)
 
 
 def test_chunks_of_a_group_see_those_before_them_and_a_gap_harms_no_other(items):

@@ -21,7 +21,7 @@ from strandline.vacuum import is_ours
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.parquet)\Z")
-_EXPIRING = "token/"
+_EXPIRING = ("token/", "key/")
 _OF_SEQS = ("fold/", "trim", "token/", "ingest/")
 
 

@@ -31,6 +31,10 @@ class Form:
     is_arrow: bool
     is_gzip: bool
 
+    @property
+    def name(self) -> str:
+        return f"{ARROW if self.is_arrow else NDJSON} {'gzip' if self.is_gzip else 'identity'}"
+
     @staticmethod
     def of(content_type: str | None, encoding: str | None) -> Form:
         kind = (content_type or "").partition(";")[0].strip().lower()
@@ -87,6 +91,16 @@ async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[i
     except TimeoutError as error:
         raise too_slow(f"the body did not arrive within {_TIMEOUT_S:.0f} s") from error
     return bytes(data)
+
+
+async def passed(stream: AsyncIterator[bytes]) -> None:
+    """Let a body pass without keeping any of it."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            async for _ in stream:
+                pass
+    except TimeoutError as error:
+        raise too_slow(f"the body did not arrive within {_TIMEOUT_S:.0f} s") from error
 
 
 def check_length(length: int, most: int) -> None:

@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
-from strandline.errors import Conflict, StrandlineError, Unavailable
+from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.log import Log, prepare
 from strandline.retry import until_landed
 from strandline.schema import conform
 from strandline.server.chunk import Chunk, Places
+from strandline.server.keys import Key, reused
 from strandline.server.positions import app_of, verdict
 from strandline.server.posts import Post, columns_of
 from strandline.storage.snapshot import Draft, Snapshot
@@ -31,21 +32,17 @@ from strandline.storage.snapshot import Draft, Snapshot
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request. `seq` is the commit that has it; None when it brought nothing new."""
+    """What became of a request. `seq` is the commit that has it; None when it brought nothing new. Of a repeated
+    request `rows` or `skipped` is None when its body was not counted again."""
 
-    rows: int
-    skipped: int = 0
+    rows: int | None
+    skipped: int | None = 0
     seq: int | None = None
     is_repeated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         repeated = {"repeated": True} if self.is_repeated else {}
         return {"rows": self.rows, "skipped": self.skipped, "seq": self.seq, **repeated}
-
-
-def token_of(key: str) -> str:
-    """The transaction of a request with an `Idempotency-Key`. It expires as every token does."""
-    return f"token/http/{key}"
 
 
 def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
@@ -73,7 +70,8 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
         if any(snapshot.txns.get(app) != value for app, value in plan.expected.items()):
             raise Conflict("positions moved while the commit was made")
-        return replace(draft, txns=plan.moved, expiring_txns=dict.fromkeys(plan.tokens, snapshot.version + 1))
+        keys = {key.app: key.packed(snapshot.version + 1) for key in plan.keys.values()}
+        return replace(draft, txns=plan.moved, expiring_txns=keys)
 
     seq = log.commit(files, operation="RECEIVE", amend=amend).seq
     crash_point("receiver.committed")
@@ -86,7 +84,7 @@ class _Plan:
     def __init__(self, txns: Mapping[str, int]) -> None:
         self.expected: dict[str, int | None] = {}
         self.moved: dict[str, int] = {}
-        self.tokens: set[str] = set()
+        self.keys: dict[str, Key] = {}
         self.pieces: list[pa.Table] = []
         # A dict, as every snapshot has it; nothing writes to it here.
         self._txns = cast("dict[str, int]", txns)
@@ -109,18 +107,29 @@ class _Plan:
         if post.chunk is not None and post.places is not None:
             self._add_chunk(post.rows, post.chunk, post.places)
             return
-        count = post.rows.num_rows
-        earlier = None
-        if post.token is not None:
-            earlier = self.expected[post.token] = self._txns.get(post.token)
+        if post.key is None or self._is_new(post.key, post.rows.num_rows):
+            self._take(post.rows)
+            self._results.append((Outcome(post.rows.num_rows), True))
+
+    def _is_new(self, key: Key, count: int) -> bool:
+        """Whether a request with this key is to be applied; otherwise what became of it is known."""
+        self.expected[key.app] = self._txns.get(key.app)
+        try:
+            earlier = key.seq_in(self._txns)
+        except Invalid as error:
+            self._results.append((error, False))
+            return False
         if earlier is not None:
             self._results.append((Outcome(count, seq=earlier, is_repeated=True), False))
-        elif post.token in self.tokens:
+            return False
+        first = self.keys.setdefault(key.text, key)
+        if first is key:
+            return True
+        if first == key:
             self._results.append((Outcome(count, is_repeated=True), True))
         else:
-            self.tokens |= {post.token} if post.token is not None else set()
-            self._take(post.rows)
-            self._results.append((Outcome(count), True))
+            self._results.append((reused(key.text, "Nothing of this body was applied."), False))
+        return False
 
     def _add_chunk(self, rows: pa.Table, chunk: Chunk, places: Places) -> None:
         for vnode in chunk.ranges:

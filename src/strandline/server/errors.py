@@ -22,6 +22,7 @@ from strandline.errors import (
 )
 
 RETRY_AFTER_S = 1
+TOO_LARGE = 413
 _STATUSES: dict[type[StrandlineError], int] = {
     NotFound: 404,
     NotRetained: 410,
@@ -67,7 +68,7 @@ def unprepared(error: Invalid) -> Refusal:
 
 
 def too_large(message: str, hint: str = "Send fewer rows at once.", **fields: Any) -> Refusal:
-    return Refusal(413, Invalid(message, hint=hint, **fields))
+    return Refusal(TOO_LARGE, Invalid(message, hint=hint, **fields))
 
 
 def unsupported(message: str, hint: str) -> Refusal:

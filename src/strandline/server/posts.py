@@ -17,6 +17,7 @@ from strandline.definitions import TableDef
 from strandline.errors import Invalid
 from strandline.server.body import INDEX, PLACE, Body
 from strandline.server.chunk import Chunk, Numbers, Places
+from strandline.server.keys import Key
 from strandline.vnode import hash_keys
 
 
@@ -24,13 +25,13 @@ from strandline.vnode import hash_keys
 class Post:
     """Rows with `_op` and the table's columns, in the order in which they count.
 
-    A chunk's rows have `places`; `token` is the transaction of a request that is not a chunk and may be repeated. Of
+    A chunk's rows have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. Of
     a table with versions, `upserted` and `deleted` are the hashes of the keys."""
 
     rows: pa.Table
     chunk: Chunk | None = None
     places: Places | None = None
-    token: str | None = None
+    key: Key | None = None
     upserted: npt.NDArray[np.int64] | None = None
     deleted: npt.NDArray[np.int64] | None = None
 
@@ -40,7 +41,7 @@ def columns_of(definition: TableDef) -> pa.Schema:
     return pa.schema([pa.field(OP, pa.string()), *(field.with_nullable(True) for field in definition.schema)])
 
 
-def posts_of(body: Body, definition: TableDef, *, chunk: Chunk | None = None, token: str | None = None) -> list[Post]:
+def posts_of(body: Body, definition: TableDef, *, chunk: Chunk | None = None, key: Key | None = None) -> list[Post]:
     """A request as posts: one, or of a chunk for a table with versions one for each commit that it takes."""
     hidden = [pa.field(OP, pa.string(), chunk is None)]
     if chunk is not None:
@@ -59,8 +60,8 @@ def posts_of(body: Body, definition: TableDef, *, chunk: Chunk | None = None, to
         rows = _without_values(rows, is_delete, definition)
     rows = rows.add_column(0, columns_of(definition).field(OP), ops)
     if definition.version is None:
-        return [Post(rows, chunk, places, token)]
-    return _by_version(Post(rows, chunk, places, token), definition, is_delete)
+        return [Post(rows, chunk, places, key)]
+    return _by_version(Post(rows, chunk, places, key), definition, is_delete)
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
@@ -130,7 +131,7 @@ def _by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) ->
             post.rows.slice(start, stop - start),
             chunk,
             None if post.places is None else post.places.slice(start, stop),
-            post.token,
+            post.key,
             hashes[start:stop][~deletes[start:stop]],
             hashes[start:stop][deletes[start:stop]],
         )

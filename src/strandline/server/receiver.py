@@ -22,8 +22,9 @@ from strandline.lake import Lake
 from strandline.server import body, positions
 from strandline.server.body import PLACE, UNFOLDED, Body, Form
 from strandline.server.chunk import HEADER, Chunk, check_producer
-from strandline.server.commit import Outcome, token_of
-from strandline.server.errors import malformed, unprepared
+from strandline.server.commit import Outcome
+from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large, unprepared
+from strandline.server.keys import Key, Summed, app_of
 from strandline.server.posts import Post, posts_of
 from strandline.server.queue import Budget, Claim, Result, TableQueue
 from strandline.table import Table
@@ -61,7 +62,7 @@ class Head:
 
     form: Form
     chunk: Chunk | None
-    token: str | None
+    key: str | None
     length: int | None
 
     @staticmethod
@@ -77,7 +78,7 @@ class Head:
         return Head(
             form,
             chunk,
-            None if key is None or chunk is not None else token_of(key),
+            None if chunk is not None else key,
             None if length is None else int(length),
         )
 
@@ -109,9 +110,7 @@ class Receiver:
         if self._is_closed:
             raise Unavailable("the server is stopping", hint="Send it again in a moment.")
         head = Head.of(headers)
-        if head.length is not None:
-            body.check_length(head.length, self._limits.body_bytes)
-        with self._budget.claim(head.length or 0) as claim:
+        with self._budget.claim(min(head.length or 0, self._limits.body_bytes)) as claim:
             self._arriving[name] += 1
             try:
                 found = await self._checked(name, head, stream, claim)
@@ -128,36 +127,71 @@ class Receiver:
     async def _checked(
         self, name: str, head: Head, stream: AsyncIterator[bytes], claim: Claim
     ) -> Outcome | tuple[Table, list[Post]]:
-        most = self._limits.body_bytes
-        data = await body.received(stream, most=most, hold=lambda size: claim.hold(max(size, head.length or 0)))
-        found = await self._run(lambda: self._check(name, head, data))
+        most, length = self._limits.body_bytes, head.length or 0
+        summed = Summed(stream, head.form.name)
+        pieces = summed.pieces()
+        data: bytes | None = None
+        try:
+            body.check_length(length, most)
+            data = await body.received(pieces, most=most, hold=lambda size: claim.hold(max(size, length)))
+        except Refusal as refused:
+            if refused.status != TOO_LARGE or not await self._run(lambda: self._is_known(name, head)):
+                raise
+            # A limit that was lowered since does not count for what is done.
+            claim.hold(0)
+            await body.passed(pieces)
+        key = None if head.key is None else Key(head.key, summed.digest)
+        found = await self._run(lambda: self._check(name, head, key, data))
         if not isinstance(found, Outcome):
             claim.hold(sum(post.rows.nbytes for post in found[1]))
         return found
 
-    def _check(self, name: str, head: Head, data: bytes) -> Outcome | tuple[Table, list[Post]]:
-        """The request's rows, ready for a commit; or its outcome when it is done already. Runs in a thread."""
+    def _check(self, name: str, head: Head, key: Key | None, data: bytes | None) -> Outcome | tuple[Table, list[Post]]:
+        """The request's rows, ready for a commit; or its outcome when it is done already. Runs in a thread. `data` is
+        None for a body that is too large to be held."""
         table = self._table(name)
-        content = body.decode(data, head.form, most=UNFOLDED * self._limits.body_bytes)
-        txns = table.log.refresh().snapshot.txns
+        if done := self._done(table, head, key, data):
+            # What was taken once is not judged again by what the table, or this server, has become since.
+            return done
+        if data is None:
+            raise too_large("the body is larger than this server takes")
+        content = self._decoded(head, data)
         if head.chunk is None:
-            if head.token is not None and head.token in txns:
-                return Outcome(content.count, seq=txns[head.token], is_repeated=True)
             if not content.count:
                 return Outcome(0)
-        elif positions.has_all(head.chunk, txns):
-            # Rows that were taken once are not judged again by what the table has become since.
-            return Outcome(0, content.count)
         elif self._evolve:
             _add_columns(table, content)
         try:
-            return table, posts_of(content, table.definition, chunk=head.chunk, token=head.token)
+            return table, posts_of(content, table.definition, chunk=head.chunk, key=key)
         except Invalid as error:
             error.fields.setdefault("table", name)
             column = error.fields.get("column")
             if head.chunk is not None and column is not None and column not in _known(table):
                 raise unprepared(error) from error
             raise
+
+    def _done(self, table: Table, head: Head, key: Key | None, data: bytes | None) -> Outcome | None:
+        """What became of a request that is done already; None for one that is new."""
+        txns = table.log.refresh().snapshot.txns
+        seq = None if key is None else key.seq_in(txns)
+        is_had = head.chunk is not None and positions.has_all(head.chunk, txns)
+        if seq is None and not is_had:
+            return None
+        try:
+            count = None if data is None else self._decoded(head, data).count
+        except (Refusal, Invalid):
+            count = None
+        return Outcome(0, count) if seq is None else Outcome(count, seq=seq, is_repeated=True)
+
+    def _is_known(self, name: str, head: Head) -> bool:
+        """Whether a request is done already, as far as its head tells."""
+        txns = self._table(name).log.refresh().snapshot.txns
+        if head.chunk is not None:
+            return positions.has_all(head.chunk, txns)
+        return head.key is not None and app_of(head.key) in txns
+
+    def _decoded(self, head: Head, data: bytes) -> Body:
+        return body.decode(data, head.form, most=UNFOLDED * self._limits.body_bytes)
 
     def _table(self, name: str) -> Table:
         self._lake.catalog.refresh().get(name)
@@ -201,5 +235,6 @@ def _together(results: Sequence[Result]) -> Outcome:
         if isinstance(result, StrandlineError):
             raise result
         seq = total.seq if result.seq is None else result.seq
-        total = Outcome(total.rows + result.rows, total.skipped + result.skipped, seq, result.is_repeated)
+        rows, skipped = (total.rows or 0) + (result.rows or 0), (total.skipped or 0) + (result.skipped or 0)
+        total = Outcome(rows, skipped, seq, result.is_repeated)
     return total
