@@ -2,6 +2,9 @@
 
 A lake has one instance. It reaches files below the lake's root and nothing else, and its configuration is locked,
 so that user SQL cannot leave the lake whatever it says.
+
+An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
+next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import cached_property
 from typing import Any
 
 import duckdb
@@ -22,22 +24,41 @@ from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage
 
+_ENDED = "database has been invalidated"
+# How DuckDB begins what it says, also when Arrow passes it on from the middle of a stream, as an error of its own.
+_SAID = re.compile(r"([A-Za-z][\w ]*) Error: ")
+
 
 def default_memory_bytes() -> int:
     """Half of this machine's memory, at most 16 GiB."""
     return min(16 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
-def translated(error: duckdb.Error) -> StrandlineError:
+def is_of_duckdb(error: BaseException) -> bool:
+    is_passed_on = isinstance(error, OSError) and error.errno is None and _SAID.match(str(error)) is not None
+    return isinstance(error, duckdb.Error) or is_passed_on
+
+
+def translated(error: BaseException) -> StrandlineError:
     """What a failure of DuckDB means to the caller."""
     said = str(error).strip()
-    if isinstance(error, duckdb.OutOfMemoryException):
+    found = _SAID.match(said)
+    kind = found.group(1) if found else ""
+    if _ENDED in said:
+        return _ended()
+    if kind in ("INTERNAL", "FATAL"):
+        return Invalid(
+            f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
+            hint="Other queries go on. A table that fails so whatever you select holds values that DuckDB cannot read:"
+            " strandline doctor --deep",
+        )
+    if kind == "Out of Memory":
         return Unavailable(
             "the read needs more memory than the lake's DuckDB may use",
             hint="Select fewer columns or rows, or open the lake with a larger cache_bytes.",
         )
     # Only files are read here, and only those that a commit claims.
-    if isinstance(error, duckdb.IOException) or ".parquet" in said:
+    if kind == "IO" or ".parquet" in said:
         path = re.search(r"[^\s'\"]+\.parquet", said)
         return Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
@@ -47,6 +68,13 @@ def translated(error: duckdb.Error) -> StrandlineError:
     return Invalid(f"the query failed: {said}")
 
 
+def _ended() -> Unavailable:
+    return Unavailable(
+        "another query ended DuckDB by an internal error while this one ran",
+        hint="Run it again: DuckDB is opened anew.",
+    )
+
+
 class Duck:
     """A lake's DuckDB, opened when first needed. Each caller works on a cursor of its own."""
 
@@ -54,9 +82,11 @@ class Duck:
         self._storage = storage
         self._memory_bytes = memory_bytes or default_memory_bytes()
         self._opening = threading.Lock()
+        self._connection: Any = None
+        self.life = 0
+        """How many instances have ended: tables that were made in an earlier life are gone."""
 
-    @cached_property
-    def _connection(self) -> Any:
+    def _open(self) -> Any:
         connection = duckdb.connect(":memory:")
         filesystem = self._storage.duckdb_filesystem()
         if filesystem is not None:
@@ -75,28 +105,58 @@ class Duck:
             connection.execute(f"SET {setting}")
         return connection
 
-    def cursor(self) -> Any:
-        with self._opening:
-            return self._connection.cursor()
+    def _begin(self, start: str, life: int | None) -> tuple[Any, Any]:
+        """A connection and a cursor of it inside a transaction, of `life` if that is asked for."""
+        while True:
+            with self._opening:
+                if self._connection is None:
+                    self._connection = self._open()
+                if life not in (None, self.life):
+                    raise _ended()
+                connection = self._connection
+            try:
+                cursor = connection.cursor()
+                cursor.execute(start)
+                return connection, cursor
+            except duckdb.Error as error:
+                if not self._let_go_if_dead(connection):
+                    raise translated(error) from error
+
+    def _let_go_if_dead(self, connection: Any) -> bool:
+        try:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("SELECT 1").fetchall()
+            return False
+        except duckdb.FatalException:
+            with self._opening:
+                # Cursors that are still open keep it for as long as they need it.
+                if self._connection is connection:
+                    self._connection = None
+                    self.life += 1
+            return True
 
     @contextmanager
-    def transaction(self, *, read_only: bool = False) -> Iterator[Any]:
-        """A cursor inside a transaction, which is kept when the block ends well and undone when it raises."""
-        with closing(self.cursor()) as cursor:
-            cursor.execute("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""))
+    def transaction(self, *, read_only: bool = False, life: int | None = None) -> Iterator[Any]:
+        """A cursor inside a transaction, which is kept when the block ends well and undone when it raises.
+
+        With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
+        connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
+        with closing(begun) as cursor:
             try:
                 yield cursor
+                cursor.execute("COMMIT")
             except BaseException as error:
                 with suppress(duckdb.Error):
                     cursor.execute("ROLLBACK")
-                if isinstance(error, duckdb.Error):
+                if isinstance(error, Exception):
+                    self._let_go_if_dead(connection)
+                if is_of_duckdb(error):
                     raise translated(error) from error
                 raise
-            cursor.execute("COMMIT")
 
-    def run(self, *statements: str) -> None:
+    def run(self, *statements: str, life: int | None = None) -> None:
         """Run statements as one transaction: all of them or none."""
-        with self.transaction() as cursor:
+        with self.transaction(life=life) as cursor:
             for statement in statements:
                 cursor.execute(statement).fetchall()
 

@@ -43,11 +43,17 @@ class FoldCache:
     def __init__(self, duck: Duck) -> None:
         self._duck = duck
         self._past: tuple[int, int] | None = None
+        self._life = 0
         self._newest: _Entry | None = None
         self._older: OrderedDict[tuple[tuple[int, ...], int], _Entry] = OrderedDict()
 
     def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
         """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
+        if self._life != self._duck.life:
+            # DuckDB was opened anew, without the tables.
+            self._newest = None
+            self._older.clear()
+            self._life = self._duck.life
         past = (log.definition.schema_id, log.purged)
         if past != self._past:
             # A widened version column changes the type of what is kept; a purge takes changes out of the past.
@@ -65,14 +71,14 @@ class FoldCache:
             kept = self._older[marks, seq] = self._build(log, marks, seq)
             if len(self._older) > _KEPT:
                 _, evicted = self._older.popitem(last=False)
-                self._duck.run(f"DROP TABLE {evicted.name}")
+                self._run(f"DROP TABLE {evicted.name}")
         self._older.move_to_end((marks, seq))
         return kept.name
 
     def _build(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
         name = f"_fold_{next(_names)}"
         files = log.files(min(marks), seq)
-        self._duck.run(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
+        self._run(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
         return _Entry(name, marks, seq)
 
     def _advance(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
@@ -94,8 +100,11 @@ class FoldCache:
                 "DROP TABLE _new",
             ]
         if statements:
-            self._duck.run(*statements)
+            self._run(*statements)
         entry.marks, entry.seq = marks, seq
+
+    def _run(self, *statements: str) -> None:
+        self._duck.run(*statements, life=self._life)
 
     def forget(self) -> None:
         """Let go of everything."""
@@ -103,7 +112,7 @@ class FoldCache:
         self._newest = None
         self._older.clear()
         for entry in entries:
-            self._duck.run(f"DROP TABLE {entry.name}")
+            self._run(f"DROP TABLE {entry.name}")
 
 
 def _covers(marks: Sequence[int], older: Sequence[int]) -> bool:
