@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from strandline import spill
 from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage
@@ -91,10 +91,9 @@ class Duck:
         filesystem = self._storage.duckdb_filesystem()
         if filesystem is not None:
             connection.register_filesystem(filesystem)
-        spill = os.path.join(tempfile.gettempdir(), f"strandline-{os.getpid()}")
         for setting in (
             f"memory_limit = '{self._memory_bytes}B'",
-            f"temp_directory = {literal(spill)}",
+            f"temp_directory = {literal(spill.new_folder())}",
             "TimeZone = 'UTC'",
             "preserve_insertion_order = false",
             "parquet_metadata_cache = true",

@@ -1,0 +1,87 @@
+"""A private folder for what does not fit into memory: readable by its owner alone, gone when the process ends.
+
+A process has one such folder. Its name cannot be guessed, and a file `lock` in it stays locked while the process lives.
+
+After a crash: the folder stays, and its lock is free. The next process of the same user that needs a folder removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import suppress
+from functools import cache
+
+_PREFIX = "strandline-spill-"
+_LOCK = "lock"
+_NEW_S = 3600.0  # a younger folder without a lock may be in the making
+_making = threading.Lock()
+
+
+def new_folder() -> str:
+    """The path of a folder that is not there yet, inside a folder that only this user can enter."""
+    with _making:
+        # A forked child has a folder of its own: its parent's goes with the parent.
+        return os.path.join(_private_folder(os.getpid()), uuid.uuid4().hex)
+
+
+@cache
+def _private_folder(owner: int) -> str:
+    _remove_dead()
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have taken the folder for a dead one's before it was locked.
+            is_ours = os.fstat(descriptor).st_nlink > 0
+        except BlockingIOError:
+            is_ours = False
+        if is_ours:
+            # The descriptor stays open, and the lock held, until the process ends.
+            atexit.register(_remove, folder, owner)
+            return folder
+        os.close(descriptor)
+
+
+def _remove(folder: str, owner: int) -> None:
+    # A forked child runs what its parent registered.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_dead() -> None:
+    """Remove the folders of this user's processes that have died."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with suppress(OSError):
+                    _remove_if_dead(entry.path)
+
+
+def _remove_if_dead(folder: str) -> None:
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return
+    try:
+        descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if time.time() - found.st_mtime > _NEW_S:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The lock goes first: whoever made the folder and finds it gone makes another one.
+        os.unlink(os.path.join(folder, _LOCK))
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
