@@ -1,10 +1,15 @@
 """The catalog under several threads and processes of one lake."""
 
+import json
+import shutil
 import threading
 
 import pyarrow as pa
+import pytest
 
 import strandline as sl
+from strandline.storage import Staged, open_storage
+from strandline.storage.snapshot import data_file
 from support import refused
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -54,3 +59,84 @@ def test_a_lake_on_a_file_is_refused(tmp_path):
     path.write_text("not a lake")
     with refused(sl.Invalid):
         sl.Lake(path)
+
+
+def replaced(lake, version, **facts):
+    """Change an entry of a lake's catalog as someone who can write its files would."""
+    path = lake.storage.url(f"catalog/{version:020d}.json")
+    with open(path) as file:
+        entry = json.loads(file.readline())
+    with open(path, "w") as file:
+        json.dump({**entry, **facts}, file)
+
+
+ZEROS = "0" * 32
+OUTSIDE = [
+    "../outside", "tables/../../outside", "/outside", "tables//x", "tables/items/..", "tables\\items\\x", "", ".",
+    f"tables/items/{ZEROS[1:]}", f"tables/items/{ZEROS}/..", f"tables/items/{ZEROS}\n", "tables/\0/x", 7, None, [],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", OUTSIDE)
+def test_an_entry_whose_folder_leads_elsewhere_is_corrupt(tmp_path, folder):
+    lake = sl.Lake(tmp_path / "lake")
+    lake.create_table("items", SCHEMA, key=["id"])
+    shutil.move(tmp_path / "lake" / "tables", tmp_path / "outside")
+    replaced(lake, 1, folder=folder)
+    with refused(sl.Corrupt):
+        sl.Lake(tmp_path / "lake")
+
+
+@pytest.mark.parametrize("name", ["../items", "a/b", "", "ä", "x\0", "items\n", 7, None, {}])
+def test_an_entry_with_another_name_than_a_table_may_have_is_corrupt(tmp_path, name):
+    lake = sl.Lake(tmp_path / "lake")
+    lake.create_table("items", SCHEMA, key=["id"])
+    lake.rename("items", "others")
+    replaced(lake, 2, to=name)
+    with refused(sl.Corrupt):
+        sl.Lake(tmp_path / "lake")
+    replaced(lake, 1, create=name)
+    with refused(sl.Corrupt):
+        sl.Lake(tmp_path / "lake")
+
+
+@pytest.mark.parametrize("generation", ["../x", "", "0" * 31, "0" * 33, "G" * 32, 7, None])
+def test_an_entry_with_an_odd_generation_is_corrupt(tmp_path, generation):
+    lake = sl.Lake(tmp_path / "lake")
+    lake.create_table("items", SCHEMA, key=["id"])
+    replaced(lake, 1, generation=generation)
+    with refused(sl.Corrupt):
+        sl.Lake(tmp_path / "lake")
+
+
+@pytest.mark.parametrize("path", ["../../../../secret.parquet", "/secret.parquet", "a/../../b.parquet", "x\0y"])
+def test_a_path_in_a_commit_that_leads_out_of_the_table_is_corrupt(path):
+    with refused(sl.Corrupt, path=path):
+        data_file({"path": path, "size": 1, "partitionValues": {}, "modificationTime": 0})
+
+
+@pytest.mark.parametrize("path", ["../secret", "a/../../secret", "/etc/passwd", "a\0b", ".."])
+def test_a_storage_is_not_left_whatever_path_a_file_names(tmp_path, path):
+    (tmp_path / "secret").write_text("kept")
+    storage = open_storage(str(tmp_path / "lake"))
+    for act in (
+        lambda: storage.read(path),
+        lambda: storage.exists(path),
+        lambda: storage.put_new(path, b"x"),
+        lambda: storage.delete([path]),
+        lambda: storage.input(path),
+        lambda: storage.url(path),
+        lambda: list(storage.list(path)),
+        lambda: storage.output(path).__enter__(),
+        lambda: storage.stage(path).__enter__(),
+        lambda: storage.publish([Staged("a", path, 1)]),
+        lambda: storage.publish([Staged(path, "a", 1)]),
+    ):
+        with refused(sl.Corrupt, path=path):
+            act()
+    assert (tmp_path / "secret").read_text() == "kept"
+    bucket = open_storage("s3://bucket/prefix")
+    with refused(sl.Corrupt, path=path):
+        bucket.url(path)
+    with refused(sl.Corrupt, path=path):
+        bucket.read(path)

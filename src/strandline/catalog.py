@@ -6,6 +6,7 @@ commit files as everywhere else, so of two processes that create one name, one w
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -13,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strandline.definitions import FORMAT, check_format
+from strandline.definitions import FORMAT, NAME, check_format
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.storage import Storage
 from strandline.storage.commits import CommitLog
 
 FOLDER = "catalog"
+_GENERATION = re.compile(r"[0-9a-f]{32}\Z")
+_FOLDER = re.compile(r"tables/[A-Za-z][A-Za-z0-9_]{0,127}/[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True)
@@ -143,19 +146,34 @@ class Catalog:
                 check_format(action["format"], self._storage.uri)
                 return replace(state, version=state.version + 1, lake_id=action["lake"], format=action["format"])
             if "create" in action:
-                tables[action["create"]] = Entry(action["create"], action["generation"], action["folder"])
+                tables[action["create"]] = _entry(action)
             elif "drop" in action:
                 del tables[action["drop"]]
             elif "rename" in action:
-                tables[action["to"]] = replace(tables.pop(action["rename"]), name=action["to"])
+                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_checked(action["to"], NAME))
             else:
                 raise KeyError("no known action")
-        except KeyError as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(
                 f"catalog entry {state.version + 1} of {self._storage.uri} makes no sense: {error}",
                 hint="Restore that file from a backup, or report it.",
             ) from error
         return replace(state, version=state.version + 1, tables=tables)
+
+
+def _entry(action: Mapping[str, Any]) -> Entry:
+    """What a create says: its parts become paths, so each is of the one form in which it is ever written."""
+    return Entry(
+        _checked(action["create"], NAME),
+        _checked(action["generation"], _GENERATION),
+        _checked(action["folder"], _FOLDER),
+    )
+
+
+def _checked(text: str, form: re.Pattern[str]) -> str:
+    if not form.match(text):
+        raise ValueError(f"{text!r} is no name of a table, no generation or no folder of one")
+    return text
 
 
 def _refuse_taken(state: CatalogState, name: str) -> None:

@@ -20,12 +20,12 @@ from strandline.errors import Corrupt, Invalid, NotFound
 FORMAT = 1
 MAX_VNODES = 4096
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
 
 
 def check_name(name: object) -> str:
     """A table's name: letters, digits and '_', so that it is a plain word in paths, SQL and addresses."""
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not NAME.match(name):
         raise Invalid(
             f"table name {name!r} is not allowed",
             hint="A name starts with a letter and holds letters, digits and '_', at most 128.",

@@ -1,6 +1,7 @@
 """What every storage can do.
 
-Paths are relative to the storage's root, with forward slashes. Two calls carry the whole consistency of a lake:
+Paths are relative to the storage's root, with forward slashes, and never lead out of it (`inside`): files in the
+storage name others, and someone may have changed them. Two calls carry the whole consistency of a lake:
 `put_new` creates a file or says that it exists, never both and never half; `output` makes a file visible whole or
 not at all. After either returns, the bytes survive a crash of the machine. `stage` and `publish` are `output` in two
 steps, for a file that one process writes and another one decides about.
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, Corrupt
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,17 @@ def cleared_away(path: str) -> Conflict:
         hint="Write again. A vacuum's --grace should be longer than your longest write.",
         path=path,
     )
+
+
+def inside(path: str) -> str:
+    """The path, unless it leads out of the storage."""
+    if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
+        raise Corrupt(
+            f"the path {path!r} leads out of its storage, so it was not opened",
+            hint="Some file of the lake was changed by someone. Restore the lake from a backup.",
+            path=path,
+        )
+    return path
 
 
 class Storage(Protocol):

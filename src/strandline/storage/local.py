@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from strandline.storage.base import FileInfo, Stage, Staged, cleared_away
+from strandline.storage.base import FileInfo, Stage, Staged, cleared_away, inside
 
 _TEMPORARY = ".tmp-"
 
@@ -43,7 +43,7 @@ class LocalStorage:
         return {}
 
     def url(self, path: str) -> str:
-        return os.path.join(self.uri, path)
+        return os.path.join(self.uri, inside(path))
 
     def read(self, path: str) -> bytes:
         with open(self.url(path), "rb") as file:

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.errors import Invalid, Unavailable
-from strandline.storage.base import FileInfo, Stage, Staged
+from strandline.storage.base import FileInfo, Stage, Staged, inside
 from strandline.storage.s3_uploads import Uploads, is_upload
 
 _RACERS = 8
@@ -77,7 +77,7 @@ class S3Storage:
         self.__dict__.update(state)
 
     def url(self, path: str) -> str:
-        return f"{self.uri}/{path}"
+        return f"{self.uri}/{inside(path)}"
 
     def read(self, path: str) -> bytes:
         import obstore
@@ -203,6 +203,7 @@ class S3Storage:
     def _translated(self, path: str) -> Iterator[None]:
         from obstore.exceptions import BaseError, NotFoundError
 
+        inside(path)
         try:
             yield
         except (NotFoundError, FileNotFoundError) as error:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from strandline.errors import Conflict
+from strandline.storage.base import inside
 from strandline.storage.commits import Action
 
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
@@ -103,7 +104,7 @@ class Draft:
 
 def data_file(add: Mapping[str, Any]) -> DataFile:
     return DataFile(
-        add["path"],
+        inside(add["path"]),
         add["size"],
         dict(add["partitionValues"]),
         add["modificationTime"],
