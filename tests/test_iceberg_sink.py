@@ -36,6 +36,7 @@ from strandline.sinks import iceberg_rows
 from strandline.sinks.base import WITHHELD, Batch, Producer, Result
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
 from strandline.sinks.iceberg_catalog import Settings, open_catalog
+from strandline.words import plain
 from support import ICEBERG, KEY, SECRET, TABLE_BUCKET, free_ports, proxied, python, refused, rows_of
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("qty", pa.int32())])
@@ -639,7 +640,7 @@ def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, 
     assert IcebergSink.from_dict(kept).destination == sink.destination
     with refused(Invalid):
         IcebergSink.from_dict(kept).catalog.resolved()
-    said = str(sink.catalog.without_secrets(json.dumps(sink.catalog.resolved())))
+    said = plain(json.dumps(sink.catalog.resolved()), sink.catalog.secrets())
     for text in (json.dumps(kept), repr(sink), sink.destination, said):
         assert "HID" not in text and "DEN" not in text
     kind = "sql" if str(settings.get("uri", "")).startswith("post") else "rest"
@@ -651,7 +652,7 @@ def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, 
 
 
 def test_plain_settings_are_kept_as_they_are() -> None:
-    plain = {
+    settings = {
         "type": "sql",
         "name": "prod",
         "uri": "postgresql+psycopg://me:env:P@db/cat?sslmode=require",
@@ -663,8 +664,8 @@ def test_plain_settings_are_kept_as_they_are() -> None:
         "odd": True,
     }
     options = {"endpoint": "http://127.0.0.1:9000", "region": "x", "access_key_id": "AK"}
-    kept = IcebergSink(plain, "ns.t", options=options).to_dict()
-    assert (kept["catalog"], kept["options"]) == (plain, options)
+    kept = IcebergSink(settings, "ns.t", options=options).to_dict()
+    assert (kept["catalog"], kept["options"]) == (settings, options)
 
 
 def test_a_rest_catalog_that_never_answers_is_given_up() -> None:

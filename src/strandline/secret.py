@@ -5,15 +5,29 @@ A secret that was given as it is works in the process that declared it and is ne
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from strandline.errors import Invalid
 
 GIVEN = "given"
 """What is kept of a secret that was given as it is: that there was one."""
+_NAMES = ("secret", "token", "password", "encryption_key", "customer_key")
 
 
 def is_reference(text: str) -> bool:
     return text.startswith(("env:", "file:"))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a store's setting of that name holds a secret; a file that holds one is named, and read by its client."""
+    return not name.lower().endswith("_file") and any(word in name.lower() for word in _NAMES)
+
+
+def of_store(options: Mapping[str, Any]) -> list[str]:
+    """The secrets with which a store is reached: those in its settings, and those that its client finds by itself."""
+    found = [str(value) for name, value in options.items() if is_secret_name(name)]
+    return [*found, *filter(None, map(os.environ.get, ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")))]
 
 
 def reference(text: str | None) -> str | None:

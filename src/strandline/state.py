@@ -40,8 +40,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from strandline import private
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.words import plain, repeats
 
 FORMAT = 1
 FILE = "state.db"
@@ -86,6 +88,8 @@ class State:
         self._file: tuple[int, int] | None = None
         self._made: set[str] = set()
         self.shown = _shown(self._url)
+        if self._path is not None:
+            private.make(self._path)
         with self._translated():
             self._engine = self._new_engine()
         try:
@@ -310,11 +314,11 @@ class State:
             raise
         except (SQLAlchemyError, sqlite3.Error, ImportError) as error:
             # A cause that holds a secret is not shown either.
-            raise self._ours(error) from (None if self._scrubbed(str(error)) != str(error) else error)
+            raise self._ours(error) from (None if repeats(error, self._secrets) else error)
 
     def _ours(self, error: Exception) -> StrandlineError:
         origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-        reason = " ".join(self._scrubbed(str(origin)).split())
+        reason = plain(str(origin), self._secrets)
         if isinstance(error, ImportError):
             return Unavailable(
                 f"the driver for {self.shown} is not installed: {reason}",
@@ -323,11 +327,6 @@ class State:
             )
         kind, hint = _kind_of_sqlite(origin) if isinstance(origin, sqlite3.Error) else _kind_of_postgres(error, origin)
         return kind(f"{self.shown}: {reason}", hint=hint, state=self.shown)
-
-    def _scrubbed(self, message: str) -> str:
-        for secret in self._secrets:
-            message = message.replace(secret, "***")
-        return message
 
 
 def now_s(connection: Connection) -> float:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.retry import ATTEMPTS
@@ -28,6 +29,7 @@ from strandline.sinks.files import FileLane, FileSink, claimed, clear_unfinished
 from strandline.storage import Storage
 from strandline.storage.base import cleared_away
 from strandline.storage.snapshot import DataFile
+from strandline.words import first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -193,7 +195,7 @@ class DeltaDelivery:
     def _named(self, error: Exception) -> StrandlineError:
         from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
-        said = (str(error) or repr(error)).splitlines()[0]
+        said = first_line(error, secret.of_store(self.storage.delta_options))
         what = f"the Delta table at {self.storage.uri}"
         if isinstance(error, DeltaProtocolError) or "Unsupported table features" in said:
             return Invalid(f"{what} cannot be written: {said}", hint="Send to another table.", path=self.storage.uri)

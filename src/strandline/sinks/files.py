@@ -28,7 +28,6 @@ from strandline.storage.snapshot import DataFile
 
 Written = tuple[DataFile, Staged | None]
 
-_SECRET = ("secret", "token", "password", "encryption_key", "customer_key")
 _COPIED_BYTES = 8 << 20
 _SPOOL = "files"
 _log = logging.getLogger(__name__)
@@ -203,7 +202,9 @@ class FileSink:
 
     def to_dict(self) -> dict[str, Any]:
         options = self.options or {}
-        shown = {name: secret.reference(value) if _is_secret(name) else value for name, value in options.items()}
+        shown = {
+            name: secret.reference(value) if secret.is_secret_name(name) else value for name, value in options.items()
+        }
         return {"uri": self.uri, "options": shown or None}
 
     @classmethod
@@ -214,7 +215,7 @@ class FileSink:
         """The destination, with what its options refer to."""
         known = {
             name: secret.resolved(value, f"option {name!r} of {self.uri}")
-            if _is_secret(name) or secret.is_reference(str(value))
+            if secret.is_secret_name(name) or secret.is_reference(str(value))
             else value
             for name, value in (self.options or {}).items()
         }
@@ -247,8 +248,3 @@ def clear_unfinished(storage: Storage, folder: str) -> None:
     except (StrandlineError, OSError) as error:
         # A store may not let us list them; what was delivered counts.
         _log.warning("unfinished files in %s could not be removed: %s", storage.url(folder), error)
-
-
-def _is_secret(name: str) -> bool:
-    # A file that holds one is named, and read by the store's client itself.
-    return not name.lower().endswith("_file") and any(word in name.lower() for word in _SECRET)

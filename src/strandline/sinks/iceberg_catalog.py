@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from strandline import secret
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, open_storage
+from strandline.words import plain, repeats
 
 _opening = threading.Lock()
 TIMEOUT_S = 60.0
@@ -54,7 +55,6 @@ _PLAIN_QUERY = (
     "mode",
     "uri",
 )
-_PIECE = 3  # shorter ones are in many words
 _S3 = {
     "endpoint": ("s3.endpoint",),
     "region": ("s3.region", "client.region"),
@@ -107,23 +107,17 @@ class Settings(Mapping[str, Any]):
         """The settings with their secrets, which are read anew at each call."""
         return self._with_secrets(secret.resolved)
 
-    def without_secrets(self, text: str) -> str:
-        """A message of another library, which may repeat what it was given, as it is or as a URL has it."""
-        found: set[str] = set()
+    def secrets(self) -> list[str]:
+        """The secrets themselves, as far as they are there."""
+        found: list[str] = []
 
         def note(text: str, role: str) -> str:
             with suppress(Invalid):
-                known = secret.resolved(text, role)
-                found.update((known, quote(known), quote(known, safe=""), quote_plus(known), unquote(known)))
-                # A library that reads an address in its own way quotes a piece of it.
-                pieces = known.translate(dict.fromkeys(map(ord, "/:@?&=;#"), " ")).split()
-                found.update(piece for piece in pieces if len(piece) >= _PIECE)
+                found.append(secret.resolved(text, role))
             return text
 
         self._with_secrets(note)
-        for value in sorted(found - {"", "true", "false", secret.GIVEN}, key=len, reverse=True):
-            text = text.replace(value, "***")
-        return text
+        return found
 
     def _with_secrets(self, change: Change, within: str = "") -> dict[str, Any]:
         changed: dict[str, Any] = {}
@@ -264,12 +258,11 @@ def talking(destination: str, settings: Settings, *, hint: str = "Send to anothe
     from sqlalchemy import exc as sql
 
     def said(error: Exception) -> str:
-        text = settings.without_secrets(f"{type(error).__name__}: {error}")
-        return text.splitlines()[0][:500]
+        return plain(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
 
     def cause(error: Exception) -> Exception | None:
         # One that holds a secret is not shown either.
-        return None if settings.without_secrets(str(error)) != str(error) else error
+        return None if repeats(error, settings.secrets()) else error
 
     try:
         yield

@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.storage.base import FileInfo, Storage
@@ -40,6 +41,7 @@ from strandline.storage.snapshot import (
     data_file,
     given_up,
 )
+from strandline.words import first_line
 
 CHECKPOINT_EVERY = 50
 RESTED_S = 10.0  # a younger commit file is never cleaned away …
@@ -182,7 +184,7 @@ class DeltaLog:
                 self.storage.url(self.folder), storage_options=dict(self.storage.delta_options) or None
             ).create_checkpoint()
         except Exception as error:
-            said = str(error).splitlines()[0][:200]
+            said = first_line(error, secret.of_store(self.storage.delta_options))
             _log.warning("no checkpoint of %s this time: %s", self.storage.url(self.folder), said)
 
     def log_files(self) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:

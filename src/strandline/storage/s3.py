@@ -23,9 +23,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline import secret
 from strandline.errors import Invalid, Unavailable
 from strandline.storage.base import FileInfo, Stage, Staged, inside
 from strandline.storage.s3_uploads import Uploads, is_upload
+from strandline.words import first_line
 
 _RACERS = 8
 _DELETED_AT_ONCE = 1000
@@ -209,7 +211,9 @@ class S3Storage:
         except (NotFoundError, FileNotFoundError) as error:
             raise FileNotFoundError(self.url(path)) from error
         except BaseError as error:
-            raise Unavailable(f"{self.url(path)}: {str(error).splitlines()[0]}", path=path) from error
+            raise Unavailable(
+                f"{self.url(path)}: {first_line(error, secret.of_store(self.options))}", path=path
+            ) from error
 
 
 class _Download(io.RawIOBase):

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from strandline import secret
 from strandline.errors import Conflict, StrandlineError, Unavailable
 from strandline.storage.base import FileInfo, Staged, cleared_away
+from strandline.words import first_line
 
 PART_BYTES = 8 << 20
 PARTS = 10_000  # more than that no store takes
@@ -162,7 +164,7 @@ class Uploads:
                 raise cleared_away(path) from error
             if code in _MISSING:
                 raise FileNotFoundError(url) from error
-            raise Unavailable(f"{url}: {str(error).splitlines()[0]}", path=path) from error
+            raise Unavailable(f"{url}: {first_line(error, secret.of_store(self.options))}", path=path) from error
 
 
 class Upload(io.RawIOBase):
