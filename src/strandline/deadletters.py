@@ -32,7 +32,8 @@ from sqlalchemy import (
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.registry import Consumer
 from strandline.sinks.base import Dead
-from strandline.state import State, check_int, check_text, insert_missing, metadata, now_s
+from strandline.state import State, check_int, insert_missing, metadata, now_s
+from strandline.text import check_text
 
 LIMIT = 100
 REASON_CHARACTERS = 2000

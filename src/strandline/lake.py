@@ -35,6 +35,7 @@ from strandline.state import State
 from strandline.status import BrokenTable, Status, status_of
 from strandline.storage import is_inside, open_storage
 from strandline.table import Table
+from strandline.text import check_text
 from strandline.vacuum import VacuumReport
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ class Lake:
 
     def sql(self, statement: str) -> pa.Table:
         """The result of one SELECT over the lake's tables, each at its head when the query starts."""
-        return query.run(self, statement)
+        return query.run(self, check_text("the query", statement))
 
     def _open(self, entry: Entry) -> Table:
         with self._lock:

@@ -28,7 +28,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
-from strandline.state import State, check_text, insert_missing, metadata, now_s
+from strandline.state import State, insert_missing, metadata, now_s
+from strandline.text import check_text
 
 LENGTH_S = 60.0
 _log = logging.getLogger(__name__)

@@ -41,7 +41,8 @@ from strandline.intents import Intent as Intent
 from strandline.intents import busy, gone, intents, open_intents
 from strandline.leases import leases
 from strandline.registry import Consumer, all_current, by_generation, consumers, generations, guard, not_found
-from strandline.state import State, check_int, check_text, from_json, metadata, now_s, to_json
+from strandline.state import State, check_int, from_json, metadata, now_s, to_json
+from strandline.text import check_text
 
 RECEIPTS = 100
 

@@ -18,6 +18,7 @@ from sqlglot import exp
 from strandline import sense
 from strandline.condition import Bound, Predicate
 from strandline.errors import Invalid
+from strandline.text import check_text
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
@@ -26,6 +27,7 @@ def parse(text: str, schema: pa.Schema) -> Predicate:
     """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
     if not isinstance(text, str) or not text.strip():
         raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
+    check_text("where", text)
     try:
         trees = sqlglot.parse(text, read="duckdb")
     except sqlglot.errors.SqlglotError as error:

@@ -33,7 +33,8 @@ from sqlalchemy import (
 from strandline.errors import Conflict, Invalid, NotFound
 from strandline.intents import Intent, intents, open_intents
 from strandline.leases import check_fence, leases
-from strandline.state import State, check_int, check_text, from_json, insert_missing, metadata, now_s, to_json
+from strandline.state import State, check_int, from_json, insert_missing, metadata, now_s, to_json
+from strandline.text import check_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 

@@ -43,6 +43,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemy
 from strandline import private
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.text import check_text
 from strandline.words import plain, repeats
 
 FORMAT = 1
@@ -357,26 +358,19 @@ def from_json(role: str, kept: str) -> Any:
         raise Corrupt(f"{role} is not JSON: {error}", hint="Restore the state from a backup.") from error
 
 
-def check_text(role: str, value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value or (not value.isascii() and _is_broken(value)):
-        raise Invalid(f"{role} is {value!r}; expected a text")
-    return value
-
-
 def check_int(role: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise Invalid(f"{role} is {value!r}; expected a number from 0 on")
     return value
 
 
-def _is_broken(value: str) -> bool:
-    return not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
-
-
 def _checked(url: object) -> URL:
     try:
         parsed = make_url(url) if isinstance(url, (str, URL)) else None
-    except (ArgumentError, ValueError):
+        if isinstance(url, str):
+            check_text("state", url)
+    except (ArgumentError, ValueError, Invalid):
+        # The address may hold a password, so it is not shown.
         parsed = None
     if parsed is None:
         raise Invalid("state is not the URL of a database", hint=_EXPECTED)

@@ -41,6 +41,7 @@ from strandline.restore import restore
 from strandline.rows import checked, is_spark
 from strandline.spark import session
 from strandline.storage import Storage
+from strandline.text import check_text
 from strandline.vacuum import VacuumReport, vacuum
 from strandline.writer import checked_frame, write, write_frame
 
@@ -291,6 +292,7 @@ class Table:
         """Keep the table readable at a seq until the pin is released, or has not been renewed for `length`.
 
         As a `with` block it renews itself. A `name` makes it one that a later call moves, from any process."""
+        check_text("why", why)
         length_s = duration.seconds(length, "length")
         if not length_s:
             raise Invalid("length is 0; a pin lasts for a time", table=self.name)
@@ -536,4 +538,4 @@ def _selected(merge: Merge, names: Sequence[str]) -> pa.Schema:
 def _checked_token(token: object) -> str:
     if not isinstance(token, str) or not 1 <= len(token) <= 512:
         raise Invalid(f"token is {token!r:.40}; expected a text of 1 to 512 characters")
-    return token
+    return check_text("token", token)

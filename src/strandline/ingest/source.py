@@ -95,12 +95,24 @@ def find(patterns: Sequence[str], options: Mapping[str, str] | None, kind: Kind 
     `options` are S3 settings for `s3://` addresses; `kind` overrules what the file names say."""
     found: dict[str, Source] = {}
     for pattern in patterns:
+        _check_path(pattern)
         remote = pattern.startswith("s3://")
         for source in _remote(pattern, options, kind) if remote else _local(pattern, kind):
             found.setdefault(source.uri, source)
     if not found:
         raise Invalid("no files are named", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
     return list(found.values())
+
+
+def _check_path(pattern: str) -> None:
+    """A path may have bytes that are not UTF-8, as Python spells them; it has no NUL, and nothing else is half a
+    character."""
+    try:
+        is_path = b"\0" not in os.fsencode(pattern)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise Invalid(f"{pattern!r} cannot be the name of a file")
 
 
 def _local(pattern: str, kind: Kind | None) -> list[Source]:

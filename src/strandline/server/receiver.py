@@ -72,8 +72,8 @@ class Head:
         said = headers.get(HEADER)
         chunk = None if said is None else Chunk.parse(said)
         key = headers.get("Idempotency-Key")
-        if key is not None and not 1 <= len(key) <= 256:
-            raise malformed(f"the Idempotency-Key has {len(key)} characters; expected 1 to 256")
+        if key is not None and not (1 <= len(key) <= 256 and key.isprintable()):
+            raise malformed(f"the Idempotency-Key has {len(key)} characters; expected 1 to 256 that can be printed")
         length = headers.get("Content-Length")
         return Head(
             form,

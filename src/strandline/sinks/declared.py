@@ -13,6 +13,7 @@ from strandline.errors import Invalid
 from strandline.registry import checked_name
 from strandline.shape import Shape
 from strandline.sinks.base import Sink
+from strandline.text import check_text, check_texts
 
 KINDS = {
     "http": ("strandline.sinks.http", "HttpSink"),
@@ -61,9 +62,13 @@ class SinkDef:
         if isinstance(columns, str):
             raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
         checked_start(start, name)
-        return SinkDef(
+        declared = SinkDef(
             name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
         )
+        check_texts(f"sink {name!r}", declared.to_dict())
+        if salt is not None:
+            check_text(f"salt of sink {name!r}", salt)
+        return declared
 
     def to_dict(self) -> dict[str, Any]:
         """What is kept of it: everything but secrets."""
