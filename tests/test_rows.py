@@ -3,6 +3,7 @@
 import datetime as dt
 from decimal import Decimal
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -186,12 +187,156 @@ def test_a_delete_takes_key_columns_only(items):
 
 @pytest.mark.parametrize(
     "rows",
-    [[], iter(()), pa.table({"id": pa.array([], pa.int64())}), ITEMS.empty_table(), pd.DataFrame(), pl.DataFrame()],
-    ids=["list", "iterator", "arrow", "exact", "pandas", "polars"],
+    [
+        [],
+        lambda: iter(()),
+        lambda: iter([ITEMS.empty_table()]),
+        pa.table({"id": pa.array([], pa.int64())}),
+        pa.table({"id": pa.array([], pa.string())}),
+        ITEMS.empty_table(),
+        pd.DataFrame(),
+        pd.DataFrame({"id": [], "name": []}),
+        pd.DataFrame({"id": [1], "name": ["a"], "qty": [1]}).query("id > 1"),
+        pd.DataFrame(columns=["id", "name", "qty"]),
+        pl.DataFrame(),
+        pl.DataFrame({"id": [], "name": [], "qty": []}),
+    ],
+    ids=[
+        "list",
+        "iterator",
+        "tables",
+        "arrow",
+        "typed",
+        "exact",
+        "pandas",
+        "floats",
+        "query",
+        "objects",
+        "polars",
+        "nulls",
+    ],
 )
-def test_an_empty_batch_is_refused(items, rows):
-    with nothing_written(items), refused(sl.Invalid, table="items"):
-        items.upsert(rows)
+def test_a_batch_without_rows_is_answered_with_no_rows_at_the_head_and_writes_nothing(items, make_table, rows):
+    plain = make_table(ITEMS)
+    items.upsert([{"id": 1, "name": "a"}])
+    again = rows if callable(rows) else lambda: rows
+    with nothing_written(items):
+        assert items.upsert(again()) == sl.Commit(items.head, 0)
+    with nothing_written(plain):
+        assert plain.append(again()) == sl.Commit(0, 0)
+
+
+def test_a_delete_of_no_keys_writes_nothing(items):
+    items.upsert([{"id": 1, "name": "a"}])
+    with nothing_written(items):
+        for keys in ([], set(), pa.table({"id": pa.array([], pa.int64())}), pd.DataFrame({"id": []}), pl.DataFrame()):
+            assert items.delete(keys) == sl.Commit(1, 0)
+
+
+def test_a_batch_without_rows_keeps_no_token_and_finds_one_that_is_kept(items):
+    assert items.upsert([], token="a") == sl.Commit(0, 0)
+    assert items.upsert([{"id": 1}], token="a") == sl.Commit(1, 1)
+    items.upsert([{"id": 2}])
+    assert items.upsert([], token="a") == sl.Commit(1, 1, is_replay=True)
+
+
+def test_a_batch_without_rows_for_a_dropped_table_is_refused(lake, items):
+    lake.drop("items")
+    with refused(sl.NotFound):
+        items.upsert([])
+
+
+def test_an_empty_frame_still_names_columns_of_the_table(items):
+    with nothing_written(items), refused(sl.Invalid, column="colour"):
+        items.upsert(pd.DataFrame({"id": [], "colour": []}))
+
+
+def test_a_column_without_any_value_is_null_whatever_its_type(items):
+    items.upsert(pd.DataFrame({"id": [1, 2], "name": [float("nan")] * 2, "qty": [None, None]}))
+    assert items.to_arrow().column("name").null_count == 2
+    with nothing_written(items), refused(sl.Invalid, row=0, column="id"):
+        items.upsert(pd.DataFrame({"id": [float("nan")]}))
+
+
+MOMENTS = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("at", pa.timestamp("us"))])
+FINE = pd.Timestamp("2026-01-02T03:04:05.000001001")
+MIDDAY = pd.Timestamp("2026-01-02T12:00:00")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda values, name: [{"id": i, name: value} for i, value in enumerate(values)],
+        lambda values, name: [{"id": i, name: value.to_datetime64()} for i, value in enumerate(values)],
+        lambda values, name: pd.DataFrame({"id": range(len(values)), name: values}),
+        lambda values, name: pd.DataFrame({"id": range(len(values)), name: pd.Series(values, dtype=object)}),
+        lambda values, name: pl.from_pandas(pd.DataFrame({"id": range(len(values)), name: values})),
+        lambda values, name: pa.table({"id": range(len(values)), name: pa.array(values, pa.timestamp("ns"))}),
+    ],
+    ids=["dicts", "numpy", "pandas", "objects", "polars", "arrow"],
+)
+def test_moments_are_taken_when_no_digit_is_lost_and_refused_otherwise(make_table, make):
+    table = make_table(MOMENTS, key=["id"])
+    whole, midnight = FINE.floor("us"), MIDDAY.floor("D")
+    table.upsert(make([whole, MIDDAY], "at"))
+    assert sorted(table.to_arrow(columns=["at"]).column(0).to_pylist()) == [
+        whole.to_pydatetime(),
+        MIDDAY.to_pydatetime(),
+    ]
+    with nothing_written(table), refused(sl.Invalid, row=1, column="at") as caught:
+        table.upsert(make([whole, FINE, FINE], "at"))
+    assert "microseconds" in caught.value.hint
+    table.upsert(make([midnight, midnight], "day"))
+    assert table.to_arrow(columns=["day"]).column(0).to_pylist() == [midnight.date()] * 2
+    with nothing_written(table), refused(sl.Invalid, row=1, column="day") as caught:
+        table.upsert(make([midnight, MIDDAY], "day"))
+    assert "midnight" in caught.value.hint
+    with nothing_written(table), refused(sl.Invalid, row=1, column="day"):
+        table.upsert(make([midnight, midnight + pd.Timedelta(1, "ns")], "day"))
+
+
+def test_keys_that_differ_in_nanoseconds_do_not_become_one(make_table):
+    table = make_table(pa.schema([("at", pa.timestamp("us"))]), key=["at"])
+    with nothing_written(table), refused(sl.Invalid, row=0, column="at"):
+        table.upsert([{"at": FINE}, {"at": FINE + pd.Timedelta(1, "ns")}])
+    with nothing_written(table), refused(sl.Invalid, row=0, column="at"):
+        table.delete([FINE])
+
+
+def test_moments_with_a_zone_are_refused_for_dates_and_nested_nanoseconds_too(make_table):
+    inner = pa.list_(pa.struct([("at", pa.timestamp("us"))]))
+    table = make_table(pa.schema([("id", pa.int64()), ("day", pa.date32()), ("all", inner)]), key=["id"])
+    for rows in (
+        [{"id": 1, "day": pd.Timestamp("2026-01-02", tz="UTC")}],
+        pd.DataFrame({"id": [1], "day": [pd.Timestamp("2026-01-02", tz="UTC")]}),
+    ):
+        with nothing_written(table), refused(sl.Invalid, row=0, column="day") as caught:
+            table.upsert(rows)
+        assert "zone" in caught.value.hint
+    deep = [{"id": 1, "all": [{"at": MIDDAY}]}, {"id": 2, "all": [{"at": FINE}]}]
+    table.upsert(deep[:1])
+    for rows in (deep, pd.DataFrame(deep)):
+        with nothing_written(table), refused(sl.Invalid, row=1, column="all"):
+            table.upsert(rows)
+
+
+def test_python_objects_in_a_frame_are_not_cut_to_dates_or_given_a_zone(make_table):
+    table = make_table(MOMENTS, key=["id"])
+    mixed = [dt.date(2026, 1, 1), dt.datetime(2026, 1, 1, 5)]
+    with nothing_written(table), refused(sl.Invalid, row=1, column="day"):
+        table.upsert(pd.DataFrame({"id": [1, 2], "day": pd.Series(mixed, dtype=object)}))
+    zones = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 1, 1)]
+    with nothing_written(table), refused(sl.Invalid, row=0, column="at"):
+        table.upsert(pd.DataFrame({"id": [1, 2], "at": pd.Series(zones, dtype=object)}))
+    table.upsert(pd.DataFrame({"id": [1, 2], "day": pd.Series([mixed[0], None], dtype=object)}))
+    assert set(table.to_arrow(columns=["day"]).column(0).to_pylist()) == {mixed[0], None}
+
+
+def test_not_a_time_is_null(make_table):
+    table = make_table(MOMENTS, key=["id"])
+    table.upsert([{"id": 1, "at": pd.NaT, "day": pd.NaT}, {"id": 2, "at": np.datetime64("NaT"), "day": None}])
+    table.upsert(pd.DataFrame({"id": [3], "at": [pd.NaT], "day": [pd.NaT]}))
+    assert table.to_arrow().column("at").null_count == table.to_arrow().column("day").null_count == 3
 
 
 @pytest.mark.parametrize(
@@ -208,7 +353,7 @@ def test_what_is_not_rows_is_refused_and_never_a_foreign_error(items, rows):
         items.upsert(rows)
 
 
-@pytest.mark.parametrize("keys", [None, 5, "text", {"id": 1}, [], ["x"], [None], [1.5], [{"ID": 1}], [[1]]], ids=repr)
+@pytest.mark.parametrize("keys", [None, 5, "text", {"id": 1}, ["x"], [None], [1.5], [{"ID": 1}], [[1]]], ids=repr)
 def test_keys_that_cannot_be_are_refused(items, keys):
     items.upsert([{"id": 1, "name": "a"}])
     with nothing_written(items), refused(sl.Invalid, table="items"):

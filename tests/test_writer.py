@@ -166,9 +166,11 @@ def test_a_wrong_dataframe_is_refused_by_column_and_leaves_nothing(spark, items,
         items.upsert(spark.sql(sql))
 
 
-def test_an_empty_dataframe_and_an_unknown_order_are_refused(spark, items):
-    with nothing_written(items), refused(sl.Invalid, table="items"):
-        items.upsert(spark.sql("SELECT 1L AS id WHERE false"))
+def test_an_empty_dataframe_writes_nothing_and_an_unknown_order_is_refused(spark, items):
+    items.upsert([{"id": 1, "name": "a"}])
+    with nothing_written(items):
+        assert items.upsert(spark.sql("SELECT 1L AS id WHERE false")) == sl.Commit(1, 0)
+        assert items.delete(spark.sql("SELECT 1L AS id WHERE false")) == sl.Commit(1, 0)
     with nothing_written(items), refused(sl.Invalid, column="nope"):
         items.upsert(spark.sql("SELECT 1L AS id"), order_by="nope")
     with nothing_written(items), refused(sl.Invalid, column="id"):

@@ -21,7 +21,8 @@ VNODE = "_vnode"
 
 @dataclass(frozen=True)
 class Commit:
-    """A batch of changes that is in the log. `is_replay` says that an earlier call with the same token wrote it."""
+    """A batch of changes that is in the log. `is_replay` says that an earlier call with the same token wrote it. A
+    batch without rows is no commit: `rows` is 0 and `seq` the head of then."""
 
     seq: int
     rows: int

@@ -162,7 +162,7 @@ class Log:
 
         `amend` may add to the draft, transactions for instance, or refuse it by raising; then the files go."""
         rows = sum(file.rows for file in files)
-        apps = [f"token/{token}" for token in tokens]
+        apps = _apps(tokens)
         replayed: list[int] = []
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
@@ -188,11 +188,20 @@ class Log:
         landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
         if landed is None:
             self.discard(files)
-            seq = replayed[0]
-            rows = sum(file.rows for at, file in self.refresh().by_seq if at == seq)
-            return Commit(seq, rows, is_replay=True)
+            return self._replay(replayed[0])
         crash_point("log.committed")
         return Commit(landed.version, rows)
+
+    def nothing(self, tokens: Sequence[str] = ()) -> Commit:
+        """What a batch without rows is answered: no rows at the head, without a commit, so its tokens are not kept.
+        When a commit with one of `tokens` is in the log already, that one, as for every other repeated call."""
+        snapshot = self.delta.refresh()
+        _refuse_dropped(snapshot)
+        earlier = [snapshot.txns[app] for app in _apps(tokens) if app in snapshot.txns]
+        return self._replay(earlier[0]) if earlier else Commit(snapshot.version, 0)
+
+    def _replay(self, seq: int) -> Commit:
+        return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
 
     def discard(self, files: Iterable[DataFile]) -> None:
         """Delete files of ours that no commit claims and none will."""
@@ -263,6 +272,11 @@ class Log:
             return Draft(metadata={**snapshot.metadata, "configuration": configuration})
 
         self.delta.commit("DROP TABLE", build)
+
+
+def _apps(tokens: Sequence[str]) -> list[str]:
+    """The transactions that stand for tokens."""
+    return [f"token/{token}" for token in tokens]
 
 
 def _refuse_dropped(snapshot: Snapshot) -> None:

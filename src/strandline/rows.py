@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from strandline import moments
 from strandline.errors import Invalid
 from strandline.schema import conform_column, is_json, storage_type
 from strandline.values import first_unfit
@@ -48,10 +49,12 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
         yield pa.Table.from_batches([data])
     elif type(data).__module__.startswith("pandas.") and hasattr(data, "to_dict") and hasattr(data, "columns"):
         try:
-            yield pa.Table.from_pandas(data, preserve_index=False)
+            table = pa.Table.from_pandas(data, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):
             # Row by row, the value that Arrow could not take is found.
             yield data.to_dict("records")
+        else:
+            yield _with_moments(table, data, schema)
     elif hasattr(data, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(data)
@@ -74,6 +77,22 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
                 yield [item]
     else:
         raise _not_rows(data)
+
+
+def _with_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
+    """The rows of a pandas frame. Arrow cuts moments that a frame holds as Python objects, so those are looked at."""
+    for at, field in enumerate(table.schema):
+        if frame.dtypes.iloc[at].kind != "O" or field.name not in schema.names:
+            continue
+        column = frame.iloc[:, at]
+        if pt.is_date(field.type) or pt.is_timestamp(field.type):
+            values = column.where(column.notna(), None).tolist()
+            table = table.set_column(at, field.name, _array(values, schema.field(field.name), 0))
+        elif "timestamp" in str(field.type):
+            found = next(((row, v) for row, v in enumerate(column) if moments.has_nanoseconds(v)), None)
+            if found is not None:
+                raise _unfit(found[0], schema.field(field.name), found[1], moments.MICROSECONDS)
+    return table
 
 
 def _not_rows(data: object) -> Invalid:
@@ -108,21 +127,31 @@ def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
 def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
     if column.type == field.type:
         return column
-    if not _may_cast(column.type, field.type):
+    if column.null_count == len(column):
+        # Without a value the type says nothing: an empty frame of pandas has floats or objects everywhere.
+        return pa.chunked_array([pa.nulls(len(column), field.type)])
+    is_day = pt.is_date(field.type) and pt.is_timestamp(column.type) and column.type.tz is None
+    if not is_day and not _may_cast(column.type, field.type):
         row = offset + _first_of_extra(column, field.type)
         raise Invalid(
-            f"row {row}, column {field.name!r}: {column.type} is not {field.type}", row=row, column=field.name
+            f"row {row}, column {field.name!r}: {column.type} is not {field.type}",
+            hint=moments.hint(_value_of(column, row - offset), field.type),
+            row=row,
+            column=field.name,
         )
     try:
         typed = conform_column(column, field.type)
         if pt.is_float32(field.type) and pt.is_floating(column.type):
             _refuse_overflow(column, typed)
+        if is_day and pc.any(pc.not_equal(typed.cast(column.type), column), min_count=0).as_py():
+            raise pa.ArrowInvalid("it is not midnight")
         return typed
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         at = _first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
         raise Invalid(
             f"row {offset + at}, column {field.name!r}: {_shown(_value_of(column, at))} does not fit {field.type}"
             f" ({str(error).splitlines()[0]})",
+            hint=moments.hint(_value_of(column, at), field.type),
             row=offset + at,
             column=field.name,
         ) from error
@@ -205,16 +234,22 @@ def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Tabl
 
 def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
     kind = storage_type(field.type)
+    if pt.is_date(kind) or pt.is_timestamp(kind):
+        values = moments.plain(values, kind)
     at = first_unfit(values, kind)
     if at is None:
         try:
             return conform_column(pa.chunked_array([pa.array(values, kind)]), field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             at = _first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
-    raise Invalid(
-        f"row {offset + at}, column {field.name!r}: {_shown(values[at])} ({type(values[at]).__name__})"
-        f" does not fit {field.type}",
-        row=offset + at,
+    raise _unfit(offset + at, field, values[at], moments.hint(values[at], kind))
+
+
+def _unfit(row: int, field: pa.Field, value: Any, hint: str | None) -> Invalid:
+    return Invalid(
+        f"row {row}, column {field.name!r}: {_shown(value)} ({type(value).__name__}) does not fit {field.type}",
+        hint=hint,
+        row=row,
         column=field.name,
     )
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from sqlglot import exp
 
+from strandline import moments
 from strandline.errors import Invalid
 from strandline.schema import is_json
 
@@ -127,7 +128,7 @@ class _Sense:
         try:
             if family == "date":
                 return _cast(exp.Literal.string(dt.date.fromisoformat(node.name).isoformat()), _TYPES.DATE)
-            moment = dt.datetime.fromisoformat(node.name)
+            moment = moments.parsed(node.name)
             moment = moment.replace(tzinfo=moment.tzinfo or dt.UTC).astimezone(dt.UTC)
         except (ValueError, OverflowError) as error:
             raise self.refusal(node, f"is not a {family}") from error

@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.moments import is_whole
+
 _FLOAT32_MAX = 3.4028235677973366e38
 
 # Values of exactly these classes need no closer look.
@@ -54,7 +56,7 @@ def fits(value: Any, kind: pa.DataType) -> bool:
     if pt.is_date32(kind):
         return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     if pt.is_timestamp(kind):
-        return isinstance(value, dt.datetime) and (value.tzinfo is None) == (kind.tz is None)
+        return isinstance(value, dt.datetime) and (value.tzinfo is None) == (kind.tz is None) and is_whole(value)
     if pt.is_decimal(kind):
         return isinstance(value, Decimal) or (isinstance(value, int) and not isinstance(value, bool))
     if pt.is_list(kind):

@@ -55,7 +55,7 @@ def write(
                     log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
                 )
     if not sum(piece.num_rows for piece in held):
-        raise Invalid("the batch is empty; nothing was written")
+        return log.nothing(tokens)
     files = log.write(prepare(pa.concat_tables(held), definition, op), definition)
     return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
 
@@ -97,7 +97,7 @@ def write_frame(
             log.discard(files)
             raise failure
         if not files:
-            raise Invalid("the DataFrame is empty; nothing was written")
+            return log.nothing(tokens)
         crash_point("log.lanes_written")
         return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
 

@@ -16,6 +16,7 @@ from typing import Any, overload
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline import moments
 from strandline.errors import Invalid
 from strandline.ingest.columns import unfit
 from strandline.ingest.jsonl import JsonLines
@@ -124,7 +125,7 @@ def _value(said: Any, kind: pa.DataType) -> Any:
     if pt.is_binary(kind):
         return base64.b64decode(said, validate=True)
     if pt.is_timestamp(kind):
-        return dt.datetime.fromisoformat(said)
+        return moments.parsed(said)
     if pt.is_date(kind):
         return dt.date.fromisoformat(said)
     if pt.is_decimal(kind):
