@@ -119,7 +119,7 @@ def _blame(feed: Feed, error: Exception) -> None:
     from strandline.consumers.damage import damaged_files
 
     storage = feed.table.log.storage
-    for path, fault in damaged_files(storage, feed.paths, error):
+    for path, fault in damaged_files(storage, feed.files, error):
         raise Corrupt(
             f"{storage.url(path)} cannot be read: {fault}", hint="See what is affected: strandline doctor", path=path
         ) from error

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from strandline.digest import Tap
 from strandline.group import DEFAULT, MIB, Budget, Group, Runs, runs_of
 from strandline.stats import file_stats
 from strandline.storage import Staged, Storage
@@ -93,9 +94,10 @@ class _Written:
     size: int
     raw_bytes: int
     stats_text: str
+    crc: int
 
     def described(self, name: str) -> DataFile:
-        return DataFile(name, self.size, {}, 0, self.stats_text, self.raw_bytes)
+        return DataFile(name, self.size, {}, 0, self.stats_text, self.raw_bytes, self.crc)
 
 
 class _Source:
@@ -124,8 +126,9 @@ class _Source:
         self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
         self._is_cut = False
         raw_bytes = count = 0
+        tap = Tap(stream)
         writer = pq.ParquetWriter(
-            stream,
+            tap,
             group.schema,
             compression="zstd",
             compression_level=_LEVEL,
@@ -158,7 +161,7 @@ class _Source:
             raise
         writer.close()
         stats = file_stats(writer.writer.metadata, self._schema)
-        return _Written(stream.tell(), raw_bytes, json.dumps(stats))
+        return _Written(stream.tell(), raw_bytes, json.dumps(stats), tap.crc)
 
 
 def groups(

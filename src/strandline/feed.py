@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline import encode
+from strandline import digest, encode
 from strandline import schema as schemas
 from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import listed
 from strandline.fold import changes_sql
-from strandline.frames import log_scan, spark_frame
+from strandline.frames import check_files, log_scan, spark_frame
 from strandline.log import LogState
 from strandline.merge import Merge, duck_sql, vnodes_of
 from strandline.pins import new_pin
@@ -99,7 +99,7 @@ class Feed:
             files = self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
         self.extent = extent_of(files)
         base = self._merge.baseline.folder if self._merge else ""
-        self.paths = [f"{log.folder if seq else base}/{file.path}" for seq, file in files]
+        self.files = {f"{log.folder if seq else base}/{file.path}": file for seq, file in files}
         self._batch_rows = encode.batch_rows([file for _, file in files])
         own = [SEQ, *(self.definition.key or [ROW])]
         self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))
@@ -115,7 +115,8 @@ class Feed:
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        """The rows in order, through DuckDB."""
+        """The rows in order, through DuckDB, from files that are not damaged."""
+        digest.check(self.table.log.storage, self.files.items())
         with self.table.duck.transaction() as cursor:
             relation = cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}")
             # A lane may stop early, and a transaction does not end while a result is open.
@@ -161,6 +162,7 @@ class Feed:
         """The same rows as a DataFrame, in no order."""
         from pyspark.sql import functions as F
 
+        check_files(spark, self.table.log.storage, self.files.items())
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None

@@ -7,18 +7,20 @@ after a bulk load, is computed by Spark itself and joined by shuffling, so that 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import pickle
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strandline import digest
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.errors import Corrupt
-from strandline.lanes import ReadLane
+from strandline.lanes import CheckLane, ReadLane
 from strandline.log import LogState
 from strandline.merge import Files, Merge, needed_columns
 from strandline.schema import canonical_field
@@ -226,6 +228,23 @@ def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataF
     rows = [(file.path, file.schema_id, file.number) for file in files]
     named = spark.createDataFrame(rows, "path string, schema_id int, number long")
     return named.repartition(max(1, min(len(files), tasks)))
+
+
+def check_files(
+    spark: SparkSession,
+    storage: Storage,
+    files: Iterable[tuple[str, DataFile]],
+    columns: Sequence[str] | None = None,
+) -> None:
+    """`Corrupt` when one of these files is damaged: `digest.check` by Spark tasks."""
+    by_path = dict(files)
+    if not by_path:
+        return
+    lane = CheckLane(storage, by_path, columns)
+    named = spark.createDataFrame([(path,) for path in by_path], "path string")
+    named = named.repartition(max(1, min(len(by_path), 64)))
+    for row in run_lane(named, lane, CheckLane.OUTPUT).collect():
+        raise pickle.loads(row["error"]) if row["error"] else digest.corrupt(storage, row["path"], row["fault"])
 
 
 def _native_scan(

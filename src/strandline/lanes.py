@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline import decode, encode
+from strandline import decode, digest, encode
 from strandline.change import HASH, OP, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
@@ -27,12 +27,15 @@ from strandline.schema import conform, storage_schema, storage_type
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
-RECEIPT = "path string, size long, raw_bytes long, stats string, partition string, staged binary, error binary"
+RECEIPT = (
+    "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary"
+)
 _RECEIPT = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
         ("raw_bytes", pa.int64()),
+        ("crc", pa.int64()),
         ("stats", pa.string()),
         ("partition", pa.string()),
         ("staged", pa.binary()),
@@ -50,6 +53,7 @@ def receipt(
             "path": file.path,
             "size": file.size,
             "raw_bytes": file.raw_bytes,
+            "crc": file.crc,
             "stats": file.stats_text,
             "partition": file.partition.get(VNODE),
         }
@@ -64,7 +68,7 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
             failure = failure or pickle.loads(row["error"])
         else:
             partition = {} if row["partition"] is None else {VNODE: row["partition"]}
-            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"]))
+            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"], row["crc"]))
     return files, failure
 
 
@@ -303,6 +307,29 @@ class ReadLane:
                             yield part, row["number"]
                 except FileNotFoundError as error:
                     raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
+
+
+@dataclass(frozen=True)
+class CheckLane:
+    """Compare files with what their commits say, before a job reads them. Input rows name a file (`path`); output rows
+    name the damaged ones."""
+
+    storage: Storage
+    files: Mapping[str, DataFile]
+    columns: Sequence[str] | None
+
+    OUTPUT = "path string, fault string, error binary"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([("path", pa.string()), ("fault", pa.string()), ("error", pa.binary())])
+        for path in (path for batch in batches for path in batch.column("path").to_pylist()):
+            row: dict[str, Any] = {"path": path}
+            try:
+                row["fault"] = digest.fault(self.storage, path, self.files[path], self.columns)
+            except StrandlineError as error:
+                row["error"] = pickle.dumps(error)
+            if row.get("fault") or "error" in row:
+                yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
 def _copied(rows: pa.Table) -> pa.Table:

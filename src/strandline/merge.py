@@ -64,6 +64,14 @@ class Merge:
         files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
         return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
 
+    def deciding(self) -> dict[str, DataFile]:
+        """The files that say which rows count, by their paths in the storage: the log's, and with a version column the
+        baseline's as well."""
+        found = {f"{self.log.folder}/{file.path}": file for _, file in self.log_files()}
+        if self.definition.version is not None and found:
+            found |= {f"{self.baseline.folder}/{file.path}": file for file in self.base_files()}
+        return found
+
     def filter(self, predicate: Predicate | None) -> Predicate | None:
         """`predicate`, and that a row is not expired."""
         alive = expiry(self.definition, self.horizon)

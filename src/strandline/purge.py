@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline import decode, encode
+from strandline import decode, digest, encode
 from strandline.change import DELETE
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
@@ -255,6 +255,8 @@ def _without(
                 count = sum(going(batch).true_count for batch in decode.batches(opened, inside))
                 if not count:
                     continue
+                if damage := digest.fault(storage, path, file):
+                    raise ValueError(damage)
                 removed.append(file)
                 gone += count
                 name = partial(new_file_name, schema_id_of(file))

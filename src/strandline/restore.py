@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from strandline import digest
 from strandline import fold as folds
 from strandline.change import DELETE, HASH, OP, SEQ, UPSERT, Commit
 from strandline.dialect import listed
 from strandline.errors import Conflict, Invalid
-from strandline.frames import changed_keys, spark_frame
+from strandline.frames import changed_keys, check_files, spark_frame
 from strandline.log import Amend, LogState, prepare
 from strandline.merge import Merge, duck_sql
 from strandline.retry import until_landed
@@ -65,8 +66,19 @@ def check_restorable(table: Table, seq: int) -> None:
         )
 
 
+def _read(then: Merge) -> dict[str, DataFile]:
+    """The files that a restore reads, by their paths in the storage."""
+    changes = then.log.files(then.seq, then.log.head)
+    base, log = then.baseline.folder, then.log.folder
+    return {
+        **{f"{base}/{file.path}": file for file in then.base_files()},
+        **{f"{log}/{file.path}": file for _, file in [*then.log_files(), *changes]},
+    }
+
+
 def _on_driver(table: Table, then: Merge) -> Commit:
     definition = then.definition
+    digest.check(then.log.storage, _read(then).items())
     key = listed(definition.key)
     changes = folds.changes_sql(then.log, then.log.files(then.seq, then.log.head), [*definition.key], None)
     with table.duck.transaction() as cursor:
@@ -89,6 +101,7 @@ def _on_spark(table: Table, then: Merge) -> Commit:
     definition = then.definition
     spark = session(table.spark)
     key = list(definition.key)
+    check_files(spark, then.log.storage, _read(then).items())
     changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
     try:
         rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)

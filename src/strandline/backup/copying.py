@@ -7,8 +7,10 @@ catalog comes last and changes as one.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
+from strandline import digest
 from strandline.backup.part import Commit, Part, Streamed, pointer_path
 from strandline.backup.plan import Plan, Step
 from strandline.backup.refusal import cleaned, corrupt
@@ -71,16 +73,22 @@ def copy_catalog(run: Run, entries: Sequence[tuple[str, bytes]]) -> None:
 
 
 def _stream(run: Run, file: Streamed, what: str) -> None:
-    """Copy a file of any size. Data that are gone by now were of a state older than the fixed one, unless live."""
-    path, size = file.info.path, 0
+    """Copy a file of any size; data that are not what their commit says are no copy. Data that are gone by now were of
+    a state older than the fixed one, unless live."""
+    path, size, crc = file.info.path, 0, 0
     try:
+        if file.file is not None and file.file.crc is None and (fault := digest.fault(run.source, path, file.file)):
+            raise corrupt(run.source, path, what, f"is damaged: {fault}")
         with run.source.input(path) as opened, run.target.output(path) as output:
             while chunk := opened.read(_CHUNK_BYTES):
                 output.write(chunk)
                 size += len(chunk)
+                crc = zlib.crc32(chunk, crc)
                 run.advance(len(chunk), what)
-            if file.is_data and size != file.info.size:
+            if file.file is not None and size != file.info.size:
                 raise corrupt(run.source, path, what, f"has {size} bytes, not {file.info.size}")
+            if file.file is not None and file.file.crc not in (None, crc):
+                raise corrupt(run.source, path, what, f"is damaged: {digest.said(crc, file.file.crc)}")
     except FileNotFoundError as error:
         if run.source.exists(path):
             raise

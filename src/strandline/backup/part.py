@@ -15,16 +15,20 @@ from strandline.backup.refusal import cleaned, corrupt
 from strandline.backup.run import Run
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
-from strandline.storage.snapshot import Snapshot
+from strandline.storage.snapshot import DataFile, Snapshot, data_file
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """A file to stream: data, or a checkpoint, which may be written anew at any time."""
+    """A file to stream: data, as a commit describes it, or a checkpoint, which may be written anew at any time."""
 
     info: FileInfo
     is_live: bool
-    is_data: bool = True
+    file: DataFile | None = None
+
+    @property
+    def is_data(self) -> bool:
+        return self.file is not None
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,10 @@ def compare(
     # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
 
-    def read(version: int) -> tuple[set[str], int]:
+    def read(version: int) -> tuple[dict[str, DataFile], int]:
         return _said(run, table, commits[version].path, is_there=version in theirs)
 
-    needed = set(snapshot.files)
+    needed = dict(snapshot.files)
     missing = []
     upto = 0
     for (version, info), (added, seq) in zip(commits.items(), run.each(read, commits), strict=True):
@@ -89,7 +93,7 @@ def compare(
         first = delta.checkpoint_at(min(checkpoints, default=-1))
         if first is None:
             raise cleaned(run.source, folder)
-        needed |= set(first.files)
+        needed |= first.files
     for file in snapshot.files.values():
         found = here.get(f"{folder}/{file.path}")
         if found is None or found.size != file.size:
@@ -102,8 +106,9 @@ def compare(
 
     # A file of an older state may have been cleaned away; then that state can no longer be read in the source.
     data = [here[path] for name in sorted(needed) if (path := f"{folder}/{name}") in here]
-    streamed = [Streamed(i, i.path.removeprefix(f"{folder}/") in snapshot.files) for i in lacking(data)]
-    new_checkpoints = [Streamed(info, False, is_data=False) for info in lacking(checkpoints.values())]
+    names = {info.path: info.path.removeprefix(f"{folder}/") for info in data}
+    streamed = [Streamed(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
+    new_checkpoints = [Streamed(info, False) for info in lacking(checkpoints.values())]
     pointer = _pointer(run.source, folder, checkpoints)
     pointed = _pointed(_read_pointer(run.target, folder))
     return Part(
@@ -118,7 +123,7 @@ def compare(
     )
 
 
-def _said(run: Run, table: str, path: str, *, is_there: bool) -> tuple[set[str], int]:
+def _said(run: Run, table: str, path: str, *, is_there: bool) -> tuple[dict[str, DataFile], int]:
     """The files that a commit adds, and the highest seq that it says is folded."""
     data = run.read_same(path) if is_there else run.read(path)
     try:
@@ -126,7 +131,8 @@ def _said(run: Run, table: str, path: str, *, is_there: bool) -> tuple[set[str],
     except ValueError as error:
         raise corrupt(run.source, path, table, f"is not JSON lines: {error}") from error
     seqs = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/")]
-    return {action["add"]["path"] for action in actions if "add" in action}, max(seqs, default=0)
+    added = (data_file(action["add"]) for action in actions if "add" in action)
+    return {file.path: file for file in added}, max(seqs, default=0)
 
 
 def _unbroken(

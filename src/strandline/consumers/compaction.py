@@ -14,11 +14,11 @@ holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from strandline import encode
+from strandline import digest, encode
 from strandline import fold as folds
 from strandline.change import HASH, OP, VNODE
 from strandline.consumers.damage import Degraded, damage
@@ -27,7 +27,7 @@ from strandline.crash import crash_point
 from strandline.dialect import duck_type, listed, literal, quoted
 from strandline.errors import Conflict
 from strandline.expiry import expired_rows
-from strandline.frames import spark_frame
+from strandline.frames import check_files, spark_frame
 from strandline.health import Health
 from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Files, Merge, duck_sql
@@ -196,12 +196,15 @@ class _Work:
 def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
     """The files that take the place of others, and those others."""
     order = listed([VNODE, *part.definition.identity])
+    # What a damaged file holds must not be written again under a good digest.
+    digest.check(part.log.storage, part.deciding().items())
     with table.duck.transaction() as cursor:
         loaded = _loaded(cursor, part)
         fold = _own_fold(cursor, part, loaded)
         kept = _settled(part) | (_untouched(cursor, part, fold) if fold else set())
         removed = [file for file in part.base_files() if file.path not in kept]
         sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
+        digest.check(part.log.storage, _paths(part, sources.baseline))
         rows = duck_sql(part, fold, part.definition.schema.names, files=sources, loaded=loaded, hidden=True)
         chosen = ", ".join(map(str, sorted(part.only or ())))
         ordered = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({chosen}) ORDER BY {order}")
@@ -275,6 +278,11 @@ def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
     return kept
 
 
+def _paths(part: Merge, files: Iterable[DataFile]) -> list[tuple[str, DataFile]]:
+    """Baseline files with their paths in the storage."""
+    return [(f"{part.baseline.folder}/{file.path}", file) for file in files]
+
+
 def _is_expired(file: DataFile, part: Merge) -> bool:
     """Whether every row of a file is expired, so that it need not be read."""
     return expired_rows(file, part.definition, part.horizon) == file.rows
@@ -289,6 +297,7 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     kept = _settled(part)
     removed = [file for file in part.base_files() if file.path not in kept]
     sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
+    check_files(spark, part.log.storage, [*part.deciding().items(), *_paths(part, sources.baseline)])
     rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True)
     tasks = min(len(chosen), SPARK_TASKS)
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strandline import decode
+from strandline import digest
 from strandline.change import VNODE
 from strandline.errors import Conflict, Unavailable
 from strandline.merge import Merge, vnodes_of
@@ -41,7 +41,7 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
     now = table.merge()
     live = {*now.log.snapshot.files, *now.baseline.snapshot.files}
     degraded = {}
-    for path, fault in damaged_files(part.log.storage, list(by_path), error):
+    for path, fault in damaged_files(part.log.storage, {path: file for path, (file, _) in by_path.items()}, error):
         file, vnodes = by_path[path]
         if file.path not in live:
             raise Conflict("the table was folded meanwhile; nothing was changed") from error
@@ -50,22 +50,9 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
     return degraded
 
 
-def damaged_files(storage: Storage, paths: Sequence[str], error: Exception) -> Iterator[tuple[str, str]]:
-    """Of the files that a failed job read, those that cannot be read, and why."""
+def damaged_files(storage: Storage, files: Mapping[str, DataFile], error: Exception) -> Iterator[tuple[str, str]]:
+    """Of the files that a failed job read, by their paths, the damaged ones, and what is wrong with each."""
     named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
     # An error that names no file may still come from one.
-    suspects = [path for path in paths if path.rsplit("/", 1)[1] in named] or paths
-    return ((path, fault) for path in suspects if (fault := _fault(storage, path)))
-
-
-def _fault(storage: Storage, path: str) -> str:
-    """Why a file cannot be read; empty when it can."""
-    try:
-        with decode.open_file(storage, path) as opened:
-            for _ in decode.batches(opened):
-                pass
-    except FileNotFoundError:
-        return "the file is missing"
-    except (OSError, ValueError) as error:
-        return str(error).splitlines()[0]
-    return ""
+    suspects = [path for path in files if path.rsplit("/", 1)[1] in named] or list(files)
+    return ((path, fault) for path in suspects if (fault := digest.fault(storage, path, files[path])))

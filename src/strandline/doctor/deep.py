@@ -9,7 +9,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline import decode
+from strandline import decode, digest
 from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import listed, literal
@@ -51,6 +51,8 @@ def _fault(
     """The first thing that is wrong with a file's rows."""
     last: pa.Table | None = None
     row = 0
+    if damage := digest.fault(part.storage, f"{part.folder}/{file.path}", file):
+        return f"the rows are not readable: {damage}"
     try:
         with decode.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
             for batch in decode.batches(opened):

@@ -97,6 +97,7 @@ def _is_small(source: Source) -> bool:
 
 
 def _on_driver(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+    source.check(None)
     with source.batches() as batches:
         exact = _watched(batches, source.rows, source.table.name, progress)
         done = list(lane.stage(exact))
@@ -119,6 +120,7 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
     with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+        source.check(spark)
         if not source.order:
             return _collected(source, source.frame(spark), lane)
         is_wide = row_bytes >= WIDE_ROW_BYTES

@@ -7,7 +7,7 @@ that the exported changes keep, so it leaves as a delete.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from strandline import decode, encode
+from strandline import decode, digest, encode
 from strandline import schema as schemas
-from strandline.change import OP, SEQ
+from strandline.change import HASH, OP, ROW, SEQ
 from strandline.condition import Predicate
 from strandline.consumers.damage import damaged_files
 from strandline.dialect import ScanFile, listed
 from strandline.duck import translated
 from strandline.errors import Corrupt, Invalid
 from strandline.fold import changes_sql
-from strandline.frames import log_scan, spark_frame
+from strandline.frames import check_files, log_scan, spark_frame
 from strandline.lanes import ReadLane
 from strandline.log import LogState
-from strandline.merge import Merge
+from strandline.merge import Merge, needed_columns
 from strandline.pins import new_pin
 from strandline.predicate import parse
 from strandline.shape import Shape
@@ -78,8 +78,8 @@ class Source(ABC):
         self.lane_by = definition.clustering(definition.schema.names)
         self.cluster_by = definition.clustering(self.names)
 
-    def _weigh(self, files: Sequence[DataFile], paths: Sequence[str]) -> None:
-        self.paths = paths
+    def _weigh(self, by_path: Mapping[str, DataFile]) -> None:
+        self.files, files = by_path, by_path.values()
         self.rows = sum(file.rows for file in files)
         self.raw_bytes = sum(file.raw_bytes for file in files)
         self._row_bytes = self.raw_bytes // max(1, self.rows)
@@ -114,8 +114,8 @@ class Source(ABC):
         is known of them is of whole rows. It costs less than starting Spark for a few."""
         if self.where is not None and self.rows <= _COUNTED_ROWS:
             self.rows = self._count()
-        if self.paths and len(self.needed) < len(self.definition.schema):
-            with decode.open_file(self.table.log.storage, self.paths[0]) as file:
+        if self.files and len(self.needed) < len(self.definition.schema):
+            with decode.open_file(self.table.log.storage, next(iter(self.files))) as file:
                 inside = [name for name in self.needed.names if name in file.schema_arrow.names]
                 first = next(file.iter_batches(_PROBED_ROWS, columns=inside), None)
             self._row_bytes = min(self._row_bytes, first.nbytes // first.num_rows) if first else self._row_bytes
@@ -124,10 +124,27 @@ class Source(ABC):
     def _count(self) -> int:
         return self.rows
 
+    def check(self, spark: SparkSession | None) -> None:
+        """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
+        storage, names = self.table.log.storage, self._columns()
+        columns = None if set(names) >= set(self.definition.schema.names) else names
+        if spark is None:
+            digest.check(storage, self._looked_into().items(), columns)
+        else:
+            check_files(spark, storage, self._looked_into().items(), columns)
+
+    @abstractmethod
+    def _columns(self) -> Sequence[str]:
+        """The columns that are read."""
+
+    def _looked_into(self) -> Mapping[str, DataFile]:
+        """The files that decide what leaves: those whose rows do, and those that say which rows count."""
+        return self.files
+
     def blame(self, error: Exception) -> None:
         """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
         storage = self.table.log.storage
-        for path, fault in damaged_files(storage, self.paths, error):
+        for path, fault in damaged_files(storage, self.files, error):
             raise Corrupt(
                 f"{storage.url(path)} cannot be read: {fault}",
                 hint="See what is affected: strandline doctor",
@@ -155,9 +172,8 @@ class WholeTable(Source):
     def __init__(self, table: Table, merge: Merge, columns: Sequence[str] | None, where: str | None) -> None:
         super().__init__(table, merge.log, columns, where)
         files = merge.candidates(self.predicate)
-        base, log = files.baseline, [file for _, file in files.log]
-        folders = (merge.baseline.folder, base), (merge.log.folder, log)
-        self._weigh([*base, *log], [f"{folder}/{file.path}" for folder, some in folders for file in some])
+        folders = (merge.baseline.folder, files.baseline), (merge.log.folder, [file for _, file in files.log])
+        self._weigh({f"{folder}/{file.path}": file for folder, some in folders for file in some})
         self._merge = merge
         self.seq = merge.seq
         self.schema = pa.schema([self.definition.schema.field(name) for name in self.names])
@@ -178,6 +194,12 @@ class WholeTable(Source):
     def _count(self) -> int:
         with self.table.reading(self._merge, self._needed[:1], self.predicate) as relation:
             return int(relation.aggregate("count(*)").fetchall()[0][0])
+
+    def _columns(self) -> Sequence[str]:
+        return [*needed_columns(self.definition, self._needed, self._merge.filter(self.predicate)), HASH, OP, SEQ, ROW]
+
+    def _looked_into(self) -> Mapping[str, DataFile]:
+        return {**self.files, **self._merge.deciding()}
 
     def frame(self, spark: SparkSession) -> DataFrame:
         fold = self.table.fold_frame(spark, self._merge)
@@ -207,8 +229,7 @@ class ChangeRange(Source):
         self._log = log
         self._files = log.files(after, upto)
         super().__init__(table, log, columns, where)
-        files = [file for _, file in self._files]
-        self._weigh(files, [f"{log.folder}/{file.path}" for file in files])
+        self._weigh({f"{log.folder}/{file.path}": file for _, file in self._files})
         self.after = after
         self.seq = upto
         key, version = self.definition.key, self.definition.version
@@ -222,6 +243,9 @@ class ChangeRange(Source):
         more = [self.definition.schema.field(name).with_nullable(True) for name in self._shape.names]
         self.needed = pa.schema([*hidden, *(field for field in more)])
         self._read = [OP, *self._shape.needed]
+
+    def _columns(self) -> Sequence[str]:
+        return self._read
 
     def kept(self) -> AbstractContextManager[None]:
         return self.table.pins.held(new_pin("export", seq=self.after, log_version=self._log.head))

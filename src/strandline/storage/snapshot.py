@@ -20,12 +20,14 @@ from strandline.storage.commits import Action
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
 _RAW_BYTES = "strandline.rawBytes"
+_CRC = "strandline.crc32"
 
 
 @dataclass(frozen=True)
 class DataFile:
     """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time;
-    `raw_bytes` is what its rows take in memory, which the file's size does not tell."""
+    `raw_bytes` is what its rows take in memory, which the file's size does not tell; `crc` is the crc32 of its bytes,
+    None when it was written before there was one."""
 
     path: str
     size: int
@@ -33,6 +35,7 @@ class DataFile:
     modified_ms: int
     stats_text: str
     raw_bytes: int
+    crc: int | None = None
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
@@ -51,7 +54,10 @@ class DataFile:
                 "modificationTime": self.modified_ms,
                 "dataChange": True,
                 "stats": self.stats_text,
-                "tags": {_RAW_BYTES: str(self.raw_bytes)},
+                "tags": {
+                    _RAW_BYTES: str(self.raw_bytes),
+                    **({} if self.crc is None else {_CRC: f"{self.crc:08x}"}),
+                },
             }
         }
 
@@ -103,13 +109,15 @@ class Draft:
 
 
 def data_file(add: Mapping[str, Any]) -> DataFile:
+    tags = dict(add.get("tags") or ())
     return DataFile(
         inside(add["path"]),
         add["size"],
         dict(add["partitionValues"]),
         add["modificationTime"],
         add.get("stats") or "",
-        int(dict(add.get("tags") or ()).get(_RAW_BYTES) or add["size"]),
+        int(tags.get(_RAW_BYTES) or add["size"]),
+        int(tags[_CRC], 16) if tags.get(_CRC) else None,
     )
 
 
