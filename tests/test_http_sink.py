@@ -323,7 +323,7 @@ def test_a_row_that_is_named_wrongly_means_all_rows(endpoint):
 
 def test_a_reason_is_the_beginning_of_what_the_receiver_says(endpoint):
     batch = batch_of()
-    for text, reason in (("x" * 900, "x" * 500), ("", "HTTP status 400"), ("[1]", "[1]")):
+    for text, reason in (("x" * 900, "x" * 499 + "…"), ("", "HTTP status 400"), ("[1]", "[1]")):
         endpoint.control(script=[{"status": 400, "body": text}])
         [dead] = deliver(any_sink(endpoint.url), batch, some_rows(batch, count=1)).dead
         assert dead.reason == reason
@@ -649,10 +649,14 @@ def test_a_batch_that_is_there_is_delivered(receiver):
     assert is_delivered(receiver, batch)
     later = batch_of(after=7, upto=9, is_replay=True)
     assert not is_delivered(receiver, later)
-    positions_at(receiver).update({0: (10, 0), 1: (12, 4), 2: (10, 0), 3: (9, 500)})
+    positions_at(receiver).update({0: (10, 0), 1: (8, 0), 2: (10, 0), 3: (9, 500)})
     assert not is_delivered(receiver, later)
-    positions_at(receiver)[3] = (10, 0)
+    positions_at(receiver).update({1: (10, 0), 3: (10, 0)})
     assert is_delivered(receiver, later)
+    # Nothing behind the batch was ever sent.
+    positions_at(receiver)[1] = (12, 4)
+    with refused(sl.Conflict, found=12):
+        is_delivered(receiver, later)
 
 
 def test_a_receiver_is_asked_once_for_all_batches_of_a_delivery(receiver):

@@ -10,7 +10,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 MOST_CHARACTERS = 500
 HIDDEN = "***"
@@ -55,7 +55,7 @@ def _harmless(character: str) -> str:
 
 def _forms(secret: str) -> Iterator[str]:
     """The ways in which a secret, or a piece of it, may be written."""
-    for text in {secret, unquote(secret)}:
+    for text in {secret, unquote(secret), quote(secret, safe="")}:
         for piece in {text, *_BETWEEN.split(text)}:
             if len(piece) < _SHORTEST or piece.lower() in _SCHEMES:
                 continue

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from strandline.schema import conform
 from strandline.sinks.base import WITHHELD, Batch
 
 INDEX = "_index"
+# A receiver keeps `seq << 31 | index` in 63 bits.
+_MOST_SEQ, _MOST_INDEX = 1 << 32, 1 << 31
 
 Position = tuple[int, int, int]
 Span = tuple[Position, Position]
@@ -263,16 +265,25 @@ class Cutter:
 
 
 def positions_of(told: object, vnodes: int) -> dict[int, tuple[int, int]] | None:
-    """What a receiver says it has, `[[first vnode, last vnode, seq, index], …]`, by vnode; None when it is not that."""
+    """What a receiver says it has, `[[first vnode, last vnode, seq, index], …]`, by vnode; None when it is not that: a
+    vnode has one position, and a position fits into a receiver's log. Vnodes beyond `vnodes` are left out."""
     found: dict[int, tuple[int, int]] = {}
     if not isinstance(told, list):
         return None
-    for each in told:
-        if not isinstance(each, list) or len(each) != 4 or not all(type(number) is int for number in each):
+    last_before = -1
+    for each in sorted(told) if all(map(_is_range, told)) else [None]:
+        if each is None or each[0] <= last_before:
             return None
-        first, last, seq, index = each
-        found |= dict.fromkeys(range(max(0, first), min(last, vnodes - 1) + 1), (seq, index))
+        first, last_before, seq, index = each
+        found |= dict.fromkeys(range(first, min(last_before, vnodes - 1) + 1), (seq, index))
     return found
+
+
+def _is_range(told: object) -> bool:
+    if not isinstance(told, list) or len(told) != 4 or not all(type(number) is int for number in told):
+        return False
+    first, last, seq, index = cast(list[int], told)
+    return 0 <= first <= last and 0 <= seq < _MOST_SEQ and 0 <= index < _MOST_INDEX
 
 
 def _numbers(rows: pa.RecordBatch, name: str) -> _Numbers:

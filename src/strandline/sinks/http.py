@@ -160,17 +160,19 @@ class HttpDelivery:
         if self._found is None:
             self._found = self._held()
         held = {vnode: self._found.get(vnode, (0, 0)) for vnode in batch.vnodes}
-        if all(position >= (batch.upto + 1, 0) for position in held.values()):
+        if all(position == (batch.upto + 1, 0) for position in held.values()):
             return True
-        ahead = [vnode for vnode, position in held.items() if position > (batch.after + 1, 0)]
-        if ahead and not batch.is_replay:
+        # Of a batch that was begun before, a part may be there; nothing that comes after it was ever sent.
+        most = (batch.upto + 1, 0) if batch.is_replay else (batch.after + 1, 0)
+        ahead = [vnode for vnode, position in held.items() if position > most]
+        if ahead:
             raise self._ahead(batch, ahead[0], held[ahead[0]])
         return False
 
     def _ahead(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
         return Conflict(
             f"sink {self._producer.consumer!r} is at seq {batch.after}, but {self._sink.url} has vnode {vnode} up to"
-            f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy",
+            f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy, or it is wrong",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self._producer.consumer}",
             consumer=self._producer.consumer,
             url=self._sink.url,

@@ -11,20 +11,19 @@ import datetime as dt
 import json
 import math
 import random
-import ssl
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import cache
 from typing import TYPE_CHECKING, Any, Self
-
-import httpx
 
 import strandline
 from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
+from strandline.sinks.wire import Failed, Wire
+from strandline.words import plain
 
 if TYPE_CHECKING:
     from strandline.sinks.http import HttpSink
@@ -32,25 +31,27 @@ if TYPE_CHECKING:
 REFUSED = frozenset({400, 422})
 CONFLICT = 409
 TOO_LARGE = 413
-REASON_CHARACTERS = 500
 
 _UNAUTHORIZED = 401
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DECIDED = REFUSED | {CONFLICT, TOO_LARGE}
+_AGENT = f"strandline/{strandline.__version__}"
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 10.0
 _LONGEST_ASKED_S = 60.0
 _JITTER = 0.25
-_ANSWER_BYTES = 1 << 20
+_SECONDS = re.compile(r"0*(\d{1,9})(\.\d{1,9})?\Z", re.ASCII)
+_MANY_SECONDS = re.compile(r"\d+\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a receiver said. `body` is its beginning."""
+    """What a receiver said. `body` is its beginning. `secrets` are what it was sent and its words may repeat."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    secrets: Sequence[str] = field(default=(), repr=False)
 
     @property
     def is_ack(self) -> bool:
@@ -75,7 +76,13 @@ class Answer:
     def message(self) -> str:
         told = self.error.get("message")
         text = told if isinstance(told, str) else self.body.decode("utf-8", "replace")
-        return text.strip()[:REASON_CHARACTERS] or f"HTTP status {self.status}"
+        return plain(text, self.secrets) or f"HTTP status {self.status}"
+
+    @property
+    def location(self) -> str | None:
+        told = self.headers.get("location")
+        # What follows a question mark may be anything.
+        return None if told is None else plain(told.partition("?")[0], self.secrets)
 
     @property
     def row(self) -> int | None:
@@ -91,6 +98,10 @@ class Secrets:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     params: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def texts(self) -> list[str]:
+        return [*self.headers.values(), *self.params.values()]
+
 
 class Line:
     """A connection to a receiver, kept open from one request to the next; for one thread.
@@ -102,12 +113,7 @@ class Line:
         self.requests = self.retries = self.bytes = 0
         self._sink = sink
         self._secrets = secrets
-        self._client = httpx.Client(
-            timeout=sink.timeout_s,
-            headers={"User-Agent": f"strandline/{strandline.__version__}"},
-            follow_redirects=False,
-            verify=_trust(),
-        )
+        self._wire = Wire(timeout_s=sink.timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +122,7 @@ class Line:
         self.close()
 
     def close(self) -> None:
-        self._client.close()
+        self._wire.close()
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """The answer to one request: rows were taken (2xx), refused (400, 422), are too many (413), or do not follow
@@ -158,10 +164,7 @@ class Line:
     def stopped(self, answer: Answer) -> Invalid:
         """An answer after which someone has to look."""
         sink = self._sink
-        location = answer.headers.get("location")
-        if location is not None:
-            # What follows may repeat a secret of the request.
-            location = location.partition("?")[0]
+        location = answer.location
         hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
         if answer.status == _UNAUTHORIZED:
             hint = _token_hint(sink.token)
@@ -179,18 +182,15 @@ class Line:
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
     ) -> tuple[Answer | None, str]:
         """An answer, or None and why there is none."""
-        headers = {**self._secrets.headers, **headers}
+        known = {name.lower() for name in self._secrets.headers}
+        agent = {} if "user-agent" in known else {"User-Agent": _AGENT}
+        headers = {**agent, **self._secrets.headers, **headers}
         params = {**self._secrets.params, **params}
         try:
-            with self._client.stream(method, url, headers=headers, params=params, content=content) as response:
-                body = bytearray()
-                for piece in response.iter_bytes():
-                    body += piece
-                    if len(body) >= _ANSWER_BYTES:
-                        break
-                return Answer(response.status_code, response.headers, bytes(body)), ""
-        except httpx.RequestError as error:
-            return None, f"{type(error).__name__} {error}".strip()
+            status, told, body = self._wire.exchange(method, url, headers, params, content)
+        except Failed as error:
+            return None, plain(str(error), self._secrets.texts)
+        return Answer(status, told, body, self._secrets.texts), ""
 
     def _refresh(self) -> None:
         try:
@@ -236,18 +236,13 @@ def wait_s(answer: Answer | None, attempts: int) -> float:
 
 def _asked_s(text: str) -> float:
     """The seconds of a `Retry-After`, which may be a date; 0 when it says nothing of use."""
+    text = text.strip()
+    if _SECONDS.match(text):
+        return float(text)
+    if _MANY_SECONDS.match(text):
+        return math.inf
     try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            moment = parsedate_to_datetime(text)
-        except ValueError:
-            return 0.0
-        seconds = (moment.astimezone(dt.UTC) - dt.datetime.now(dt.UTC)).total_seconds()
-    return seconds if math.isfinite(seconds) else 0.0
-
-
-@cache
-def _trust() -> ssl.SSLContext:
-    """Loaded once: it takes longer than a request."""
-    return httpx.create_ssl_context()
+        moment = parsedate_to_datetime(text)
+        return (moment.replace(tzinfo=moment.tzinfo or dt.UTC) - dt.datetime.now(dt.UTC)).total_seconds()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return 0.0
