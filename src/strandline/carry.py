@@ -21,7 +21,7 @@ from strandline.change import VNODE
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.schema import conform
 from strandline.sinks.base import Batch, Lane, Result
-from strandline.spark import run_lane, running, session, tasks_for
+from strandline.spark import collected, run_lane, running, session, tasks_for
 
 if TYPE_CHECKING:
     from strandline.feed import Feed
@@ -102,7 +102,7 @@ def _on_spark(feed: Feed, loads: Sequence[Load], results: Results, is_ordered: b
     by_vnode = {vnode: load for load in loads for vnode in load.batch.vnodes}
     with running(spark, row_bytes) as job:
         try:
-            rows = run_lane(frame, _Task(by_vnode, feed.schema), _PACKED).collect()
+            rows = collected(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
         except StrandlineError:
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -22,7 +23,7 @@ import pyarrow as pa
 from strandline import spill
 from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
-from strandline.storage import Storage
+from strandline.storage import Storage, faults
 
 _ENDED = "database has been invalidated"
 # How DuckDB begins what it says, also when Arrow passes it on from the middle of a stream, as an error of its own.
@@ -52,6 +53,13 @@ def translated(error: BaseException) -> StrandlineError:
             hint="Other queries go on. A table that fails so whatever you select holds values that DuckDB cannot read:"
             " strandline doctor --deep",
         )
+    if "offload" in said or "temp_directory" in said:
+        return Unavailable(
+            "the read does not fit into memory, and there is no space left to put rows aside in"
+            f" {tempfile.gettempdir()}: {said.splitlines()[0]}",
+            hint="Select fewer columns or rows, free space there, or name another folder: TMPDIR=/large/folder",
+            path=tempfile.gettempdir(),
+        )
     if kind == "Out of Memory":
         return Unavailable(
             "the read needs more memory than the lake's DuckDB may use",
@@ -59,11 +67,13 @@ def translated(error: BaseException) -> StrandlineError:
         )
     # Only files are read here, and only those that a commit claims.
     if kind == "IO" or ".parquet" in said:
-        path = re.search(r"[^\s'\"]+\.parquet", said)
-        return Corrupt(
+        found = re.search(r"[^\s'\"]+\.parquet", said)
+        path = found.group(0) if found else None
+        refused = faults.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
+        return refused or Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
             hint="See what is affected: strandline doctor",
-            path=path.group(0) if path else None,
+            path=path,
         )
     return Invalid(f"the query failed: {said}")
 

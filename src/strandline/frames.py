@@ -24,8 +24,8 @@ from strandline.lanes import CheckLane, ReadLane
 from strandline.log import LogState
 from strandline.merge import Files, Merge, needed_columns
 from strandline.schema import canonical_field
-from strandline.spark import run_lane
-from strandline.storage import Storage
+from strandline.spark import collected, run_lane
+from strandline.storage import Storage, faults
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
@@ -217,10 +217,18 @@ def spark_scan(
         return run_lane(listing(spark, files, 64), lane, spark_schema(wanted))
     for file in files:
         # Spark takes an empty file for one without rows.
-        if not os.path.exists(file.url) or os.path.getsize(file.url) != file.size:
+        if _size(file.url) != file.size:
             raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
     groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
     return reduce(lambda a, b: a.unionByName(b), groups)
+
+
+def _size(url: str) -> int | None:
+    with faults.named(url, "read"):
+        try:
+            return os.stat(url).st_size
+        except FileNotFoundError:
+            return None
 
 
 def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
@@ -243,7 +251,7 @@ def check_files(
     lane = CheckLane(storage, by_path, columns)
     named = spark.createDataFrame([(path,) for path in by_path], "path string")
     named = named.repartition(max(1, min(len(by_path), 64)))
-    for row in run_lane(named, lane, CheckLane.OUTPUT).collect():
+    for row in collected(run_lane(named, lane, CheckLane.OUTPUT)):
         raise pickle.loads(row["error"]) if row["error"] else digest.corrupt(storage, row["path"], row["fault"])
 
 

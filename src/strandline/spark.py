@@ -8,6 +8,7 @@ with the session, so it need not be installed there; pyarrow must be.
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import logging
 import os
@@ -137,6 +138,23 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
         return lane(batches)
 
     return frame.mapInArrow(run, schema)
+
+
+def collected(frame: DataFrame) -> list[Any]:
+    """The rows of a job of ours; `Unavailable` when Spark has no space left for what does not fit into memory."""
+    try:
+        rows: list[Any] = frame.collect()
+        return rows
+    except Exception as error:
+        said = re.search(rf"(/[^\s()]*)?[ (]*{os.strerror(errno.ENOSPC)}", str(error))
+        if said is None:
+            raise
+        path = said.group(1) or os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+        raise Unavailable(
+            f"Spark has no space left on the disk of {path}",
+            hint="Free some space there, or name another folder: SPARK_LOCAL_DIRS=/large/folder",
+            path=path,
+        ) from error
 
 
 @dataclass

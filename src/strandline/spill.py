@@ -19,6 +19,8 @@ import uuid
 from contextlib import suppress
 from functools import cache
 
+from strandline.errors import Unavailable
+
 _PREFIX = "strandline-spill-"
 _LOCK = "lock"
 _NEW_S = 3600.0  # a younger folder without a lock may be in the making
@@ -36,7 +38,13 @@ def new_folder() -> str:
 def _private_folder(owner: int) -> str:
     _remove_dead()
     while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        try:
+            folder = tempfile.mkdtemp(prefix=_PREFIX)
+        except OSError as error:
+            raise Unavailable(
+                f"there is no folder for what does not fit into memory: {error}",
+                hint="Name one that this user may write: TMPDIR=/folder",
+            ) from error
         descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,8 +39,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
-from strandline import private
+from strandline import private, statefile
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.text import check_text
@@ -78,6 +79,7 @@ _POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 class State:
     """An open state database, made when missing. Safe to share between threads; any number of processes may open it.
+    A SQLite file that this process may not write can be read; a transaction is then `Unavailable`.
 
     `timeout_s` bounds how long a call waits for a connection or for another's lock."""
 
@@ -88,6 +90,7 @@ class State:
         self._path = _path(self._url)
         self._file: tuple[int, int] | None = None
         self._made: set[str] = set()
+        self._copy: statefile.Copy | None = None
         self.shown = _shown(self._url)
         if self._path is not None:
             private.make(self._path)
@@ -125,6 +128,8 @@ class State:
     def close(self) -> None:
         """Close every connection that no thread is using."""
         self._engine.dispose()
+        if self._copy is not None:
+            self._copy.close()
 
     # --- transactions ------------------------------------------------------------------------------------------
 
@@ -141,6 +146,7 @@ class State:
         nobody waits in a circle."""
         with self._translated():
             self._check_file()
+            self._leave_copy(is_writing=True)
             with self._engine.connect() as connection:
                 with connection.execution_options(is_writing=True).begin():
                     yield connection
@@ -153,6 +159,7 @@ class State:
         """Read the state as of one moment, without keeping a writer waiting."""
         with self._translated():
             self._check_file()
+            self._leave_copy()
             with self._engine.connect() as connection:
                 if not self._is_sqlite:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -205,12 +212,19 @@ class State:
         return self._path is not None
 
     def _new_engine(self) -> Engine:
-        if self._is_sqlite:
+        if self._path is not None:
+            self._copy = statefile.Copy.needed(self._path)
             engine = create_engine(
-                self._url, hide_parameters=True, connect_args={"timeout": self._timeout_s}, pool_timeout=self._timeout_s
+                self._url,
+                hide_parameters=True,
+                **(
+                    {"connect_args": {"timeout": self._timeout_s}, "pool_timeout": self._timeout_s}
+                    if self._copy is None
+                    else {"creator": self._copy.connect, "poolclass": NullPool}
+                ),
             )
-            event.listen(engine, "connect", _prepare_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
+            event.listen(engine, "connect", statefile.prepare)
+            event.listen(engine, "begin", statefile.begin)
             return engine
         wait_ms = max(1, int(self._timeout_s * 1000))
         settings = {"connect_timeout": max(2, int(self._timeout_s)), "tcp_user_timeout": wait_ms}
@@ -230,6 +244,17 @@ class State:
 
         event.listen(engine, "connect", prepare)
         return engine
+
+    def _leave_copy(self, *, is_writing: bool = False) -> None:
+        """From the copy back to the file once that can be written; until then a change is `Unavailable`."""
+        if self._copy is None or self._path is None:
+            return
+        refused = statefile.refusal(self._path)
+        if refused is None:
+            self.close()
+            self._engine = self._new_engine()
+        elif is_writing:
+            raise refused
 
     def _open(self) -> None:
         with self.reading() as connection:
@@ -326,7 +351,13 @@ class State:
                 hint="Install it: pip install 'psycopg[binary]'",
                 state=self.shown,
             )
-        kind, hint = _kind_of_sqlite(origin) if isinstance(origin, sqlite3.Error) else _kind_of_postgres(error, origin)
+        if isinstance(origin, sqlite3.Error):
+            refused = statefile.ours(origin, self._path or "")
+            if refused is not None:
+                return refused
+            kind, hint = statefile.kind_of(origin)
+        else:
+            kind, hint = _kind_of_postgres(error, origin)
         return kind(f"{self.shown}: {reason}", hint=hint, state=self.shown)
 
 
@@ -410,44 +441,10 @@ def _secrets(url: URL) -> list[str]:
     return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    # The driver begins no transactions by itself: `_begin_sqlite` does. FULL: a mark that was acknowledged and then
-    # lost in a power failure would send its rows twice. What is deleted is overwritten: a purge forgets keys here too.
-    connection.isolation_level = None
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = ON")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    is_writing = connection.get_execution_options().get("is_writing", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
-
-
-_RESTORE = "Restore it from a backup."
-
-
-def _kind_of_sqlite(error: sqlite3.Error) -> tuple[type[StrandlineError], str | None]:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
-        return Corrupt, _RESTORE
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable, "Another process is writing; try again."
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return Unavailable, "Does its folder exist, and may this user write there?"
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return Unavailable, "Let this user write the file and its folder."
-    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT):
-        return Unavailable, None
-    if code == sqlite3.SQLITE_ERROR and isinstance(error, sqlite3.OperationalError):
-        # Statements are fixed: one that makes no sense met a table that is not as it was made.
-        return Corrupt, _RESTORE
-    return Internal, None
-
-
 def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[StrandlineError], str | None]:
     code = getattr(origin, "sqlstate", None) or ""
     if code in ("42P01", "42703", "42804", "XX001", "XX002"):
-        return Corrupt, _RESTORE
+        return Corrupt, statefile.RESTORE
     if code == "42501":
         return Invalid, "Grant this user the right to create and change tables in that schema."
     if code.startswith("22"):

@@ -20,7 +20,7 @@ from strandline.lanes import RECEIPT, LogLane, files_of
 from strandline.log import Amend, Log, prepare
 from strandline.pins import new_pin
 from strandline.schema import storage_type
-from strandline.spark import run_lane, session
+from strandline.spark import collected, run_lane, session
 from strandline.spool import Spool
 from strandline.vnode import shift_for, spark_hash
 
@@ -92,7 +92,7 @@ def write_frame(
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
     with _uploading(log):
-        files, failure = files_of(run_lane(frame, lane, RECEIPT).collect())
+        files, failure = files_of(collected(run_lane(frame, lane, RECEIPT)))
         if failure is not None:
             log.discard(files)
             raise failure

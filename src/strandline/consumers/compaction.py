@@ -33,7 +33,7 @@ from strandline.lanes import RECEIPT, BaselineLane, files_of
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import QUIET_S, is_abandoned, new_pin
 from strandline.progress import Progress, silent
-from strandline.spark import run_lane, running, session
+from strandline.spark import collected, run_lane, running, session
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import shift_for
 
@@ -304,7 +304,7 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
     with running(spark, part.row_bytes):
-        receipts = run_lane(ordered, _lane(table, part), RECEIPT).collect()
+        receipts = collected(run_lane(ordered, _lane(table, part), RECEIPT))
     return _files(table, receipts), removed
 
 

@@ -26,7 +26,7 @@ from strandline.frames import listing
 from strandline.gather import BlockLane, GatherLane
 from strandline.lanes import RECEIPT, ExportLane, staged_of
 from strandline.progress import Progress
-from strandline.spark import Lane, run_lane, running, session, tasks_for
+from strandline.spark import Lane, collected, run_lane, running, session, tasks_for
 from strandline.storage import Staged, is_inside
 from strandline.storage.snapshot import DataFile
 
@@ -133,7 +133,7 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
 
 def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
     try:
-        receipts = run_lane(frame, lane, RECEIPT).collect()
+        receipts = collected(run_lane(frame, lane, RECEIPT))
     except Exception as error:
         # Spark's own, of several kinds.
         source.blame(error)

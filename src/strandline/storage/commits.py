@@ -16,6 +16,7 @@ from typing import Any
 
 from strandline.errors import Corrupt, Unavailable
 from strandline.storage.base import Storage
+from strandline.storage.faults import is_refusal
 
 Action = dict[str, Any]
 
@@ -57,6 +58,8 @@ class CommitLog:
                 if self.storage.put_new(self.path(version), data):
                     return True
             except (Unavailable, OSError) as error:
+                if is_refusal(error):
+                    raise
                 failure = error
             try:
                 landed = self.read(version)

@@ -27,6 +27,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.storage.base import FileInfo, Storage
 from strandline.storage.commits import Action, CommitLog
+from strandline.storage.faults import withdraw
 from strandline.storage.snapshot import (
     FORGOTTEN_MS,
     PURGE,
@@ -127,8 +128,12 @@ class DeltaLog:
                     self._check_there(draft.add)
                 actions = actions_of(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
-                if not self._commits.create(snapshot.version + 1, actions, commit_id):
-                    continue
+                try:
+                    if not self._commits.create(snapshot.version + 1, actions, commit_id):
+                        continue
+                except Unavailable as error:
+                    withdraw(error, self.storage, [f"{self.folder}/{file.path}" for file in draft.add])
+                    raise
                 crash_point("delta.committed")
                 if _is_awake(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break

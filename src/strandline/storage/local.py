@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from strandline.storage import faults
 from strandline.storage.base import FileInfo, Stage, Staged, cleared_away, inside
 
 _TEMPORARY = ".tmp-"
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, init=False)
@@ -46,29 +48,41 @@ class LocalStorage:
         return os.path.join(self.uri, inside(path))
 
     def read(self, path: str) -> bytes:
-        with open(self.url(path), "rb") as file:
+        with faults.named(self.url(path), "read"), open(self.url(path), "rb") as file:
             return file.read()
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self.url(path))
+        with faults.named(self.url(path), "read"):
+            try:
+                os.stat(self.url(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
 
     def put_new(self, path: str, data: bytes) -> bool:
         target = self.url(path)
-        temporary = _temporary_beside(target)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        for _ in range(_ATTEMPTS):
+            temporary = _temporary_beside(target)
             try:
-                os.link(temporary, target)
-            except FileExistsError:
-                return False
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-        _sync_folder(os.path.dirname(target))
-        return True
+                with faults.named(target, is_refusal=True), open(temporary, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                with faults.named(target):
+                    try:
+                        os.link(temporary, target)
+                    except FileExistsError:
+                        return False
+            except FileNotFoundError:
+                # This process was paused for so long that a vacuum took the file for a leftover: nothing has happened.
+                continue
+            finally:
+                _remove(temporary)
+            # Whatever fails from here on, the file may be there.
+            with faults.named(target, is_refusal=False):
+                _sync_folder(os.path.dirname(target))
+            return True
+        raise cleared_away(path)
 
     @contextmanager
     def output(self, path: str) -> Iterator[pa.NativeFile]:
@@ -82,20 +96,19 @@ class LocalStorage:
 
     @contextmanager
     def stage(self, path: str) -> Iterator[Stage]:
-        temporary = _temporary_beside(self.url(path))
+        target = self.url(path)
+        temporary = _temporary_beside(target)
         try:
-            with pa.OSFile(temporary, "wb") as stream:
+            with faults.named(target):
+                stream = pa.OSFile(temporary, "wb")
+            # What the block reads elsewhere fails in words of its own.
+            with faults.named(target, only=faults.WRITING), stream:
                 stage = Stage(stream)
                 yield stage
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                size = os.fstat(descriptor).st_size
-            finally:
-                os.close(descriptor)
+            with faults.named(target):
+                size = _sync_file(temporary, path)
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
+            _remove(temporary)
             raise
         stage.staged = Staged(path, os.path.relpath(temporary, self.uri), size)
 
@@ -104,17 +117,20 @@ class LocalStorage:
         for each in staged:
             target = self.url(each.path)
             try:
-                os.rename(self.url(each.temporary), target)
+                with faults.named(target):
+                    os.rename(self.url(each.temporary), target)
             except FileNotFoundError:
                 # Names of staged files are used once, so a file of that name and size is the one renamed before.
                 if not os.path.isfile(target) or os.path.getsize(target) != each.size:
                     raise cleared_away(each.path) from None
             folders.add(os.path.dirname(target))
         for folder in folders:
-            _sync_folder(folder)
+            with faults.named(folder):
+                _sync_folder(folder)
 
     def input(self, path: str) -> pa.NativeFile:
-        return pa.OSFile(self.url(path), "rb")
+        with faults.named(self.url(path), "read"):
+            return pa.OSFile(self.url(path), "rb")
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
         return (info for info in self._walk(prefix) if not _is_temporary(info.path))
@@ -123,19 +139,22 @@ class LocalStorage:
         return (info for info in self._walk(prefix) if _is_temporary(info.path))
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        for folder, _, names in os.walk(self.url(prefix)):
+        for folder, _, names in os.walk(self.url(prefix), onerror=_refuse_listing):
             for name in names:
                 full = os.path.join(folder, name)
-                with suppress(FileNotFoundError):
-                    stat = os.stat(full)
-                    yield FileInfo(os.path.relpath(full, self.uri), stat.st_size, stat.st_mtime)
+                try:
+                    with faults.named(full, "read"):
+                        stat = os.stat(full)
+                except FileNotFoundError:
+                    continue
+                yield FileInfo(os.path.relpath(full, self.uri), stat.st_size, stat.st_mtime)
 
     def now_s(self) -> float:
         return time.time()
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), faults.named(self.url(path), "delete"):
                 os.unlink(self.url(path))
 
     def duckdb_filesystem(self) -> None:
@@ -147,7 +166,8 @@ class LocalStorage:
 
 def _temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
-    _make_folder(folder)
+    with faults.named(target, is_refusal=True):
+        _make_folder(folder)
     # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
 
@@ -165,6 +185,32 @@ def _make_folder(folder: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(folder)
     _sync_folder(parent)
+
+
+def _sync_file(temporary: str, path: str) -> int:
+    """The size of a written file, which survives a crash from here on."""
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY)
+    except FileNotFoundError:
+        raise cleared_away(path) from None
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _remove(temporary: str) -> None:
+    """What cannot be removed is a leftover; what brought us here counts."""
+    with suppress(OSError):
+        os.unlink(temporary)
+
+
+def _refuse_listing(error: OSError) -> None:
+    """A folder that is not there holds nothing. Of one that cannot be listed nobody knows: files in it would count as
+    gone."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise faults.unavailable(error, error.filename, "list") from error
 
 
 def _sync_folder(folder: str) -> None:
