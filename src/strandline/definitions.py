@@ -16,6 +16,7 @@ from strandline import schema as schemas
 from strandline.care import Care
 from strandline.change import HASH, OP, ROW, SEQ, VNODE
 from strandline.errors import Corrupt, Invalid, NotFound
+from strandline.names import folded
 
 FORMAT = 1
 MAX_VNODES = 4096
@@ -147,9 +148,9 @@ class TableDef:
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
         changed = schemas.evolved(self.schema, wanted)
-        once = {name for earlier in self.schemas for name in earlier.names}
+        once = {folded(name) for earlier in self.schemas for name in earlier.names}
         for name in changed.names:
-            if name in once and name not in self.schema.names:
+            if folded(name) in once and name not in self.schema.names:
                 raise Invalid(
                     f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
                 )
@@ -225,7 +226,7 @@ class TableDef:
                 tuple(facts["cluster_by"]),
                 facts["vnodes"],
                 facts["version"],
-                tuple(schemas.from_text(text) for text in facts["schemas"]),
+                tuple(schemas.relaxed(schemas.from_text(text)) for text in facts["schemas"]),
                 facts.get("time"),
                 Care.from_dict(facts.get("care", {})),
             )

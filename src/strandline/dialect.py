@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.errors import Invalid
 from strandline.schema import is_json
 
 _RUNS = 64
@@ -41,16 +42,28 @@ def duck_type(kind: pa.DataType) -> str:
 
 
 def spark_type(kind: pa.DataType) -> str:
+    return _spark_type(kind, lambda field: f"{backticked(field.name)}: {spark_type(field.type)}", ", ")
+
+
+def spark_dtype(kind: pa.DataType) -> str:
+    """The type as `DataFrame.dtypes` says it, without quotes."""
+    return _spark_type(kind, lambda field: f"{field.name}:{spark_dtype(field.type)}", ",")
+
+
+def _spark_type(kind: pa.DataType, name: Callable[[pa.Field], str], comma: str) -> str:
+    def inner(kind: pa.DataType) -> str:
+        return _spark_type(kind, name, comma)
+
     if is_json(kind):
         return "string"
     if pt.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pt.is_list(kind):
-        return f"array<{spark_type(kind.value_type)}>"
+        return f"array<{inner(kind.value_type)}>"
     if pt.is_struct(kind):
-        return f"struct<{', '.join(f'`{f.name}`: {spark_type(f.type)}' for f in kind)}>"
+        return f"struct<{comma.join(map(name, kind))}>"
     if pt.is_map(kind):
-        return f"map<{spark_type(kind.key_type)}, {spark_type(kind.item_type)}>"
+        return f"map<{inner(kind.key_type)}{comma}{inner(kind.item_type)}>"
     return _SPARK[kind]
 
 
@@ -58,7 +71,18 @@ def spark_schema(schema: pa.Schema) -> str:
     return ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in schema)
 
 
+def backticked(name: str) -> str:
+    """A name in Spark's quotes."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def quoted(name: str) -> str:
+    """A name in DuckDB's quotes."""
+    if not name or "\0" in name:
+        raise Invalid(
+            f"DuckDB cannot read a field with the name {name!r}, which an earlier version took",
+            hint="Its rows are in Parquet files of the table's folder, which pyarrow reads.",
+        )
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -23,7 +23,7 @@ from strandline.log import Log
 from strandline.origins import Origin, open_origin
 from strandline.progress import Progress, silent
 from strandline.rows import checked
-from strandline.schema import names_of
+from strandline.schema import names_of, relaxed
 from strandline.writer import write
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def import_table(
     wins; without it, equal keys are refused."""
     check_name(name)
     origin = open_origin(source, options_of(lake))
-    definition = TableDef.declare(origin.schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
+    columns = relaxed(origin.schema)
+    definition = TableDef.declare(columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
     if order_by is not None:
         names_of(origin.schema, [order_by])
 

@@ -24,6 +24,7 @@ from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unava
 from strandline.log import new_file_name, same_as_next
 from strandline.rows import check_json
 from strandline.schema import conform, storage_schema, storage_type
+from strandline.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
@@ -128,11 +129,14 @@ class LogLane:
                 continue
             self._check(rows)
             if self.op is not None:
+                self._refuse(first_unsound(rows), rows)
                 rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
             if not self.definition.is_keyed:
                 rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
             rows = conform(rows, columns)
             check_json(rows, 0)
+            if self.op is not None:
+                self._refuse(first_unreadable(rows), rows)
             if not self.definition.is_keyed:
                 yield from rows.to_batches()
                 continue
@@ -151,9 +155,15 @@ class LogLane:
         )
         for name in required:
             if rows.column(name).null_count:
-                row = rows.filter(pc.is_null(rows.column(name))).slice(0, 1).to_pylist()[0]
-                shown = {k: row.get(k) for k in self.definition.key}
-                raise Invalid(f"column {name!r}: a value is required, found null in the row {shown}", column=name)
+                row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
+                self._refuse(Fault(row, name, name, "a value is required, found null"), rows)
+
+    def _refuse(self, fault: Fault | None, rows: pa.Table) -> None:
+        """A row of a DataFrame has no number; its key says which it is."""
+        if fault is not None:
+            key = {name: shown(rows.column(name)[fault.row]) for name in self.definition.key}
+            where = f" in the row {key}" if key else ""
+            raise Invalid(f"column {fault.path!r}: {fault.why}{where}", column=fault.column)
 
     def _one_a_key(self, rows: pa.Table) -> pa.Table:
         same = same_as_next(rows, [HASH, *self.definition.key])

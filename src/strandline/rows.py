@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from strandline import moments
 from strandline.errors import Invalid
 from strandline.schema import conform_column, is_json, storage_type
+from strandline.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.values import first_unfit
 
 _DICTS_AT_ONCE = 10_000
@@ -35,11 +36,21 @@ def checked(data: object, schema: pa.Schema, *, required: Sequence[str] | None =
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
     offset = 0
     for piece in _pieces(data, schema):
-        table = _typed(piece, schema, offset) if isinstance(piece, pa.Table) else _from_dicts(piece, schema, offset)
+        if isinstance(piece, pa.Table):
+            _refuse(first_unsound(piece), offset)
+            table = _typed(piece, schema, offset)
+        else:
+            table = _from_dicts(piece, schema, offset)
+        _refuse(first_unreadable(table), offset)
         _check_nulls(table, needed, offset)
         check_json(table, offset)
         yield table
         offset += table.num_rows
+
+
+def _refuse(fault: Fault | None, offset: int) -> None:
+    if fault is not None:
+        raise fault.error(offset)
 
 
 def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any]]:
@@ -100,15 +111,17 @@ def _not_rows(data: object) -> Invalid:
 
 
 def _typed(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
-    if len(set(table.column_names)) != table.num_columns:
+    places = {name: at for at, name in enumerate(table.column_names)}
+    if len(places) != table.num_columns:
         raise Invalid(f"a column name occurs twice: {', '.join(table.column_names)}")
-    for name in table.column_names:
-        if name not in schema.names:
+    known = set(schema.names)
+    for name in places:
+        if name not in known:
             raise _unknown(name, schema, offset)
     columns = []
     for field in schema:
-        at = table.column_names.index(field.name) if field.name in table.column_names else -1
-        if at < 0:
+        at = places.get(field.name)
+        if at is None:
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
         else:
             columns.append(_typed_column(table.column(at), field, offset))
@@ -135,7 +148,7 @@ def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.C
         row = offset + _first_of_extra(column, field.type)
         raise Invalid(
             f"row {row}, column {field.name!r}: {column.type} is not {field.type}",
-            hint=moments.hint(_value_of(column, row - offset), field.type),
+            hint=moments.hint(shown(column[row - offset]), field.type),
             row=row,
             column=field.name,
         )
@@ -149,20 +162,12 @@ def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.C
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         at = _first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
         raise Invalid(
-            f"row {offset + at}, column {field.name!r}: {_shown(_value_of(column, at))} does not fit {field.type}"
+            f"row {offset + at}, column {field.name!r}: {_shown(shown(column[at]))} does not fit {field.type}"
             f" ({str(error).splitlines()[0]})",
-            hint=moments.hint(_value_of(column, at), field.type),
+            hint=moments.hint(shown(column[at]), field.type),
             row=offset + at,
             column=field.name,
         ) from error
-
-
-def _value_of(column: pa.ChunkedArray, at: int) -> Any:
-    try:
-        return column[at].as_py()
-    except (OverflowError, ValueError):
-        # A time outside the years that Python knows.
-        return column.slice(at, 1).cast(pa.int64())[0].as_py()
 
 
 def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
@@ -294,23 +299,6 @@ def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
         if column.null_count:
             row = offset + _first(pc.is_null(column))
             raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
-    for field in table.schema:
-        if pt.is_struct(field.type):
-            _check_deeper(table.column(field.name), field.type, field.name, offset)
-
-
-def _check_deeper(column: pa.ChunkedArray, kind: pa.StructType, name: str, offset: int) -> None:
-    """Fields that a struct declares not null have values wherever the struct has one."""
-    for field in kind:
-        inner = pc.struct_field(column, [field.name])
-        missing = pc.and_(pc.is_null(inner), pc.is_valid(column))
-        if not field.nullable and pc.any(missing, min_count=0).as_py():
-            row = offset + _first(missing)
-            raise Invalid(
-                f"row {row}, column '{name}.{field.name}': a value is required, found null", row=row, column=name
-            )
-        if pt.is_struct(field.type):
-            _check_deeper(inner, field.type, f"{name}.{field.name}", offset)
 
 
 def check_json(table: pa.Table, offset: int) -> None:

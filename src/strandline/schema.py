@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.names import check_columns, check_fields
 
 JSON = pa.json_(pa.string())
 
@@ -33,10 +34,8 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
-# DuckDB's own name for a file's place in a scan: a column of that name would hide it, and rows get wrong seqs.
-_TAKEN = {"file_index"}
-# What Delta and Spark refuse or read as a path in column names, and the quotes of SQL.
-_FORBIDDEN = set(' .,;{}()=`"')
+# DuckDB takes time that doubles with every level of lists: 20 levels a second, 30 levels for ever.
+_DEPTH = 16
 KEY_TYPES = (
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
     pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"),
@@ -52,16 +51,18 @@ def is_json(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.JsonType)
 
 
-def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
+def canonical_type(kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
     """The type that a table stores for `kind`; `Invalid` when none holds every value."""
-    if kind in _PLAIN or (pt.is_decimal128(kind) and kind.scale >= 0):
+    if depth > _DEPTH:
+        raise Invalid(f"column {column.partition('.')[0]!r} is nested deeper than {_DEPTH} levels", column=column)
+    if kind in _PLAIN or (pt.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         return kind
     if kind in _REPLACED:
         return _REPLACED[kind]
     if is_json(kind):
         return JSON
     if pt.is_dictionary(kind):
-        return canonical_type(kind.value_type, column)
+        return canonical_type(kind.value_type, column, depth)
     if pt.is_nested(kind) and "extension<arrow.json>" in str(kind):
         raise Invalid(
             f"column {column!r} holds JSON inside {kind}, which a table cannot hold",
@@ -71,13 +72,14 @@ def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
     if pt.is_timestamp(kind):
         return pa.timestamp("us", tz="UTC" if kind.tz else None)
     if pt.is_list(kind) or pt.is_large_list(kind):
-        return pa.list_(canonical_type(kind.value_type, f"{column}[]"))
+        return pa.list_(canonical_type(kind.value_type, f"{column}[]", depth + 1))
     if pt.is_struct(kind) and kind.num_fields:
-        return pa.struct([canonical_field(field, f"{column}.{field.name}") for field in kind])
+        check_fields((field.name for field in kind), column)
+        return pa.struct([_inner_field(field, f"{column}.{field.name}", depth + 1) for field in kind])
     if pt.is_map(kind):
         return pa.map_(
-            canonical_type(kind.key_type, f"{column} (map key)"),
-            canonical_type(kind.item_type, f"{column} (map value)"),
+            canonical_type(kind.key_type, f"{column} (map key)", depth + 1),
+            canonical_type(kind.item_type, f"{column} (map value)", depth + 1),
         )
     raise Invalid(
         f"column {column!r} is {kind}, which a table cannot hold",
@@ -87,27 +89,40 @@ def canonical_type(kind: pa.DataType, column: str) -> pa.DataType:
     )
 
 
-def canonical_field(field: pa.Field, column: str | None = None) -> pa.Field:
-    return pa.field(field.name, canonical_type(field.type, column or field.name), field.nullable)
+def _inner_field(field: pa.Field, column: str, depth: int) -> pa.Field:
+    if not field.nullable:
+        raise Invalid(
+            f"field {column!r} is declared not null: only whole columns can be required",
+            hint="Declare it nullable. Where the struct itself is null, the field has no value.",
+            column=column,
+        )
+    return pa.field(field.name, canonical_type(field.type, column, depth))
+
+
+def relaxed(schema: pa.Schema) -> pa.Schema:
+    """`schema` with all that lies inside its columns nullable: for schemas that nobody declared for a table."""
+    return pa.schema([field.with_type(_relaxed_type(field.type)) for field in schema])
+
+
+def _relaxed_type(kind: pa.DataType) -> pa.DataType:
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(field.name, _relaxed_type(field.type)) for field in kind])
+    if pt.is_list(kind):
+        return pa.list_(_relaxed_type(kind.value_type))
+    if pt.is_large_list(kind):
+        return pa.large_list(_relaxed_type(kind.value_type))
+    if pt.is_map(kind):
+        return pa.map_(_relaxed_type(kind.key_type), _relaxed_type(kind.item_type))
+    return kind
+
+
+def canonical_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, canonical_type(field.type, field.name), field.nullable)
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The schema a table keeps for a declared one; names are checked here."""
-    seen: dict[str, str] = {}
-    for field in schema:
-        is_plain = field.name.isprintable() and not _FORBIDDEN & set(field.name)
-        if not field.name or field.name.startswith("_") or field.name.lower() in _TAKEN or not is_plain:
-            raise Invalid(
-                f"column name {field.name!r} is not allowed",
-                hint="A name is printable, does not start with '_' and has no space and none of: . , ; { } ( ) = ` \"",
-                column=field.name,
-            )
-        if field.name.lower() in seen:
-            raise Invalid(
-                f"columns {seen[field.name.lower()]!r} and {field.name!r} differ in case only or are the same name",
-                column=field.name,
-            )
-        seen[field.name.lower()] = field.name
+    check_columns(schema.names)
     if not len(schema):
         raise Invalid("a table needs at least one column")
     return pa.schema([canonical_field(field) for field in schema])
@@ -180,7 +195,8 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
                     column=field.name,
                 )
             fields[at] = current.field(at).with_type(field.type)
-    return canonical_schema(pa.schema(fields))
+    check_columns(field.name for field in fields)
+    return pa.schema(fields)
 
 
 def delta_json(schema: pa.Schema) -> str:

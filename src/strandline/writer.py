@@ -14,12 +14,11 @@ import pyarrow as pa
 from strandline.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
-from strandline.dialect import spark_type
+from strandline.dialect import spark_dtype, spark_type
 from strandline.errors import Invalid
 from strandline.lanes import RECEIPT, LogLane, files_of
 from strandline.log import Amend, Log, prepare
 from strandline.pins import new_pin
-from strandline.schema import storage_type
 from strandline.spark import collected, run_lane, session
 from strandline.spool import Spool
 from strandline.vnode import shift_for, spark_hash
@@ -147,5 +146,5 @@ _WIDER = {
 
 
 def _is_held(found: str, kind: pa.DataType) -> bool:
-    wanted = spark_type(storage_type(kind)).replace("`", "").replace(": ", ":").replace(", ", ",")
+    wanted = spark_dtype(kind)
     return found in (wanted, "void") or wanted in _WIDER.get(found, ())

@@ -22,7 +22,7 @@ from strandline.ingest.jsonl import LINES_HINT
 from strandline.ingest.parquet import open_parquet
 from strandline.ingest.source import Source
 from strandline.ingest.text import delimiter_of, header_of
-from strandline.schema import JSON, canonical_schema
+from strandline.schema import JSON, canonical_schema, relaxed
 
 _SAMPLE_ROWS = 10_000
 _SAMPLE_BYTES = 4 << 20
@@ -74,7 +74,7 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
 
 def _canonical(schema: pa.Schema, source: Source) -> pa.Schema:
     try:
-        return canonical_schema(schema)
+        return canonical_schema(relaxed(schema))
     except Invalid as error:
         raise Invalid(
             f"{source.uri}: {error.message}",

@@ -13,6 +13,7 @@ from strandline.errors import Invalid, NotFound
 from strandline.ingest.sift import Fault, sift
 from strandline.ingest.source import Source
 from strandline.rows import checked
+from strandline.soundness import shown
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
@@ -53,7 +54,8 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
                         yield found, source.size * (row + rows.num_rows) // count
                     else:
                         column, reason = _explained(rows.slice(found, 1), schema)
-                        text = json.dumps(rows.slice(found, 1).to_pylist()[0], default=str, ensure_ascii=False)
+                        values = {name: shown(rows.column(name)[found]) for name in rows.column_names}
+                        text = json.dumps(values, default=str, ensure_ascii=False)
                         yield Fault(row + found + 1, column, reason, text)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:

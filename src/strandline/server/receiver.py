@@ -19,6 +19,7 @@ import pyarrow as pa
 from strandline.change import OP
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.lake import Lake
+from strandline.schema import relaxed
 from strandline.server import body, positions
 from strandline.server.body import PLACE, UNFOLDED, Body, Form
 from strandline.server.chunk import HEADER, Chunk, check_producer
@@ -221,7 +222,7 @@ def _add_columns(table: Table, content: Body) -> None:
     known = _known(table)
     new = [field.with_nullable(True) for field in content.schema if field.name not in known]
     if new:
-        table.evolve(pa.schema(new))
+        table.evolve(relaxed(pa.schema(new)))
 
 
 def _known(table: Table) -> set[str]:

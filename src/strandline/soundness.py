@@ -1,0 +1,215 @@
+"""Whether every engine can read what comes in: looked at before anything is written.
+
+Arrow comes from many hands, and is taken as it stands: text may not be UTF-8, a decimal may have more digits than its
+type, offsets may lead outside of their buffer. DuckDB and Spark fail on such a value, for every row of its file, or
+read something else. Times lie in DuckDB's range: beyond it are its infinities, and times on which a cast ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+
+# From 24 June 5877642 BC to 10 July 5881580, and from 22 December 290309 BC to 10 January 294247.
+_DAYS = (-(2**31) + 2, 2**31 - 2)
+_MICROS = (-9_223_372_022_400_000_000, 2**63 - 2)
+
+_Found = tuple[int, str, str] | None
+"""The row of a value at fault, its path, and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A value that cannot be stored."""
+
+    row: int
+    column: str
+    path: str
+    why: str
+
+    def error(self, offset: int) -> Invalid:
+        row = offset + self.row
+        return Invalid(f"row {row}, column {self.path!r}: {self.why}", row=row, column=self.column)
+
+
+def first_unsound(table: pa.Table) -> Fault | None:
+    """The first value that breaks Arrow's own rules, in a table of whatever types. Costs little: bulk loads pay it."""
+    return _first(table, _unsound)
+
+
+def first_unreadable(table: pa.Table) -> Fault | None:
+    """The first value that Arrow may hold and some engine cannot read, in a sound table of stored types."""
+    return _first(table, lambda chunk, name: _find(chunk, name, _outside) if _has_limits(chunk.type) else None)
+
+
+def shown(value: pa.Scalar) -> object:
+    """A value for a message, also one that Python has no word for."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        kind = value.type
+        if _is_text(kind):
+            return value.as_buffer().to_pybytes().decode(errors="backslashreplace")
+        return value.value if pt.is_temporal(kind) else f"a {kind} that cannot be shown"
+
+
+def _first(table: pa.Table, look: Callable[[pa.Array, str], _Found]) -> Fault | None:
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        start = 0
+        for chunk in column.chunks:
+            found = look(chunk, name)
+            if found is not None:
+                row, path, why = found
+                return Fault(start + row, name, path, why)
+            start += len(chunk)
+    return None
+
+
+def _unsound(array: pa.Array, name: str) -> _Found:
+    said = _complaint(array)
+    if said is None:
+        return None
+    if _is_shaped(array):
+        # None when the value lies under a null or outside of a slice, where nobody reads it.
+        return _find(array, name, _ill_formed)
+    return 0, name, f"this is not sound Arrow data: {said}"
+
+
+def _complaint(array: pa.Array) -> str | None:
+    try:
+        array.validate(full=True)
+        return None
+    except (pa.ArrowException, ValueError) as error:
+        return str(error).splitlines()[0]
+
+
+def _is_shaped(array: pa.Array) -> bool:
+    """Whether all lengths, offsets and counts are true, so that the values can be looked at one by one."""
+    try:
+        array.validate()
+        return _has_offsets(array)
+    except (pa.ArrowException, ValueError):
+        return False
+
+
+def _has_offsets(array: pa.Array) -> bool:
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_offsets(array.storage)
+    if pt.is_dictionary(kind):
+        array.indices.validate(full=True)
+        ends = pc.min_max(array.indices)
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        return (low is None or 0 <= low <= high < len(array.dictionary)) and _has_offsets(array.dictionary)
+    if pt.is_struct(kind):
+        bare = pa.Array.from_buffers(pa.struct([]), len(array), array.buffers()[:1], offset=array.offset)
+        is_counted = bare.null_count == array.null_count
+        return is_counted and all(_has_offsets(array.field(at)) for at in range(kind.num_fields))
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+        # The same offsets over values that cannot be wrong.
+        lists = pa.large_list(pa.null()) if pt.is_large_list(kind) else pa.list_(pa.null())
+        bare = _rebuilt(array, lists, [pa.nulls(len(array.values))])
+        bare.validate(full=True)
+        return bare.null_count == array.null_count and _has_offsets(array.values)
+    if pt.is_fixed_size_list(kind):
+        return _has_offsets(array.values)
+    if _is_text(kind):
+        _as_binary(array).validate(full=True)
+        return True
+    return not pt.is_nested(kind)
+
+
+def _find(array: pa.Array, path: str, test: Callable[[pa.Array], tuple[int, str] | None]) -> _Found:
+    """The first value in an array of true offsets, however deep, that a test of plain arrays finds."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _find(array.storage, path, test)
+    if pt.is_dictionary(kind):
+        return _find(array.dictionary.take(array.indices), path, test)
+    if pt.is_struct(kind):
+        # The first row among its fields.
+        inner = (_find(child, f"{path}.{field.name}", test) for field, child in zip(kind, array.flatten(), strict=True))
+        return min(filter(None, inner), key=lambda found: found[0], default=None)
+    if pt.is_map(kind):
+        return _find(_rebuilt(array, pa.list_(array.values.type), [array.values]), path, test)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        inside = _find(array.flatten(), f"{path}[]", test)
+        if inside is None:
+            return None
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()))
+        return (pc.index(pc.greater(ends, inside[0]), pa.scalar(True)).as_py(), *inside[1:])
+    found = test(array)
+    return None if found is None else (found[0], path, found[1])
+
+
+def _ill_formed(array: pa.Array) -> tuple[int, str] | None:
+    said = _complaint(array)
+    if said is None:
+        return None
+    # Of a plain array a slice is looked at alone, so halving finds the first.
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _complaint(array.slice(low, middle - low)) is None:
+            low = middle
+        else:
+            high = middle
+    if _is_text(array.type):
+        return low, f"the text {_as_binary(array)[low].as_py()[:40]!r} is not UTF-8"
+    return low, said
+
+
+def _outside(array: pa.Array) -> tuple[int, str] | None:
+    kind = array.type
+    limits: tuple[int | Decimal, int | Decimal]
+    if pt.is_decimal(kind):
+        # The lowest number of 128 bits has no absolute value, and passes Arrow's own check.
+        limits, unit, numbers = _digits(kind), "", array
+    elif pt.is_date32(kind):
+        limits, unit, numbers = _DAYS, "days", array.view(pa.int32())
+    elif pt.is_timestamp(kind):
+        limits, unit, numbers = _MICROS, "microseconds", array.view(pa.int64())
+    else:
+        return None
+    ends = pc.min_max(numbers)
+    for end in (ends["min"], ends["max"]):
+        if end.is_valid and not limits[0] <= end.as_py() <= limits[1]:
+            why = f"has more digits than {kind}" if not unit else f"{unit} from 1970 lie outside of what DuckDB reads"
+            return pc.index(numbers, end).as_py(), f"{end.as_py()} {why}"
+    return None
+
+
+def _digits(kind: pa.DataType) -> tuple[Decimal, Decimal]:
+    most = Decimal((0, (9,) * kind.precision, -kind.scale))
+    return -most, most
+
+
+def _has_limits(kind: pa.DataType) -> bool:
+    if pt.is_nested(kind):
+        return any(_has_limits(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pt.is_date32(kind) or pt.is_timestamp(kind) or pt.is_decimal(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    is_plain = pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind)
+    return bool(is_plain or kind in (pa.string_view(), pa.binary_view()))
+
+
+def _as_binary(array: pa.Array) -> pa.Array:
+    if array.type in (pa.string_view(), pa.binary_view()):
+        return _rebuilt(array, pa.binary_view())
+    is_large = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
+    return _rebuilt(array, pa.large_binary() if is_large else pa.binary())
+
+
+def _rebuilt(array: pa.Array, kind: pa.DataType, children: list[pa.Array] | None = None) -> pa.Array:
+    """The same buffers as another type."""
+    buffers = array.buffers()[: 2 if children else None]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=children)
