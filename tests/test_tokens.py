@@ -6,10 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import typer
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 import strandline as sl
+from receiving import asking
 from strandline.cli import token
+from strandline.server import auth
+from strandline.server.app import make_app
+from strandline.server.run import serve
 from strandline.state import State
 from strandline.tokens import Tokens, role_of
 from support import refused
@@ -105,3 +110,51 @@ def test_the_verbs_add_list_and_revoke(lake, run):
     code, missing = run("revoke", "edge")
     assert (code, missing["error"]["kind"]) == (1, "NotFound")
     assert run("list")[1]["tokens"] == []
+
+
+def test_that_there_was_a_token_is_kept_for_good(tokens):
+    assert not tokens.were_made()
+    secret = tokens.add("edge", "writer")
+    assert tokens.were_made()
+    tokens.revoke("edge")
+    assert tokens.were_made()
+    assert (tokens.all(), tokens.known()) == ([], [])
+    assert role_of(secret, tokens.known()) is role_of("", tokens.known()) is None
+    for name in ("", "edge"):
+        with refused(sl.NotFound):
+            tokens.revoke(name)
+
+
+def test_a_token_of_a_state_that_noted_none_is_noted_when_it_goes(tokens):
+    tokens.add("edge", "writer")
+    with tokens._state.transaction() as connection:
+        connection.execute(text("DELETE FROM strandline_tokens WHERE name = ''"))
+    assert tokens.were_made()
+    tokens.revoke("edge")
+    assert tokens.were_made()
+
+
+def test_a_server_that_has_seen_a_token_never_serves_without_one(lake, items, monkeypatch):
+    monkeypatch.setattr(auth, "_FRESH_S", 0.0)
+    tokens = Tokens(lake.state)
+    with asking(make_app(lake, tokens=tokens)) as client:
+        assert client.get("/status").status_code == 200
+        secret = tokens.add("edge", "reader")
+        assert client.get("/status").status_code == 401
+        assert client.get("/status", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+        tokens.revoke("edge")
+        for headers in ({}, {"Authorization": f"Bearer {secret}"}, {"Authorization": "Bearer "}):
+            assert client.get("/status", headers=headers).status_code == 401
+        again = tokens.add("other", "reader")
+        assert client.get("/status", headers={"Authorization": f"Bearer {again}"}).status_code == 200
+        tokens.revoke("other")
+    with asking(make_app(lake, tokens=tokens)) as client:
+        assert client.get("/status").status_code == 401
+
+
+def test_a_lake_whose_tokens_were_all_revoked_is_not_served(lake, items):
+    tokens = Tokens(lake.state)
+    tokens.add("edge", "reader")
+    tokens.revoke("edge")
+    with refused(sl.Invalid, host="127.0.0.1"):
+        serve(lake, tokens=tokens, port=0, on_listening=print)

@@ -1,7 +1,8 @@
 """Tokens for those who reach a lake's server: a name, a role, and a secret that is shown once.
 
 The state keeps only the secret's hash. A secret is 32 random bytes, so one round of SHA-256 is enough: there is nothing
-to guess.
+to guess. It also keeps for good that there was a token, in a row without a name: a lake whose last token was revoked is
+not open to all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sqlalchemy import Column, Double, Table, Text, delete, select
+from sqlalchemy import Column, Connection, Double, Table, Text, delete, select
 
 from strandline.errors import Invalid, NotFound
 from strandline.state import State, insert_missing, metadata, now_s
@@ -22,6 +23,7 @@ from strandline.state import State, insert_missing, metadata, now_s
 Role = Literal["reader", "writer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+_EVER = ""  # the name of the row that says that there was a token
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}\Z")
 
 tokens = Table(
@@ -32,6 +34,8 @@ tokens = Table(
     Column("hash", Text, nullable=False),
     Column("created_s", Double, nullable=False),
 )
+
+_is_token = tokens.c.name != _EVER
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Tokens:
         secret = f"sl_{secrets.token_urlsafe(32)}"
         kept = hash_of(secret)
         with self._state.transaction() as connection:
+            _note(connection)
             insert_missing(connection, tokens, name=name, role=role, hash=kept, created_s=now_s(connection))
             if connection.execute(select(tokens.c.hash).where(tokens.c.name == name)).scalar_one() != kept:
                 raise Invalid(
@@ -81,19 +86,31 @@ class Tokens:
 
     def all(self) -> list[Token]:
         with self._state.reading() as connection:
-            found = connection.execute(select(tokens).order_by(tokens.c.name)).all()
+            found = connection.execute(select(tokens).where(_is_token).order_by(tokens.c.name)).all()
         return [Token(row.name, row.role, row.created_s) for row in found]
 
     def known(self) -> list[Known]:
         """What a server checks secrets with."""
         with self._state.reading() as connection:
-            return [Known(row.hash, row.role) for row in connection.execute(select(tokens.c.hash, tokens.c.role))]
+            found = connection.execute(select(tokens.c.hash, tokens.c.role).where(_is_token))
+            return [Known(row.hash, row.role) for row in found]
+
+    def were_made(self) -> bool:
+        """Whether there is a token, or ever was one."""
+        with self._state.reading() as connection:
+            return connection.execute(select(tokens.c.name).limit(1)).first() is not None
 
     def revoke(self, name: str) -> None:
         """End a token; servers notice within a second or so."""
         with self._state.transaction() as connection:
-            if not connection.execute(delete(tokens).where(tokens.c.name == name)).rowcount:
+            if not connection.execute(delete(tokens).where(tokens.c.name == name, _is_token)).rowcount:
                 raise NotFound(f"there is no token {name!r}", hint="See: strandline token list", token=name)
+            _note(connection)
+
+
+def _note(connection: Connection) -> None:
+    """Keep that there was a token. A row of a state from before tokens were noted is noted when it goes."""
+    insert_missing(connection, tokens, name=_EVER, role="", hash="", created_s=now_s(connection))
 
 
 def hash_of(secret: str) -> str:

@@ -16,6 +16,7 @@ import strandline
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.server.auth import Auth
+from strandline.server.door import paced
 from strandline.server.errors import Refusal, answer
 from strandline.server.receiver import Limits, Receiver
 from strandline.tokens import Role, Tokens
@@ -35,7 +36,7 @@ def make_app(
     linger_ms: float = Limits.linger_ms,
     evolve: bool = True,
 ) -> FastAPI:
-    """The server of a lake. With any token in `tokens`, and always if it `is_public`, requests need one."""
+    """The server of a lake. Requests need a token if it `is_public`, and from the first token in `tokens` on."""
     limits = Limits(body_bytes, queue_bytes, queue_requests, commit_rows, linger_ms)
     receiver = Receiver(lake, limits, evolve=evolve)
     auth = Auth(tokens, is_public=is_public)
@@ -60,7 +61,7 @@ def make_app(
     async def ingest(table: str, request: Request) -> JSONResponse:
         """Apply the rows of the body to a table: see the forward protocol."""
         await allow(request, "writer")
-        outcome = await receiver.ingest(table, request.headers, request.stream())
+        outcome = await receiver.ingest(table, request.headers, paced(request.stream()))
         return JSONResponse(outcome.to_dict())
 
     @app.get("/ingest/{table}/positions")

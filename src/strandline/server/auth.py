@@ -1,7 +1,8 @@
 """Who may do what: bearer tokens and their roles.
 
-Without any token in the lake everyone who reaches the server may do everything, which is meant for this machine alone.
-A server that others reach is `is_public` and takes nobody without one, also when the last was revoked.
+In a lake that never had a token everyone who reaches the server may do everything, which is meant for this machine
+alone. A server that others reach is `is_public` and takes nobody without one. Nor does one that has ever seen a token:
+when the last is revoked, nobody is let in.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ class Auth:
 
     def __init__(self, tokens: Tokens | None, *, is_public: bool = False) -> None:
         self._tokens = tokens
-        self._is_public = is_public
         self._known: Sequence[Known] = ()
+        self._is_asking = is_public
         self._looked_s = -_FRESH_S
         self._lock = asyncio.Lock()
 
     async def check(self, authorization: str | None, roles: Sequence[Role]) -> None:
         """Let a request pass that carries a token of one of these roles, or of an admin."""
         known = await self._refreshed()
-        if not known and not self._is_public:
+        if not self._is_asking:
             return
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
@@ -47,5 +48,7 @@ class Auth:
             async with self._lock:
                 if time.monotonic() - self._looked_s >= _FRESH_S:
                     self._known = await asyncio.to_thread(self._tokens.known)
+                    if not self._is_asking:
+                        self._is_asking = bool(self._known) or await asyncio.to_thread(self._tokens.were_made)
                     self._looked_s = time.monotonic()
         return self._known

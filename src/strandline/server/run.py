@@ -5,7 +5,9 @@ SIGTERM and Ctrl-C end it: nothing new is taken, what is under way is committed 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -16,12 +18,13 @@ import uvicorn
 from strandline.errors import Invalid, Unavailable
 from strandline.lake import Lake
 from strandline.server.app import make_app
+from strandline.server.door import IDLE_S, OneLine, protocol_for, told_once
+from strandline.server.receiver import Limits
 from strandline.tokens import Tokens
 
 HOST = "127.0.0.1"
 PORT = 8321
 _STOP_S = 30
-_IDLE_S = 75
 _BACKLOG = 2048
 
 
@@ -37,31 +40,43 @@ def serve(
     """Serve a lake until a signal ends it; `on_listening` gets the address. `limits` are those of `make_app`. Only this
     machine may be served without a token."""
     is_public = not _is_loopback(host)
-    if is_public and not (tokens and tokens.all()):
-        raise Invalid(
-            f"{host} can be reached by others, and this lake has no tokens",
-            hint="Make one first: strandline token add NAME --role writer",
-            host=host,
-        )
+    _check_tokens(tokens, host, is_public=is_public)
     app = make_app(lake, tokens=tokens, is_public=is_public, **limits)
     with _bound(host, port) as listener:
         config = uvicorn.Config(
             app,
+            http=protocol_for(limits.get("queue_requests", Limits.queue_requests)),
             log_level="warning",
             access_log=False,
             server_header=False,
             ws="none",
-            timeout_keep_alive=_IDLE_S,
+            timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=_STOP_S,
         )
         server = _Server(config, lambda: on_listening(_address(host, listener.getsockname()[1])))
+        quiet, log = OneLine(), logging.getLogger("uvicorn.error")
+        log.addFilter(quiet)
         before = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             # It raises the signal again at its end, which our handlers then take for another wish to stop.
             server.run(sockets=[listener])
         finally:
+            log.removeFilter(quiet)
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+def _check_tokens(tokens: Tokens | None, host: str, *, is_public: bool) -> None:
+    """Nobody is served without tokens but on this machine, and there only in a lake that never had any."""
+    if tokens is not None and tokens.all():
+        return
+    if is_public:
+        why = f"{host} can be reached by others, and this lake has no tokens"
+    elif tokens is not None and tokens.were_made():
+        why = "all tokens of this lake were revoked, so nobody could be served"
+    else:
+        return
+    raise Invalid(why, hint="Make one first: strandline token add NAME --role writer", host=host)
 
 
 class _Server(uvicorn.Server):
@@ -72,6 +87,7 @@ class _Server(uvicorn.Server):
         self._on_listening = on_listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(told_once)
         await super().startup(sockets=sockets)
         if self.started:
             self._on_listening()

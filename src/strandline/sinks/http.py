@@ -47,8 +47,8 @@ class HttpSink:
     `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
     and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`), and only references are kept
     with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and
-    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds how long a connection takes
-    to open, and then a request with its whole answer."""
+    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds how long a connection
+    takes to open, and then a request with its whole answer."""
 
     kind: ClassVar[str] = "http"
     access: ClassVar[tuple[str, ...]] = ("token", "headers", "params", "patience", "timeout")
