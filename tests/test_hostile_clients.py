@@ -55,6 +55,16 @@ class Server:
     def post(self, content):
         return httpx.post(f"{self.url}/ingest/items", content=content, headers={"Content-Type": NDJSON}, timeout=60)
 
+    def is_well(self):
+        """Whether it answers, if only when a burst is over: until then it may say that it is busy."""
+        for _ in range(100):
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.get(f"{self.url}/healthz", timeout=60)
+                if answer.status_code != 503:
+                    return answer.status_code == 200
+            time.sleep(0.1)
+        return False
+
     def log(self):
         return self._log.read_bytes()
 
@@ -111,7 +121,7 @@ def test_others_are_served_while_many_connections_are_held_open(tmp_path, name):
     with serving(tmp_path, queue_requests=20) as server, held(server, 700, STORMS[name]) as connections:
         assert len(connections) > 400
         for number in range(5):
-            assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+            assert server.is_well()
             if name != "half a body":  # those hold the queue until their clock has run out
                 assert server.post(lines({"id": number})).status_code == 200
         assert len(server.log()) < 10_000
@@ -193,7 +203,7 @@ def test_a_client_that_never_reads_its_answers_goes(tmp_path):
         with pytest.raises(OSError):
             for _ in range(200_000):
                 connection.sendall(request * 50)
-        assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+        assert server.is_well()
 
 
 def test_garbage_is_logged_in_a_line(tmp_path):
@@ -208,14 +218,14 @@ def test_garbage_is_logged_in_a_line(tmp_path):
                 connection.sendall(garbage)
                 with contextlib.suppress(OSError):
                     connection.recv(1024)
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert server.is_well()
         assert 0 < len(server.log()) < 10_000
 
 
 def test_few_files_are_few_connections_and_no_storm_in_the_log(tmp_path):
     with serving(tmp_path, files=300) as server, held(server, 500, b"GET /healthz HTTP/1.1\r\nX: "):
         for _ in range(5):
-            assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+            assert server.is_well()
         assert len(server.log()) < 10_000
 
 
@@ -224,7 +234,7 @@ def test_a_server_without_files_says_so_in_a_line_and_goes_on_when_it_has_some(t
         with held(server, 50, b""):
             time.sleep(3)
             assert b"No connection can be accepted" in server.log()
-        assert httpx.get(f"{server.url}/healthz", timeout=60).status_code == 200
+        assert server.is_well()
         assert len(server.log()) < 20_000
 
 
