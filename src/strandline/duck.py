@@ -1,7 +1,7 @@
 """The one place that opens DuckDB.
 
 A lake has one instance. It reaches files below the lake's root and nothing else, and its configuration is locked,
-so that user SQL cannot leave the lake whatever it says.
+so that user SQL cannot leave the lake whatever it says. `fence` keeps it to the tables.
 
 An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
 next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
@@ -90,7 +90,10 @@ class Duck:
 
     def __init__(self, storage: Storage, memory_bytes: int | None = None) -> None:
         self._storage = storage
-        self._memory_bytes = memory_bytes or default_memory_bytes()
+        whole = memory_bytes or default_memory_bytes()
+        self.result_bytes = whole // 4
+        """How large a query's result may become, unless its caller says otherwise: DuckDB's own limit leaves it out."""
+        self._memory_bytes = whole - self.result_bytes
         self._opening = threading.Lock()
         self._connection: Any = None
         self.life = 0
@@ -107,6 +110,9 @@ class Duck:
             "TimeZone = 'UTC'",
             "preserve_insertion_order = false",
             "parquet_metadata_cache = true",
+            "python_enable_replacements = false",
+            "autoinstall_known_extensions = false",
+            "autoload_known_extensions = false",
             f"allowed_directories = [{literal(self._storage.uri.rstrip('/') + '/')}]",
             "enable_external_access = false",
             "lock_configuration = true",

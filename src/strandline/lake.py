@@ -35,7 +35,6 @@ from strandline.state import State
 from strandline.status import BrokenTable, Status, status_of
 from strandline.storage import is_inside, open_storage
 from strandline.table import Table
-from strandline.text import check_text
 from strandline.vacuum import VacuumReport
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class Lake:
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
     variables. `state` is the URL of the database that keeps the marks of its sinks, by default a file in a local lake.
-    `spark` is a session to use instead of one of our own. `cache_bytes` bounds DuckDB's memory. Opening writes
-    nothing; the first table makes the lake. Safe to share between threads; any number of processes may work on one
-    lake."""
+    `spark` is a session to use instead of one of our own. `cache_bytes` bounds the memory of DuckDB and of a query's
+    result. Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of
+    processes may work on one lake."""
 
     def __init__(
         self,
@@ -309,9 +308,19 @@ class Lake:
         """What the lake holds and how far its folds are behind; `exact` counts rows that statistics only bound."""
         return status_of(self, exact=exact)
 
-    def sql(self, statement: str) -> pa.Table:
-        """The result of one SELECT over the lake's tables, each at its head when the query starts."""
-        return query.run(self, check_text("the query", statement))
+    def sql(
+        self,
+        statement: str,
+        *,
+        timeout_s: float | None = None,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> pa.Table:
+        """The result of one SELECT over the lake's tables, each at its head when the query starts.
+
+        Ctrl-C ends it. So does `timeout_s`, as `Unavailable`. A result of more than `max_rows` or `max_bytes` is
+        `Invalid` as soon as that is known; without `max_bytes`, a quarter of `cache_bytes` is the limit."""
+        return query.run(self, statement, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)
 
     def _open(self, entry: Entry) -> Table:
         with self._lock:

@@ -1,0 +1,97 @@
+"""Work in DuckDB that ends when its caller wants it to: on Ctrl-C, or when its time is over.
+
+DuckDB runs in a thread of its own while the caller waits, since a thread that is inside DuckDB hears no signal. To
+stop it, DuckDB is asked to interrupt the work's own cursor and no other. Work that does not listen (a single function
+call can take hours) is left behind: the caller goes on, the thread ends by itself, closes its cursor, and its result
+is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar, cast
+
+from strandline.errors import Internal, Unavailable
+
+T = TypeVar("T")
+
+# How long the caller waits for work that was asked to stop.
+_PATIENCE_S = 2.0
+_AGAIN_S = 0.05
+THREAD_NAME = "strandline-query"
+
+
+class Watch(Generic[T]):
+    """One piece of work, and the way to stop it."""
+
+    def __init__(self, act: Callable[[Watch[T]], T]) -> None:
+        self._act = act
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._cursor: Any = None
+        self._is_stopped = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    @contextmanager
+    def holding(self, cursor: Any) -> Iterator[None]:
+        """While the block runs, stopping the work interrupts this cursor."""
+        self.check()
+        with self._lock:
+            self._cursor = cursor
+        try:
+            yield
+        finally:
+            # Not interrupted from here on: it rolls back and is closed.
+            with self._lock:
+                self._cursor = None
+
+    def check(self) -> None:
+        """Go no further when nobody waits any more."""
+        if self._is_stopped:
+            raise Internal("this work was stopped")
+
+    def result(self, timeout_s: float | None) -> T:
+        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        try:
+            is_done = self._done.wait(timeout_s)
+        except BaseException:
+            self._stop()
+            raise
+        if not is_done:
+            self._stop()
+            raise Unavailable(
+                f"the query took longer than its limit of {timeout_s:g} s and was stopped",
+                hint="Ask for less, or raise the limit: timeout_s=… in Python, --timeout … on the command line.",
+                timeout_s=timeout_s,
+            )
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._act(self)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        until = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until:
+            # Again and again: a statement that begins just now forgets an earlier interrupt.
+            with self._lock:
+                if self._cursor is not None:
+                    self._cursor.interrupt()
+            if self._done.wait(_AGAIN_S):
+                return
+
+
+def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None) -> T:
+    """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`."""
+    return Watch(act).result(timeout_s)

@@ -1,0 +1,285 @@
+"""A query ends: at its limits, and on Ctrl-C; and what cannot be run is refused, never a crash."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline import fence
+from support import ITEMS, refused
+
+ENDLESS = [
+    "SELECT count(*) FROM range(1000000000000) t(x) WHERE x % 7 = 3",
+    "SELECT count(*) FROM items a, items b, items c, items d, items e, range(100000000) WHERE a.id + range = -1",
+    "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) SELECT count(*) FROM r",
+    "SELECT x FROM range(1000000000000) t(x) ORDER BY x % 1000 LIMIT 1",
+    "SELECT sum(length(repeat('x', 1000))) FROM range(1000000000000)",
+]  # fmt: skip
+
+
+@pytest.fixture
+def filled(lake, items):
+    items.upsert([{"id": n, "name": f"n{n}", "qty": n} for n in range(10)])
+    return lake
+
+
+@pytest.mark.parametrize("statement", ENDLESS)
+def test_an_endless_query_ends_at_its_time_limit(filled, statement):
+    with refused(sl.Unavailable, timeout_s=0.3):
+        filled.sql(statement, timeout_s=0.3)
+    assert filled.sql("SELECT count(*) AS n FROM items").to_pylist() == [{"n": 10}]
+
+
+def test_a_function_that_does_not_listen_is_left_behind(filled):
+    """A single call of a function cannot be interrupted; the caller goes on all the same."""
+    with refused(sl.Unavailable, timeout_s=0.3):
+        filled.sql("SELECT levenshtein(repeat('ab', 40000), repeat('ba', 40000))", timeout_s=0.3)
+    assert filled.sql("SELECT count(*) AS n FROM items").to_pylist() == [{"n": 10}]
+
+
+def test_a_limit_of_one_query_does_not_stop_another_of_the_same_lake(filled):
+    found = []
+    other = threading.Thread(
+        target=lambda: found.append(filled.sql("SELECT count(*) AS n FROM range(400000000) t(x) WHERE x % 7 <> 8"))
+    )
+    other.start()
+    for _ in range(5):
+        with refused(sl.Unavailable):
+            filled.sql(ENDLESS[0], timeout_s=0.05)
+    other.join()
+    assert found[0].to_pylist() == [{"n": 400_000_000}]
+
+
+def test_a_result_with_too_many_rows_is_refused_while_it_streams(filled):
+    with refused(sl.Invalid, max_rows=1000):
+        filled.sql("SELECT * FROM range(1000000000000)", max_rows=1000)
+    assert filled.sql("SELECT * FROM range(1000)", max_rows=1000).num_rows == 1000
+    with refused(sl.Invalid, max_rows=999):
+        filled.sql("SELECT * FROM range(1000)", max_rows=999)
+
+
+def test_a_result_with_too_many_bytes_is_refused_while_it_streams(filled):
+    with refused(sl.Invalid, max_bytes=1 << 20):
+        filled.sql("SELECT range, 'x' || range AS t FROM range(1000000000000)", max_bytes=1 << 20)
+    size = filled.sql("SELECT * FROM range(1000)").nbytes
+    assert filled.sql("SELECT * FROM range(1000)", max_bytes=size).num_rows == 1000
+    with refused(sl.Invalid, max_bytes=size - 1):
+        filled.sql("SELECT * FROM range(1000)", max_bytes=size - 1)
+
+
+def test_without_a_limit_the_cache_bounds_the_result(tmp_path):
+    lake = sl.Lake(tmp_path, cache_bytes=64 << 20)
+    lake.create_table("t", ITEMS, key=["id"])
+    with refused(sl.Invalid, max_bytes=16 << 20):
+        lake.sql("SELECT * FROM range(1000000000000)")
+    assert lake.sql("SELECT * FROM range(4000000)", max_bytes=64 << 20).num_rows == 4_000_000
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"timeout_s": 0},
+        {"timeout_s": "5"},
+        {"max_rows": -1},
+        {"max_rows": 1.5},
+        {"max_bytes": True},
+        {"timeout_s": float("nan")},
+        {"max_bytes": 1 << 70},
+    ],
+)
+def test_a_limit_is_a_number_above_zero(filled, limits):
+    with refused(sl.Invalid):
+        filled.sql("SELECT 1", **limits)
+
+
+def test_the_memory_of_a_large_result_is_bounded(tmp_path):
+    """The whole process stays near the lake's cache_bytes, whatever the result would have been."""
+    code = f"""
+        import resource
+        import strandline as sl
+        lake = sl.Lake({str(tmp_path)!r}, cache_bytes=256 << 20)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for statement in (
+            "SELECT range, range * 2, 'text ' || range FROM range(1000000000)",
+            "SELECT repeat('x', 20000) || range FROM range(10000000)",
+            "SELECT list(range) FROM range(1000000000)",
+            "SELECT range FROM range(1000000000) ORDER BY hash(range)",
+        ):
+            try:
+                lake.sql(statement, timeout_s=60)
+                print("no refusal")
+            except (sl.Invalid, sl.Unavailable):
+                pass
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 600, "MiB above what Python and DuckDB take"
+
+
+MANY = {
+    "brackets": "'SELECT ' + '(' * 100000 + '1' + ')' * 100000",
+    "open brackets": "'SELECT ' + '(' * 5000",
+    "terms": "'SELECT 1' + '+1' * 100000",
+    "a thousand terms": "'SELECT 1' + '+1' * 990",
+    "and": "'SELECT 1' + ' AND 1' * 100000",
+    "subqueries": "'SELECT * FROM (' * 5000 + 'SELECT 1' + ')' * 5000",
+    "scalar subqueries": "'SELECT (' * 3000 + 'SELECT 1' + ')' * 3000",
+    "case": "'SELECT ' + 'CASE WHEN 1=1 THEN ' * 5000 + '1' + ' END' * 5000",
+    "case in a row": "'SELECT CASE' + ' WHEN 1=2 THEN 3' * 40000 + ' END'",
+    "unions": "'SELECT 1' + ' UNION ALL SELECT 1' * 20000",
+    "mixed unions": "'SELECT 1' + ' UNION ALL SELECT 1 UNION SELECT 2' * 2000",
+    "a long list": "'SELECT 1 WHERE 1 IN (' + '1,' * 100000 + '1)'",
+    "lists in lists": "'SELECT ' + '[' * 20000 + '1' + ']' * 20000",
+    "structs": "'SELECT ' + '{a:' * 5000 + '1' + '}' * 5000",
+    "not": "'SELECT ' + 'NOT ' * 5000 + 'true'",
+    "minus": "'SELECT ' + '- ' * 5000 + '1'",
+    "casts": "'SELECT 1' + '::INT' * 5000",
+    "names": "'SELECT items' + '.a' * 20000 + ' FROM items'",
+    "joins": "'SELECT 1 FROM items' + ' CROSS JOIN items' * 5000",
+    "joined by commas": "'SELECT 1 FROM items' + ',items' * 400000",
+    "fewer commas": "'SELECT 1 FROM items' + ',items' * 9000",
+    "names of a WITH": "'WITH a0 AS (SELECT 1)'"
+    " + ''.join(f',a{i} AS (FROM a{i-1})' for i in range(1, 2300)) + ' FROM a2299'",
+    "WITH in WITH": "'WITH a AS (' * 2000 + 'SELECT 1' + ') FROM a' * 2000",
+    "wrong WITH in WITH": "'WITH a AS (' * 50 + ')' * 50",
+    "wrong WITH in a few": "'WITH a AS (' * 3 + 'SELECT ' + '1,' * 5000 + 'x y z' + ')' * 3",
+    "a WITH that doubles": "'WITH a0 AS (SELECT 1)'"
+    " + ''.join(f',a{i} AS (FROM a{i-1} a, a{i-1} b)' for i in range(1, 40)) + ' FROM a39'",
+    "functions": "'SELECT ' + 'abs(' * 10000 + '1' + ')' * 10000",
+    "lambdas": "'SELECT ' + 'list_transform([1], lambda x: ' * 3000 + '1' + ')' * 3000",
+    "types": "'SELECT NULL::INT' + '[]' * 50000",
+    "types in types": "'SELECT NULL::' + 'STRUCT(a ' * 20000 + 'INT' + ')' * 20000",
+    "pivots": "'FROM items' + ' PIVOT (sum(qty) FOR id IN (1,2))' * 1000",
+    "comments": "'/*' * 100000 + 'SELECT 1'",
+    "characters": "'SELECT \\'' + 'x' * 2000000 + '\\''",
+    "half a pair": "'SELECT \\'\\ud800\\''",
+    "NUL": "'SELECT \\'a\\0b\\''",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_too_much_of_anything_is_refused_and_the_process_lives(tmp_path, name):
+    code = f"""
+        import pyarrow as pa, strandline as sl, threading
+        lake = sl.Lake({str(tmp_path)!r})
+        lake.create_table("items", pa.schema([("id", pa.int64()), ("qty", pa.int64())]), key=["id"])
+        try:
+            lake.sql({MANY[name]}, timeout_s=100)
+            print("answered")
+        except sl.Invalid as error:
+            print(type(error).__name__, len(str(error)) < 2000)
+        assert lake.sql("SELECT count(*) AS n FROM items").to_pylist() == [{{"n": 0}}]
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "Invalid True\n"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT 1" + " + 1" * 150,
+        "SELECT " + "(" * 150 + "1" + ")" * 150,
+        "SELECT id FROM items WHERE id IN (" + ", ".join(map(str, range(9000))) + ")",
+        "SELECT id FROM items WHERE id = 1" + "".join(f" OR id = {n}" for n in range(2000)),
+        "SELECT * FROM (" * 40 + "SELECT 1" + ")" * 40,
+        "SELECT 1" + " UNION ALL SELECT 1" * 500,
+        "SELECT count(*) FROM items i0" + "".join(f" JOIN items i{n} USING (id)" for n in range(1, 20)),
+        "WITH a0 AS (SELECT 1)" + "".join(f", a{n} AS (FROM a{n - 1})" for n in range(1, 100)) + " FROM a99",
+        "WITH a AS (WITH b AS (WITH c AS (SELECT 1 n) FROM c) FROM b) FROM a",
+        f"SELECT '{'x' * 900_000}'",
+        "SELECT 'WITH a AS (' || '((((((' -- (((((",
+    ],
+)
+def test_a_large_query_of_an_honest_size_is_answered(filled, statement):
+    assert filled.sql(statement).num_rows > 0
+
+
+def test_brackets_are_counted_as_duckdb_reads_them():
+    """Those in texts, names and comments do not count; the limits see through all of these."""
+    deep = "(" * (fence.MOST_NESTED + 1)
+    for hidden in (f"'{deep}'", f'"{deep}"', f"$$ {deep} $$", f"1 /* {deep} */", f"1 -- {deep}\n", f"'é{deep}'"):
+        assert fence._measured(f"SELECT {hidden}")
+    with refused(sl.Invalid):
+        fence._measured(f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading
+    import pyarrow as pa, strandline as sl
+    lake = sl.Lake(sys.argv[1])
+    lake.create_table("items", pa.schema([("id", pa.int64())]), key=["id"]).upsert([{"id": 1}])
+    lake.sql("SELECT 1")
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        lake.sql(sys.argv[2])
+        print("answered")
+    except KeyboardInterrupt:
+        print("stopped", lake.sql("SELECT count(*) n FROM items").to_pylist(), lake.table("items").to_arrow().num_rows)
+"""
+
+
+DEAF = "SELECT levenshtein(repeat('ab', 50000), repeat('ba', 50000))"
+
+
+@pytest.mark.parametrize("statement", [ENDLESS[0], *ENDLESS[2:], DEAF])
+def test_one_ctrl_c_ends_a_query_and_the_lake_goes_on(tmp_path, statement):
+    """In Python, and in one process."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path), statement],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout == "stopped [{'n': 1}] 1\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("statement", ENDLESS[:3])
+def test_one_ctrl_c_ends_a_query_on_the_command_line(tmp_path, statement):
+    lake = sl.Lake(tmp_path)
+    lake.create_table("items", ITEMS, key=["id"]).upsert([{"id": 1}, {"id": 2}])
+    started = tmp_path / "started"
+    code = "import sys; from strandline.cli import main; open(sys.argv.pop(1), 'w').close(); main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(started), "--lake", str(tmp_path), "query", statement],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not started.exists():
+        time.sleep(0.05)
+    time.sleep(2)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Stopped" in err
+    assert "Traceback" not in err
+    assert lake.sql("SELECT count(*) AS n FROM items").to_pylist() == [{"n": 2}]
+
+
+def test_a_query_from_another_thread_ends_at_its_limit_too(filled):
+    errors = []
+
+    def ask():
+        try:
+            filled.sql(ENDLESS[0], timeout_s=0.2)
+        except sl.StrandlineError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in errors] == [sl.Unavailable] * 3
+
+
+def test_a_wide_result_keeps_its_types(filled):
+    found = filled.sql("SELECT 1::TINYINT a, 'x' b, NULL c, [1] d, DATE '2020-01-01' e WHERE false")
+    assert found.schema.names == ["a", "b", "c", "d", "e"]
+    assert found.schema.field("a").type == pa.int8()
+    assert found.num_rows == 0
