@@ -13,7 +13,7 @@ from strandline.schema import JSON, conform
 from strandline.sinks.base import WITHHELD, Batch, Delivery, Producer, Result
 
 PARTS = pa.schema([("session", pa.string()), ("part", pa.int32()), ("text", pa.string()), ("tools", JSON)])
-PRODUCER = Producer("lake", "archive", "parts", "a" * 32, "b" * 32)
+PRODUCER = Producer("lake", "archive", "parts", "a" * 32, "b" * 32, 1)
 
 
 def new_batch(after: int, upto: int, *, columns: pa.Schema = PARTS, **facts: Any) -> Batch:

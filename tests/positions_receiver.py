@@ -34,10 +34,15 @@ class PositionsReceiver:
             def do_GET(self) -> None:
                 query = parse_qs(urlsplit(self.path).query)
                 receiver.queries.append(query)
-                producer = query["producer"][0]
-                told = [[vnode, vnode, *at] for vnode, at in sorted(receiver.positions.get(producer, {}).items())]
+                sink = query["sink"][0]
+                life = int(query["life"][0]) if "life" in query else receiver.lives.get(sink, 0)
                 receiver.questions += 1
-                self.answer(200, {"producer": producer, "positions": told})
+                if receiver.lives.get(sink, 0) > life:
+                    self.answer(410, {"error": {"kind": "Conflict", "message": "old", "life": receiver.lives[sink]}})
+                    return
+                held = receiver.positions.get(sink, {}) if receiver.lives.get(sink) == life else {}
+                told = [[vnode, vnode, *at] for vnode, at in sorted(held.items())]
+                self.answer(200, {"sink": sink, "life": life, "positions": told})
 
             def do_POST(self) -> None:
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -65,6 +70,7 @@ class PositionsReceiver:
         self.server.daemon_threads = True
 
     def reset(self) -> None:
+        self.lives: dict[str, int] = {}
         self.positions: dict[str, dict[int, Position]] = {}
         self.rows: list[dict[str, Any]] = []
         self.chunks: list[dict[str, Any]] = []
@@ -87,7 +93,10 @@ class PositionsReceiver:
         self.keys.append(headers["Idempotency-Key"])
         if len(rows) > self.limit:
             return 413, {"error": {"message": "too large"}}
-        held = self.positions.setdefault(chunk["producer"], {})
+        sink, life = chunk["sink"], chunk["life"]
+        if self.lives.get(sink, 0) > life:
+            return 410, {"error": {"kind": "Conflict", "message": "an older life", "life": self.lives[sink]}}
+        held = self.positions.get(sink, {}) if self.lives.get(sink) == life else {}
         skip: dict[int, Position] = {}
         moved: dict[int, Position] = {}
         for first, last, *begin, to_seq, to_index in chunk["ranges"]:
@@ -109,7 +118,7 @@ class PositionsReceiver:
                 error = {"kind": "Invalid", "message": "a bad row"}
                 return 422, {"error": error | ({"row": rows.index(row)} if self.names_rows else {})}
         self.rows += new
-        held |= moved
+        self.lives[sink], self.positions[sink] = life, held | moved
         return 200, {"rows": len(new), "skipped": len(rows) - len(new), "seq": len(self.rows) or None}
 
 

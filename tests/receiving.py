@@ -47,9 +47,9 @@ def lines(*rows: dict[str, Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def chunk_of(*ranges: Sequence[int], first: bool = False, producer: str = "p") -> dict[str, str]:
+def chunk_of(*ranges: Sequence[int], first: bool = False, sink: str = "s", life: int = 1) -> dict[str, str]:
     """The headers of a chunk of Arrow rows."""
-    facts = {"version": 1, "producer": producer, "is_first": first, "ranges": ranges, "source": {}}
+    facts = {"version": 1, "sink": sink, "life": life, "is_first": first, "ranges": ranges, "source": {}}
     return {"Content-Type": ARROW, "Strandline-Chunk": json.dumps(facts)}
 
 

@@ -26,12 +26,13 @@ from strandline.schema import JSON
 from strandline.server.app import make_app
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Dead, Producer
+from strandline.sinks.chunks import Rule
 from strandline.sinks.http import HttpSink
 from strandline.sinks.posting import Answer, wait_s
 from support import free_ports, python, refused
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
-PRODUCER = Producer("lake-1", "central", "items", "table-1", "9b1d-1")
+PRODUCER = Producer("lake-1", "central", "items", "table-1", "9b1d-1", 7)
 
 
 @pytest.fixture(scope="module")
@@ -572,7 +573,7 @@ def test_any_receiver_has_each_row_once_whatever_fails(
 
 
 def positions_at(receiver):
-    return receiver.positions[PRODUCER.generation]
+    return receiver.positions[PRODUCER.sink]
 
 
 def test_rows_and_positions_arrive(receiver):
@@ -584,7 +585,7 @@ def test_rows_and_positions_arrive(receiver):
     assert (done.rows, done.withheld) == (19, 1)
     assert positions_at(receiver) == dict.fromkeys(range(4), (8, 0))
     chunk = receiver.chunks[0]
-    assert (chunk["version"], chunk["producer"], chunk["is_first"]) == (1, "9b1d-1", True)
+    assert (chunk["version"], chunk["sink"], chunk["life"], chunk["is_first"]) == (1, "lake-1.central", 7, True)
     assert chunk["source"] == {
         "lake": "lake-1", "consumer": "central", "table": "items", "table_generation": "table-1",
     }  # fmt: skip
@@ -683,19 +684,21 @@ def test_a_receiver_that_is_ahead_of_a_batch_that_is_new_is_a_conflict(receiver)
 def test_positions_are_the_last_complete_seqs(receiver):
     delivery = HttpSink(receiver.url).open(PRODUCER)
     assert delivery.position(4) == {}
-    receiver.positions[PRODUCER.generation] = {0: (8, 0), 1: (9, 0), 2: (0, 0), 9: (8, 3)}
+    receiver.lives[PRODUCER.sink] = PRODUCER.life
+    receiver.positions[PRODUCER.sink] = {0: (8, 0), 1: (9, 0), 2: (0, 0), 9: (8, 3)}
     assert delivery.position(4) == {0: 7, 1: 8, 2: 0}
     delivery.close()
 
 
-def test_a_position_inside_a_seq_is_a_conflict(receiver):
-    delivery = HttpSink(receiver.url).open(PRODUCER)
-    receiver.positions[PRODUCER.generation] = {0: (8, 0), 1: (8, 3)}
-    with pytest.raises(sl.Conflict) as caught:
-        delivery.position(4)
-    told = caught.value.fields
-    assert (told["consumer"], told["vnode"], told["seq"], told["index"]) == ("central", 1, 8, 3)
-    assert "strandline mark reset central" in caught.value.hint
+def test_a_position_inside_a_seq_says_where_the_rest_of_its_batch_begins(receiver):
+    delivery = HttpSink(receiver.url, chunk_rows=2).open(PRODUCER)
+    receiver.lives[PRODUCER.sink] = PRODUCER.life
+    receiver.positions[PRODUCER.sink] = {0: (8, 0), 1: (8, 3), 9: (8, 3)}
+    assert delivery.position(4) == {0: 7, 1: 7}
+    assert delivery.inside(4) == {1: (8, 3)}
+    assert Rule.from_dict(delivery.rest((0, 1, 2), 4, 7)) == Rule(2, 4 << 20, (2, 5, 0))
+    assert Rule.from_dict(delivery.rest((1, 2), 4, 8)).done == (1, 8, 3)
+    assert Rule.from_dict(delivery.rest((2, 3), 0, 8)).done == (2, 1, 0)
     delivery.close()
 
 
@@ -712,7 +715,7 @@ def test_a_column_that_the_receiver_lacks_stops_the_lane(receiver):
 def test_a_strandline_receiver_refuses_no_rows_for_a_column_that_it_may_not_add(tmp_path, evolve):
     lake = sl.Lake(tmp_path / "there")
     table = lake.create_table("items", pa.schema([pa.field("id", pa.int64(), False)]), key=["id"], vnodes=4)
-    chunk = {"version": 1, "producer": "p", "is_first": True, "ranges": [[0, 0, 5, 0, 6, 0]]}
+    chunk = {"version": 1, "sink": "s", "life": 1, "is_first": True, "ranges": [[0, 0, 5, 0, 6, 0]]}
     rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 5, "_index": 0, "id": 1, "name": "n"}])
     data, headers = body.encode(rows, "ndjson" if evolve else "arrow")
     with asking(make_app(lake, evolve=evolve)) as client:
@@ -876,7 +879,7 @@ def test_a_receiver_with_positions_has_each_row_once_whatever_fails(
                 assert isinstance(result.error, sl.Unavailable), result.error
     here = [row["id"] for row in server.rows]
     assert sorted([*here, *Outcome(dead=gone).dead_ids]) == sorted(expected)
-    assert server.positions[PRODUCER.generation] == dict.fromkeys(range(4), (3 * len(ranges) + 1, 0))
+    assert server.positions[PRODUCER.sink] == dict.fromkeys(range(4), (3 * len(ranges) + 1, 0))
     by_vnode = [[(row["_seq"], row["_index"]) for row in server.rows if row["_vnode"] == vnode] for vnode in range(4)]
     assert all(sorted(set(places)) == places for places in by_vnode)
 
@@ -1021,7 +1024,7 @@ def test_parameters_go_with_the_question_for_positions(receiver):
         {"timeout": "0s"}, {"timeout": None}, {"token": ""}, {"token": 5}, {"token": "a\nb"}, {"headers": ["a"]},
         {"headers": {"a b": "c"}}, {"headers": {"A": "b", "a": "b"}}, {"headers": {"X": "ü"}}, {"headers": {"X": 1}},
         {"params": ["a"]}, {"params": {"": "x"}}, {"params": {"a": 1}}, {"params": {"a": ""}},
-        {"params": {"producer": "x"}}, {"headers": {"Content-Type": "text/html"}},
+        {"params": {"sink": "x"}}, {"params": {"life": "x"}}, {"headers": {"Content-Type": "text/html"}},
         {"headers": {"authorization": "Basic x"}, "token": "t"},
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ from strandline.words import plain
 from support import ICEBERG, KEY, SECRET, TABLE_BUCKET, free_ports, proxied, python, refused, rows_of
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("qty", pa.int32())])
-PRODUCER = Producer("lake-1", "ice", "items", "table-life", "sink-life")
+PRODUCER = Producer("lake-1", "ice", "items", "table-life", "sink-life", 1)
 Row = Mapping[str, Any]
 
 
@@ -371,7 +371,7 @@ def test_a_late_batch_of_withheld_rows_does_not_set_the_mark_back(catalog: dict[
 
 
 def test_two_producers_keep_marks_of_their_own(local: dict[str, str], opened: Opened) -> None:
-    one, other = opened(local), opened(local, Producer("lake-1", "other", "items", "table-life", "other-life"))
+    one, other = opened(local), opened(local, Producer("lake-1", "other", "items", "table-life", "other-life", 1))
     deliver(one, batch_of(0, 5), up(5, 1, name="a"))
     assert other.position(1) == {}
     assert deliver(other, batch_of(0, 2), up(2, 7, name="b"))

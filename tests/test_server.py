@@ -45,8 +45,8 @@ def send(client, ranges, rows, *, first=False, table="items"):
     return client.post(f"/ingest/{table}", content=arrow(rows), headers=chunk_of(*ranges, first=first))
 
 
-def positions(client, table="items", producer="p"):
-    return client.get(f"/ingest/{table}/positions", params={"producer": producer}).json()["positions"]
+def positions(client, table="items", sink="s", life=1):
+    return client.get(f"/ingest/{table}/positions", params={"sink": sink, "life": life}).json()["positions"]
 
 
 def error_of(answer, status):
@@ -110,20 +110,20 @@ def test_each_vnode_of_a_chunk_has_its_own_position(client, items):
     assert answer.json() == {"rows": 2, "skipped": 3, "seq": 3}
     assert sorted(by_id(items)) == [4, 14, 15, 16, 33]
     assert positions(client) == [[0, 1, 6, 0], [2, 3, 4, 0]]
-    assert positions(client, producer="q") == []
+    assert positions(client, sink="q") == []
 
 
 def test_rows_and_positions_land_in_one_commit(client, items):
     seq = send(client, [[0, 1, 5, 0, 7, 0]], SOME, first=True).json()["seq"]
     actions = items.log.delta.actions(seq)
     txns = {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
-    assert txns == {"from/p/0": pack(7, 0), "from/p/1": pack(7, 0)}
+    assert txns == {"life/s": 1, "from/s/1/0": pack(7, 0), "from/s/1/1": pack(7, 0)}
     assert sum("add" in action for action in actions) == 1
 
 
-def test_producers_do_not_share_positions(client, items):
+def test_sinks_do_not_share_positions(client, items):
     send(client, [[0, 0, 5, 0, 7, 0]], SOME, first=True)
-    other = client.post("/ingest/items", content=arrow(SOME), headers=chunk_of([0, 0, 5, 0, 7, 0], producer="q"))
+    other = client.post("/ingest/items", content=arrow(SOME), headers=chunk_of([0, 0, 5, 0, 7, 0], sink="q"))
     assert error_of(other, 409)["positions"] == []
 
 
@@ -147,19 +147,27 @@ def test_a_recreated_table_knows_no_positions(lake, client):
 
 
 WRONG = [
-    {"version": 2}, {"producer": "a b"}, {"producer": ""}, {"producer": "x" * 129}, {"producer": 7}, {"is_first": 1},
+    {"sink": "a b"}, {"sink": ""}, {"sink": "x" * 201}, {"sink": 7}, {"life": -1}, {"life": True}, {"life": "1"},
+    {"life": 1 << 53}, {"is_first": 1},
     {"ranges": []}, {"ranges": [[0, 0, 0, 0, 1]]}, {"ranges": [[1, 0, 0, 0, 1, 0]]}, {"ranges": [[0, 0, 2, 0, 1, 9]]},
     {"ranges": [[0, 4096, 0, 0, 1, 0]]}, {"ranges": [[-1, 0, 0, 0, 1, 0]]}, {"ranges": [[0, 0, 0, 0, True, 0]]},
     {"ranges": [[0, 0, 0, 0, 1 << 32, 0]]}, {"ranges": [[0, 0, 0, 0, 1, 1 << 31]]}, {"ranges": [[0, 0, 0, 0, 1.0, 0]]},
     {"ranges": [[0, 2, 0, 0, 1, 0], [2, 3, 0, 0, 1, 0]]},
 ]  # fmt: skip
-RIGHT = {"version": 1, "producer": "p", "is_first": True, "ranges": [[0, 0, 0, 0, 1, 0]]}
+RIGHT = {"version": 1, "sink": "s", "life": 1, "is_first": True, "ranges": [[0, 0, 0, 0, 1, 0]]}
 
 
-@pytest.mark.parametrize("header", ["", "[]", "{", "null", "{}", *(json.dumps({**RIGHT, **wrong}) for wrong in WRONG)])
+@pytest.mark.parametrize("header", ["", "[]", "{", "null", *(json.dumps({**RIGHT, **wrong}) for wrong in WRONG)])
 def test_a_chunk_header_that_makes_no_sense_is_refused(client, items, header):
     with nothing_written(items):
         error_of(post(client, [], **{"Strandline-Chunk": header}), 400)
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+def test_a_sender_of_another_version_waits_and_gives_no_rows_up(client, items, version):
+    header = json.dumps({**RIGHT, "version": version})
+    with nothing_written(items):
+        assert error_of(post(client, [], **{"Strandline-Chunk": header}), 412)["kind"] == "Conflict"
 
 
 @pytest.mark.parametrize(
@@ -433,10 +441,10 @@ def test_unknown_tables_and_routes_are_not_found(client, path):
     assert error["kind"] == "NotFound"
 
 
-def test_positions_are_asked_for_a_producer(client):
+def test_positions_are_asked_for_a_life_of_a_sink(client):
     assert error_of(client.get("/ingest/items/positions"), 400)["kind"] == "Invalid"
-    error_of(client.get("/ingest/items/positions", params={"producer": "a b"}), 400)
-    error_of(client.get("/ingest/nothing/positions", params={"producer": "p"}), 404)
+    error_of(client.get("/ingest/items/positions", params={"sink": "a b", "life": 1}), 400)
+    error_of(client.get("/ingest/nothing/positions", params={"sink": "s", "life": 1}), 404)
 
 
 @pytest.mark.parametrize(
@@ -623,7 +631,7 @@ def test_one_key_with_two_bodies_in_a_group_takes_the_first_and_refuses_the_othe
 def test_chunks_of_a_group_see_those_before_them_and_a_gap_harms_no_other(items):
     def chunk(start, end, first=False):
         return Chunk.parse(
-            json.dumps({"version": 1, "producer": "p", "is_first": first, "ranges": [[0, 0, *start, *end]]})
+            json.dumps({"version": 1, "sink": "s", "life": 1, "is_first": first, "ranges": [[0, 0, *start, *end]]})
         )
 
     group = [
@@ -659,7 +667,7 @@ def test_handles_that_race_with_one_chunk_apply_it_once(lake, items):
     """Each has a view of the log of its own, as processes have."""
     tables = [sl.Lake(lake.storage.uri).table("items") for _ in range(4)]
     for seq in range(1, 6):
-        facts = {"version": 1, "producer": "p", "is_first": seq == 1, "ranges": [[0, 1, seq, 0, seq + 1, 0]]}
+        facts = {"version": 1, "sink": "s", "life": 1, "is_first": seq == 1, "ranges": [[0, 1, seq, 0, seq + 1, 0]]}
         chunk = Chunk.parse(json.dumps(facts))
         rows = [row_at(0, seq, 0, id=seq), row_at(1, seq, 0, id=-seq)]
         with ThreadPoolExecutor(4) as pool:
@@ -704,7 +712,7 @@ def test_no_part_of_a_chunk_with_versions_is_applied_without_those_before_it(lak
         row_at(0, 1, 0, id=1, v=5), row_at(0, 2, 0, "delete", id=1), row_at(0, 3, 0, id=1, v=1),
         row_at(1, 1, 0, "delete", id=1), row_at(1, 2, 0, id=1, v=2),
     ]  # fmt: skip
-    facts = {"version": 1, "producer": "p", "is_first": True, "ranges": [[0, 2, 1, 0, 9, 0]]}
+    facts = {"version": 1, "sink": "s", "life": 1, "is_first": True, "ranges": [[0, 2, 1, 0, 9, 0]]}
     parts = posts(table, rows, chunk=Chunk.parse(json.dumps(facts)))
     assert [part.rows.num_rows for part in parts] == [2, 2, 1]
     assert [part.chunk.is_first for part in parts] == [True, False, False]
@@ -754,7 +762,7 @@ def tokens(lake, items):
 
 ASKED = [
     ("POST", "/ingest/items", {"writer", "admin"}),
-    ("GET", "/ingest/items/positions?producer=p", {"writer", "reader", "admin"}),
+    ("GET", "/ingest/items/positions?sink=s&life=1", {"writer", "reader", "admin"}),
     ("GET", "/status", {"reader", "admin"}),
     ("GET", "/healthz", {"reader", "writer", "admin", None, "unknown"}),
 ]

@@ -94,7 +94,12 @@ class Cursor:
         self._consumer = consumer
         self._given = given
         self._producer = Producer(
-            lake_id, consumer.name, consumer.table, consumer.table_generation, consumer.generation
+            lake_id,
+            consumer.name,
+            consumer.table,
+            consumer.table_generation,
+            consumer.generation,
+            consumer.began_ms,
         )
         self._marks = marks
         self._letters = letters

@@ -113,7 +113,9 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
     if not rows.num_rows:
         return 0
     lake_id = lake.catalog.refresh().lake_id
-    producer = Producer(lake_id, consumer.name, table.name, table.entry.generation, consumer.generation)
+    producer = Producer(
+        lake_id, consumer.name, table.name, table.entry.generation, consumer.generation, consumer.began_ms
+    )
     delivery = sink.to.open(producer)
     try:
         if not isinstance(delivery, Redelivery):

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     bindparam,
+    func,
     insert,
     select,
     update,
@@ -36,6 +37,8 @@ from strandline.leases import check_fence, leases
 from strandline.state import State, check_int, from_json, insert_missing, metadata, now_s, to_json
 from strandline.text import check_text
 
+UNDECIDED = "undecided"
+_APART_S = 0.002
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
 # One row a name: which generation it is now. It is locked by whatever changes something of the consumer.
@@ -89,6 +92,23 @@ class Consumer:
         return lease_of(self.name)
 
     @property
+    def undecided(self) -> str | None:
+        """Why nobody knows where it goes on, when its marks were lost: it waits, retired, for a person to say it."""
+        found = self.definition.get(UNDECIDED)
+        return None if found is None else str(found)
+
+    def decided(self) -> Consumer:
+        """The same, when a person has said what becomes of it."""
+        kept = {name: value for name, value in self.definition.items() if name != UNDECIDED}
+        return replace(self, definition=kept)
+
+    @property
+    def began_ms(self) -> int:
+        """When this life began. It rises from one life to the next, also after the state was put back from a copy that
+        does not know the last ones, whose numbers (`life`) are then given again."""
+        return round(self.created_s * 1000)
+
+    @property
     def title(self) -> str:
         """How it is called in a sentence."""
         return f"{self.kind} {self.name!r}"
@@ -120,12 +140,14 @@ class Registry:
         destination: str,
         definition: Mapping[str, Any],
         revive: bool = False,
+        after_ms: int = 0,
     ) -> Registered:
         """Make a consumer known, or find it with its marks.
 
         The same kind, destination and table generation keep the generation; a changed definition keeps it too, and
         open intents keep theirs. Anything else is a new generation. A retired consumer stays as it is,
-        whatever is told, since a person said so and the log may be gone, unless `revive` starts a new generation."""
+        whatever is told, since a person said so and the log may be gone, unless `revive` starts a new generation.
+        A new generation begins later than `after_ms`, the newest life that its destination knows."""
         told = _told(name, kind, table, table_generation, destination, definition)
         with self._state.transaction() as connection:
             insert_missing(connection, consumers, name=name)
@@ -133,8 +155,8 @@ class Registry:
             under_way = [] if found is None else open_intents(connection, [found.generation])
             decided = _decided(found, under_way, told, revive)
             if decided.is_new:
-                life = max(_lives(connection, name), default=0) + 1
-                new = replace(told, generation=uuid.uuid4().hex, life=life, created_s=now_s(connection))
+                life, created_s = _next_life(connection, name, after_ms / 1000)
+                new = replace(told, generation=uuid.uuid4().hex, life=life, created_s=created_s)
                 decided = replace(decided, consumer=new)
                 _insert(connection, new)
                 _point(connection, name, new.generation)
@@ -146,7 +168,7 @@ class Registry:
         """Let a consumer hold nothing and move no mark any more. Its marks and intents stay on record."""
         with self._state.transaction() as connection:
             found = current(connection, name, is_locking=True) or not_found(connection, name)
-            now: Consumer = replace(found, is_retired=True)
+            now: Consumer = replace(found.decided(), is_retired=True)
             _update(connection, now)
         return now
 
@@ -226,6 +248,13 @@ def not_found(connection: Connection, name: str) -> Any:
     raise NotFound(
         f"no consumer {name!r} in this state", hint=f"Consumers: {', '.join(names) or 'none yet'}", consumer=name
     )
+
+
+def _next_life(connection: Connection, name: str, after_s: float) -> tuple[int, float]:
+    """The number of a new life, and when it begins: after the ones before it, whatever the clock says."""
+    query = select(func.max(generations.c.life), func.max(generations.c.created_s)).where(generations.c.name == name)
+    life, created_s = connection.execute(query).one()
+    return (life or 0) + 1, max(now_s(connection), (created_s or 0) + _APART_S, after_s + _APART_S)
 
 
 def _lives(connection: Connection, name: str) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strandline.errors import Conflict, Invalid, NotFound
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.feed import extent_of, files_of
 from strandline.lag import Lag, lag_of
 from strandline.leases import this_worker
@@ -19,11 +19,13 @@ from strandline.marks import Standing
 from strandline.merge import Merge
 from strandline.registry import Consumer, Registered
 from strandline.secret import GIVEN
+from strandline.sinks.base import Partial, Producer
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
 from strandline.standing import declared_sink, facts_of, standing_of, standings, table_of
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
+    from strandline.table import Table
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
     if dry_run:
         return done
     lake.ledger.bond.check()
+    newest = _newest_life(lake, table, consumer)
     with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
         lake.ledger.registry.retire(name)
         lake.ledger.registry.register(
@@ -89,11 +92,30 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
             table=table.name,
             table_generation=table.entry.generation,
             destination=consumer.destination,
-            definition={**consumer.definition, "start": merge.log.head if start == HEAD else start},
+            definition={**consumer.decided().definition, "start": merge.log.head if start == HEAD else start},
             revive=True,
+            after_ms=newest,
         )
         lake.ledger.bond.renew()
     return done
+
+
+def _newest_life(lake: Lake, table: Table, consumer: Consumer) -> int:
+    """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
+    when it knows none or cannot be asked; then the clock alone decides."""
+    lake_id = lake.catalog.refresh().lake_id
+    producer = Producer(
+        lake_id, consumer.name, table.name, consumer.table_generation, consumer.generation, consumer.began_ms
+    )
+    try:
+        declared = lake.declared.get(consumer.name)
+        delivery = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared).to.open(producer)
+        try:
+            return delivery.newest_life() if isinstance(delivery, Partial) else 0
+        finally:
+            delivery.close()
+    except StrandlineError:
+        return 0
 
 
 def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:

@@ -160,7 +160,7 @@ def test_chunks_in_any_cut_and_order_leave_what_a_dict_would_hold(hall, changes,
             told = answer.json()
             assert (answer.status_code, told.get("rows"), told.get("skipped")) == expected
     assert by_id(table) == {key: str(value) for key, value in sender.rows.items()}
-    told = server.client.get(f"/ingest/{table.name}/positions", params={"producer": "p"}).json()["positions"]
+    told = server.client.get(f"/ingest/{table.name}/positions", params={"sink": "s", "life": 1}).json()["positions"]
     held = {v: (seq, index) for first, last, seq, index in told for v in range(first, last + 1)}
     assert held == sender.at
 
@@ -200,7 +200,7 @@ def test_a_request_that_was_not_answered_counts_once_when_it_is_repeated(lake, i
     with served(lake.storage.uri) as server:
         answers = [server.post("events", content, headers).json() for content, headers in posts]
         again = [server.post("events", content, headers).json() for content, headers in posts]
-        positions = server.client.get("/ingest/events/positions", params={"producer": "p"}).json()["positions"]
+        positions = server.client.get("/ingest/events/positions", params={"sink": "s", "life": 1}).json()["positions"]
     assert sorted(events.to_arrow()["id"].to_pylist()) == [1, 2, 3]
     assert (answers[0]["rows"], answers[0]["skipped"]) == ((0, 2) if is_there else (2, 0))
     assert answers[1].get("repeated", False) is is_there

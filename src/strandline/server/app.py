@@ -65,10 +65,11 @@ def make_app(
         return JSONResponse(outcome.to_dict())
 
     @app.get("/ingest/{table}/positions")
-    async def positions(table: str, producer: str, request: Request) -> JSONResponse:
-        """How far a table has the changes of a producer."""
+    async def positions(table: str, sink: str, request: Request, life: int | None = None) -> JSONResponse:
+        """How far a table has the changes of one life of a sink; of the newest one, if none is named."""
         await allow(request, "writer", "reader")
-        return JSONResponse({"producer": producer, "positions": await receiver.positions(table, producer)})
+        found, places = await receiver.positions(table, sink, life)
+        return JSONResponse({"sink": sink, "life": found, "positions": places})
 
     @app.get("/status")
     async def status(request: Request) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""What a sender says of the rows in a request: which positions of its table they are.
+"""What a sender says of the rows in a request: who it is, and which positions of its table they are.
 
 A position is (seq, index) within a vnode of the sender's table, packed into one number that orders as the pair does.
 """
@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from strandline.definitions import MAX_VNODES
-from strandline.server.errors import malformed
+from strandline.server.errors import malformed, other_version
 
 VERSION = 1
 HEADER = "Strandline-Chunk"
 INDEX_BITS = 31
 _SEQS = 1 << 32
 _INDEXES = 1 << INDEX_BITS
-_PRODUCER = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_LIVES = 1 << 53
+_SINK = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
 
 Numbers = npt.NDArray[np.int64]
 
@@ -34,10 +35,29 @@ def unpack(position: int) -> tuple[int, int]:
     return position >> INDEX_BITS, position & (_INDEXES - 1)
 
 
-def check_producer(text: object) -> str:
-    if not isinstance(text, str) or not _PRODUCER.match(text):
-        raise malformed(f"producer is {text!r:.140}; expected 1 to 128 of A-Z a-z 0-9 _ . -")
-    return text
+@dataclass(frozen=True)
+class Sender:
+    """One life of a sink. A sink that starts again has a higher `life`; the log keeps the highest that has sent."""
+
+    sink: str
+    life: int
+
+    @staticmethod
+    def of(sink: object, life: object) -> Sender:
+        if not isinstance(sink, str) or not _SINK.match(sink):
+            raise malformed(f"sink is {sink!r:.220}; expected 1 to 200 of A-Z a-z 0-9 _ . -")
+        if type(life) is not int or not 0 <= life < _LIVES:
+            raise malformed(f"life is {life!r:.40}; expected a number from 0 to {_LIVES - 1}")
+        return Sender(sink, life)
+
+    @property
+    def life_app(self) -> str:
+        """The transaction whose version is the highest life."""
+        return f"life/{self.sink}"
+
+    def position_app(self, vnode: int) -> str:
+        """The transaction whose version is the position in a vnode."""
+        return f"from/{self.sink}/{self.life}/{vnode}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class Places:
 class Chunk:
     """The header `Strandline-Chunk`: for each vnode of `ranges`, the rows from one position on and before another."""
 
-    producer: str
+    sender: Sender
     is_first: bool
     ranges: dict[int, tuple[int, int]]
 
@@ -68,7 +88,8 @@ class Chunk:
         if not isinstance(facts, dict):
             raise malformed(f"the header {HEADER} is not a JSON object")
         if facts.get("version") != VERSION:
-            raise malformed(f"the chunk has version {facts.get('version')!r}; this receiver knows {VERSION}")
+            raise other_version(f"the chunk has version {facts.get('version')!r:.40}; this receiver knows {VERSION}")
+        sender = Sender.of(facts.get("sink"), facts.get("life"))
         if not isinstance(facts.get("is_first"), bool):
             raise malformed(f"is_first is {facts.get('is_first')!r:.40}; expected true or false")
         ranges = facts.get("ranges")
@@ -81,7 +102,7 @@ class Chunk:
                 if vnode in found:
                     raise malformed(f"vnode {vnode} is in two ranges")
                 found[vnode] = (start, end)
-        return Chunk(check_producer(facts.get("producer")), facts["is_first"], found)
+        return Chunk(sender, facts["is_first"], found)
 
     def places(self, vnodes: Numbers, seqs: Numbers, indexes: Numbers) -> Places:
         """The places of the body's rows, which must lie in the ranges and rise within each vnode."""

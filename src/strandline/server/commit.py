@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
-from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.errors import Conflict, Invalid, Unavailable
 from strandline.log import Log, prepare
 from strandline.retry import until_landed
 from strandline.schema import conform
-from strandline.server.chunk import Chunk, Places
+from strandline.server.chunk import Chunk, Places, Sender
+from strandline.server.errors import Failure, Refusal
 from strandline.server.keys import Key, reused
-from strandline.server.positions import app_of, verdict
+from strandline.server.positions import forgotten, verdict
 from strandline.server.posts import Post, columns_of
 from strandline.storage.snapshot import Draft, Snapshot
 
@@ -45,7 +46,7 @@ class Outcome:
         return {"rows": self.rows, "skipped": self.skipped, "seq": self.seq, **repeated}
 
 
-def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
+def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
     """Commit the first of `posts`, all of them where one commit can say it; what became of each, in their order."""
     try:
         return until_landed(lambda: _commit(log, posts))
@@ -55,7 +56,7 @@ def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineEr
         ) from error
 
 
-def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
+def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
     state = log.refresh()
     definition = state.definition
     plan = _Plan(state.snapshot.txns)
@@ -71,7 +72,9 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | StrandlineError]:
         if any(snapshot.txns.get(app) != value for app, value in plan.expected.items()):
             raise Conflict("positions moved while the commit was made")
         keys = {key.app: key.packed(snapshot.version + 1) for key in plan.keys.values()}
-        return replace(draft, txns=plan.moved, expiring_txns=keys)
+        # From the snapshot: an older life may have got a vnode's position after the commit was decided.
+        old = {app: at for sender in plan.begun for app, at in forgotten(snapshot.txns, sender).items()}
+        return replace(draft, txns=plan.moved, expiring_txns=keys, forgotten_txns=old)
 
     seq = log.commit(files, operation="RECEIVE", amend=amend).seq
     crash_point("receiver.committed")
@@ -85,10 +88,11 @@ class _Plan:
         self.expected: dict[str, int | None] = {}
         self.moved: dict[str, int] = {}
         self.keys: dict[str, Key] = {}
+        self.begun: set[Sender] = set()
         self.pieces: list[pa.Table] = []
         # A dict, as every snapshot has it; nothing writes to it here.
         self._txns = cast("dict[str, int]", txns)
-        self._results: list[tuple[Outcome | StrandlineError, bool]] = []
+        self._results: list[tuple[Outcome | Failure, bool]] = []
         self._deleted: list[np.ndarray[Any, np.dtype[np.int64]]] = []
 
     @property
@@ -132,19 +136,27 @@ class _Plan:
         return False
 
     def _add_chunk(self, rows: pa.Table, chunk: Chunk, places: Places) -> None:
-        for vnode in chunk.ranges:
-            app = app_of(chunk.producer, vnode)
+        sender = chunk.sender
+        for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)
         try:
             found = verdict(chunk, places, ChainMap(self.moved, self._txns))
-        except Conflict as gap:
-            self._results.append((gap, False))
+        except (Conflict, Refusal) as refused:
+            self._results.append((refused, False))
             return
+        if sender.life_app in found.moved:
+            self._begin(sender)
         new = rows if found.is_new is None else rows.filter(pa.array(found.is_new))
         self._take(new)
         self.moved.update(found.moved)
         outcome = Outcome(new.num_rows, rows.num_rows - new.num_rows)
         self._results.append((outcome, bool(found.moved)))
+
+    def _begin(self, sender: Sender) -> None:
+        """A new life sends for the first time: what this commit would have kept of an older one is not kept."""
+        self.begun.add(sender)
+        own = f"from/{sender.sink}/"
+        self.moved = {app: at for app, at in self.moved.items() if not app.startswith(own)}
 
     def _take(self, rows: pa.Table) -> None:
         if rows.num_rows:
@@ -155,7 +167,7 @@ class _Plan:
         columns = columns_of(definition)
         return pa.concat_tables([conform(piece, columns) for piece in self.pieces])
 
-    def results(self, seq: int | None) -> list[Outcome | StrandlineError]:
+    def results(self, seq: int | None) -> list[Outcome | Failure]:
         return [
             replace(found, seq=seq) if isinstance(found, Outcome) and is_in_commit else found
             for found, is_in_commit in self._results

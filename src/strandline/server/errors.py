@@ -43,6 +43,9 @@ class Refusal(Exception):
         self.error = error
 
 
+Failure = StrandlineError | Refusal
+
+
 def malformed(message: str, **fields: Any) -> Refusal:
     """The body or a header is not what it says it is."""
     return Refusal(400, Invalid(message, **fields))
@@ -54,6 +57,18 @@ def unauthorized(message: str, hint: str) -> Refusal:
 
 def forbidden(message: str, hint: str) -> Refusal:
     return Refusal(403, Invalid(message, hint=hint))
+
+
+def outlived(message: str, **fields: Any) -> Refusal:
+    """The sender is an older life of a sink of which a newer one has sent rows already."""
+    return Refusal(410, Conflict(message, hint="Nothing was applied.", **fields))
+
+
+def other_version(message: str) -> Refusal:
+    """The sender speaks another version: it must wait for the upgrade, not give its rows up."""
+    return Refusal(
+        412, Conflict(message, hint="Nothing was applied. Upgrade the older side: pip install -U strandline")
+    )
 
 
 def too_slow(message: str) -> Refusal:

@@ -1,7 +1,12 @@
-"""How far a table has the changes of each producer: Delta transactions in the commits that bring them.
+"""How far a table has the changes of each sender: Delta transactions in the commits that bring them.
 
-For each (producer, vnode) the log keeps the position before which it has everything. Positions move forward only, and
-in the commit that adds the rows, so rows and positions cannot disagree, whatever crashes or repeats.
+For each sink the log keeps the highest life that has sent rows, and for each vnode of that life the position before
+which it has everything. Positions of a life move forward only. All of it lands in the commit that adds the rows, so
+rows, positions and lives cannot disagree, whatever crashes or repeats.
+
+A sink that starts again is a new life, with positions of its own. From its first commit on nothing of an older life is
+taken: a request of that life which was on its way until then would put old rows over newer ones. The positions of the
+older life are forgotten in the same commit.
 """
 
 from __future__ import annotations
@@ -14,20 +19,24 @@ import numpy.typing as npt
 
 from strandline.definitions import MAX_VNODES
 from strandline.errors import Conflict
-from strandline.server.chunk import Chunk, Places, unpack
+from strandline.server.chunk import Chunk, Places, Sender, unpack
+from strandline.server.errors import outlived
 
 
-def app_of(producer: str, vnode: int) -> str:
-    return f"from/{producer}/{vnode}"
+def check_life(sender: Sender, txns: Mapping[str, int]) -> None:
+    """410 when a newer life of the sender's sink has sent rows."""
+    newest = txns.get(sender.life_app, 0)
+    if newest > sender.life:
+        raise outlived(
+            f"this is life {sender.life} of sink {sender.sink!r}, and life {newest} of it has sent rows to this table",
+            life=newest,
+        )
 
 
-def known(txns: Mapping[str, int], producer: str) -> list[list[int]]:
-    """`[[first_vnode, last_vnode, seq, index], …]` of what is kept of a producer."""
+def known(txns: Mapping[str, int], sender: Sender) -> list[list[int]]:
+    """`[[first_vnode, last_vnode, seq, index], …]` of what is kept of a sender."""
     runs: list[list[int]] = []
-    for vnode in range(MAX_VNODES):
-        position = txns.get(app_of(producer, vnode))
-        if position is None:
-            continue
+    for vnode, position in _kept(txns, sender).items():
         place = list(unpack(position))
         if runs and runs[-1][1] == vnode - 1 and runs[-1][2:] == place:
             runs[-1][1] = vnode
@@ -36,27 +45,38 @@ def known(txns: Mapping[str, int], producer: str) -> list[list[int]]:
     return runs
 
 
+def forgotten(txns: Mapping[str, int], sender: Sender) -> dict[str, int]:
+    """The positions of the life before a sender's, which its first commit forgets."""
+    life = txns.get(sender.life_app, sender.life)
+    if life == sender.life:
+        return {}
+    older = Sender(sender.sink, life)
+    return {older.position_app(vnode): position for vnode, position in _kept(txns, older).items()}
+
+
 def has_all(chunk: Chunk, txns: Mapping[str, int]) -> bool:
     """Whether nothing of a chunk is new. Positions do not move back, so that stays so."""
-    return all(end <= txns.get(app_of(chunk.producer, vnode), -1) for vnode, (_, end) in chunk.ranges.items())
+    return all(end <= txns.get(chunk.sender.position_app(vnode), -1) for vnode, (_, end) in chunk.ranges.items())
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What of a chunk is new: which of its rows (None: all of them), and where positions stand after it."""
+    """What of a chunk is new: which of its rows (None: all of them), and where life and positions stand after it."""
 
     is_new: npt.NDArray[np.bool_] | None
     moved: Mapping[str, int]
 
 
 def verdict(chunk: Chunk, places: Places, txns: Mapping[str, int]) -> Verdict:
-    """What to do with a chunk when positions stand as in `txns`; `Conflict` with them when something is missing before
-    it: then nothing of it may be applied."""
+    """What to do with a chunk when lives and positions stand as in `txns`; 410 when its life is over; `Conflict` with
+    the positions when something is missing before it. Then nothing of it may be applied."""
+    sender = chunk.sender
+    check_life(sender, txns)
     floors = np.zeros(MAX_VNODES, np.int64)
     moved: dict[str, int] = {}
     is_all = True
     for vnode, (start, end) in chunk.ranges.items():
-        app = app_of(chunk.producer, vnode)
+        app = sender.position_app(vnode)
         position = txns.get(app)
         if position is None and chunk.is_first:
             position = start
@@ -67,13 +87,20 @@ def verdict(chunk: Chunk, places: Places, txns: Mapping[str, int]) -> Verdict:
             moved[app] = end
         is_all = is_all and position <= start
         floors[vnode] = position
+    if moved and txns.get(sender.life_app) != sender.life:
+        moved[sender.life_app] = sender.life
     return Verdict(None if is_all else places.positions >= floors[places.vnodes], moved)
+
+
+def _kept(txns: Mapping[str, int], sender: Sender) -> dict[int, int]:
+    found = ((vnode, txns.get(sender.position_app(vnode))) for vnode in range(MAX_VNODES))
+    return {vnode: position for vnode, position in found if position is not None}
 
 
 def _gap(chunk: Chunk, vnode: int, position: int | None, start: int, txns: Mapping[str, int]) -> Conflict:
     has = "nothing of it" if position is None else f"everything before (seq, index) {unpack(position)}"
     return Conflict(
-        f"the chunk of producer {chunk.producer!r} begins at {unpack(start)} in vnode {vnode}; this table has {has}",
+        f"the chunk of sink {chunk.sender.sink!r} begins at {unpack(start)} in vnode {vnode}; this table has {has}",
         hint="Nothing was applied.",
-        positions=known(txns, chunk.producer),
+        positions=known(txns, chunk.sender),
     )

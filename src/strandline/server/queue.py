@@ -18,10 +18,10 @@ from strandline.crash import crash_point
 from strandline.errors import StrandlineError
 from strandline.log import Log
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.errors import busy
+from strandline.server.errors import Failure, Refusal, busy
 from strandline.server.posts import Post
 
-Result = Outcome | StrandlineError
+Result = Outcome | Failure
 COMMIT_BYTES = 128 << 20
 _LOOK_S = 0.001
 
@@ -136,7 +136,7 @@ class TableQueue:
 
 
 def _settle(future: asyncio.Future[Result], result: Result | Exception) -> None:
-    if isinstance(result, Outcome | StrandlineError):
+    if isinstance(result, Outcome | StrandlineError | Refusal):
         future.set_result(result)
     else:
         future.set_exception(result)

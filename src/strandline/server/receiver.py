@@ -17,12 +17,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from strandline.change import OP
-from strandline.errors import Invalid, StrandlineError, Unavailable
+from strandline.errors import Invalid, Unavailable
 from strandline.lake import Lake
 from strandline.schema import relaxed
 from strandline.server import body, positions
 from strandline.server.body import PLACE, UNFOLDED, Body, Form
-from strandline.server.chunk import HEADER, Chunk, check_producer
+from strandline.server.chunk import HEADER, Chunk, Sender
 from strandline.server.commit import Outcome
 from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large, unprepared
 from strandline.server.keys import Key, Summed, app_of
@@ -121,9 +121,20 @@ class Receiver:
                     del self._arriving[name]
             return found if isinstance(found, Outcome) else await self._committed(*found)
 
-    async def positions(self, name: str, producer: str) -> list[list[int]]:
-        check_producer(producer)
-        return await self._run(lambda: positions.known(self._table(name).log.refresh().snapshot.txns, producer))
+    async def positions(self, name: str, sink: str, life: int | None) -> tuple[int | None, list[list[int]]]:
+        """How far a table has the changes of one life of a sink, and which life that is: the newest one without a
+        number, None when it has nothing of the sink."""
+        asked = Sender.of(sink, life or 0)
+
+        def found() -> tuple[int | None, list[list[int]]]:
+            txns = self._table(name).log.refresh().snapshot.txns
+            if life is None:
+                newest = txns.get(asked.life_app)
+                return newest, [] if newest is None else positions.known(txns, Sender(sink, newest))
+            positions.check_life(asked, txns)
+            return life, positions.known(txns, asked)
+
+        return await self._run(found)
 
     async def _checked(
         self, name: str, head: Head, stream: AsyncIterator[bytes], claim: Claim
@@ -174,6 +185,8 @@ class Receiver:
     def _done(self, table: Table, head: Head, key: Key | None, data: bytes | None) -> Outcome | None:
         """What became of a request that is done already; None for one that is new."""
         txns = table.log.refresh().snapshot.txns
+        if head.chunk is not None:
+            positions.check_life(head.chunk.sender, txns)
         seq = None if key is None else key.seq_in(txns)
         is_had = head.chunk is not None and positions.has_all(head.chunk, txns)
         if seq is None and not is_had:
@@ -233,7 +246,7 @@ def _together(results: Sequence[Result]) -> Outcome:
     """What became of one request whose posts took several commits; the first of them that failed speaks for it."""
     total = Outcome(0)
     for result in results:
-        if isinstance(result, StrandlineError):
+        if not isinstance(result, Outcome):
             raise result
         seq = total.seq if result.seq is None else result.seq
         rows, skipped = (total.rows or 0) + (result.rows or 0), (total.skipped or 0) + (result.skipped or 0)

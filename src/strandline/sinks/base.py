@@ -31,13 +31,20 @@ Lane = Callable[[Iterator[pa.RecordBatch]], Iterator["Result"]]
 
 @dataclass(frozen=True)
 class Producer:
-    """Who delivers: one life (`generation`) of a consumer of one life of a table."""
+    """Who delivers: one life (`generation`) of a consumer of one life of a table. `life` is a number that rises from
+    one life of the consumer to the next, also when its state was put back from a copy in between."""
 
     lake_id: str
     consumer: str
     table: str
     table_generation: str
     generation: str
+    life: int
+
+    @property
+    def sink(self) -> str:
+        """What all lives of the consumer have in common, and no other consumer has."""
+        return f"{self.lake_id}.{self.consumer}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,24 @@ class Redelivery(Protocol):
     def resend(self, id: str, rows: pa.RecordBatch) -> None:
         """Send rows outside of every range, with `_op` and `_seq`. The same rows under the same id count once; an error
         when they are refused again."""
+        ...
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """A delivery to a destination that takes a batch row by row, knows the lives of a sink, and says how far it has
+    come inside a seq."""
+
+    def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
+        """The (seq, index) of each vnode of which the destination holds a part of a seq."""
+        ...
+
+    def rest(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
+        """The cuts by which a batch that was interrupted goes on where the destination stands."""
+        ...
+
+    def newest_life(self) -> int:
+        """The highest life of this sink that the destination has taken rows of; 0 when there is none."""
         ...
 
 

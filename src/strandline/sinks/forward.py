@@ -13,6 +13,7 @@ any other one gets the same chunks under the same keys."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from strandline.errors import Conflict, Internal, StrandlineError, Unavailable
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Dead, Producer, Result
 from strandline.sinks.chunks import Chunk, Cutter, Rule, positions_of
-from strandline.sinks.posting import CONFLICT, TOO_LARGE, Answer, Line, Secrets
+from strandline.sinks.posting import CONFLICT, GONE, TOO_LARGE, Answer, Line, Secrets
 
 if TYPE_CHECKING:
     from strandline.sinks.http import HttpSink
@@ -154,13 +155,20 @@ class _Run:
         answer = self._line.post(data, {**headers, **told})
         if answer.status == CONFLICT:
             raise self._conflict(chunk, answer)
+        if answer.status == GONE:
+            raise (
+                outlived(self._producer, self._sink, answer)
+                if self._sink.keeps_positions
+                else self._line.stopped(answer)
+            )
         return answer
 
     def _described(self, chunk: Chunk) -> dict[str, Any]:
         producer = self._producer
         return {
             "version": _VERSION,
-            "producer": producer.generation,
+            "sink": producer.sink,
+            "life": producer.life,
             "is_first": chunk.is_first,
             "ranges": chunk.ranges,
             "source": {
@@ -205,6 +213,32 @@ class _Run:
             expected=list(expected),
             found=None if found is None else list(found),
         )
+
+
+def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:
+    """A newer life of the same sink has sent there: what this one would send are older rows."""
+    newest = answer.error.get("life")
+    newer = f"begun {_moment(newest)}, " if type(newest) is int else ""
+    return Conflict(
+        f"{sink.url} takes nothing more of this life of sink {producer.consumer!r}, begun {_moment(producer.life)}: a"
+        f" newer life, {newer}has sent rows there. This lake or its state was put back from a copy, or another copy of"
+        " the lake sends there",
+        hint=f"Nothing was applied. To send the table again, as the newest life: strandline mark reset"
+        f" {producer.consumer}",
+        consumer=producer.consumer,
+        url=sink.url,
+        status=GONE,
+        life=producer.life,
+        found=newest,
+    )
+
+
+def _moment(life: int) -> str:
+    """When a life began, for people; its number when that is no time of our days."""
+    try:
+        return dt.datetime.fromtimestamp(life / 1000, dt.UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(life)
 
 
 def _named(chunk: Chunk, answer: Answer) -> int | None:

@@ -24,8 +24,8 @@ from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
 from strandline.sinks.chunks import Rule, positions_of
-from strandline.sinks.forward import HttpLane
-from strandline.sinks.posting import CONFLICT, Answer, Line, Secrets
+from strandline.sinks.forward import HttpLane, outlived
+from strandline.sinks.posting import CONFLICT, GONE, Answer, Line, Secrets
 
 STRANDLINE, ANY = "strandline", "any"
 
@@ -206,24 +206,42 @@ class HttpDelivery:
             )
 
     def position(self, vnodes: int) -> Mapping[int, int] | None:
-        """The last seq of each vnode that the receiver has completely. `Conflict` when it ends inside a seq: how the
-        batch began that was interrupted there is not known any more, and its rows may be those of a first load."""
+        """The last seq of each vnode that the receiver has completely, if the rows of that vnode came from the log."""
         if not self._sink.keeps_positions:
             return None
-        held = {vnode: place for vnode, place in self._held().items() if vnode < vnodes}
-        for vnode, (seq, index) in held.items():
-            if index:
-                raise self._interrupted(vnode, seq, index)
-        return {vnode: max(0, seq - 1) for vnode, (seq, _) in held.items()}
+        self._found = self._held()
+        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._found.items() if vnode < vnodes}
+
+    def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
+        """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Whether that is a
+        seq of the log or a first load, only the batch says that was interrupted there."""
+        return {v: place for v, place in (self._found or {}).items() if v < vnodes and place[1]}
+
+    def rest(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
+        """A rule by which everything is done that lies before the first vnode that the receiver has not all of. Rows
+        that it refused before are tried again: their dead letters may be lost."""
+        held = self._found or {}
+        places = ((vnode, *held.get(vnode, (after + 1, 0))) for vnode in sorted(vnodes))
+        done = next((place for place in places if place[1:] < (upto + 1, 0)), None)
+        return Rule(self._sink.chunk_rows, self._sink.chunk_bytes, done).to_dict()
 
     def close(self) -> None:
         if self._line is not None:
             self._line.close()
             self._line = None
 
+    def newest_life(self) -> int:
+        if not self._sink.keeps_positions:
+            return 0
+        told = self._asked({"sink": self._producer.sink}).document
+        life = told.get("life") if isinstance(told, dict) else None
+        return life if type(life) is int else 0
+
     def _held(self) -> dict[int, tuple[int, int]]:
         """The position of each vnode at the receiver."""
-        answer = self._opened().ask(f"{self._sink.url.rstrip('/')}/positions", {"producer": self._producer.generation})
+        answer = self._asked({"sink": self._producer.sink, "life": str(self._producer.life)})
+        if answer.status == GONE:
+            raise outlived(self._producer, self._sink, answer)
         told = answer.document
         held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
         if held is not None:
@@ -232,18 +250,8 @@ class HttpDelivery:
             raise self._not_a_receiver(answer)
         raise self._opened().stopped(answer)
 
-    def _interrupted(self, vnode: int, seq: int, index: int) -> Conflict:
-        consumer, url = self._producer.consumer, self._sink.url
-        return Conflict(
-            f"{url} has vnode {vnode} of sink {consumer!r} up to index {index} of seq {seq}: the delivery was"
-            " interrupted inside that seq",
-            hint=f"To send the table again: strandline mark reset {consumer}",
-            consumer=consumer,
-            url=url,
-            vnode=vnode,
-            seq=seq,
-            index=index,
-        )
+    def _asked(self, question: Mapping[str, str]) -> Answer:
+        return self._opened().ask(f"{self._sink.url.rstrip('/')}/positions", question)
 
     def _opened(self) -> Line:
         if self._line is None:
@@ -340,8 +348,8 @@ def _checked_params(params: object, receiver: str) -> dict[str, str]:
     for name, text in params.items():
         if not isinstance(name, str) or not name:
             raise Invalid(f"params names {name!r}, which is no parameter's name")
-        if receiver == STRANDLINE and name == "producer":
-            raise Invalid("the parameter producer is set by the sink itself", hint="Leave it out.")
+        if receiver == STRANDLINE and name in ("sink", "life"):
+            raise Invalid(f"the parameter {name} is set by the sink itself", hint="Leave it out.")
         if not isinstance(text, str) or not text:
             raise Invalid(
                 f"the parameter {name} is not a text", hint="Give it, or name where it is: 'env:NAME' or 'file:PATH'."

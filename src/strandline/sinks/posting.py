@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 REFUSED = frozenset({400, 422})
 CONFLICT = 409
+GONE = 410
 TOO_LARGE = 413
 
 _UNAUTHORIZED = 401
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-_DECIDED = REFUSED | {CONFLICT, TOO_LARGE}
+_DECIDED = REFUSED | {CONFLICT, GONE, TOO_LARGE}
 _AGENT = f"strandline/{strandline.__version__}"
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 10.0
@@ -126,7 +127,7 @@ class Line:
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """The answer to one request: rows were taken (2xx), refused (400, 422), are too many (413), or do not follow
-        what the receiver has (409). Anything else is raised."""
+        what the receiver has (409, 410). Anything else is raised."""
         attempts, is_refreshed, failing_since_s = 0, False, math.inf
         while True:
             attempts += 1
