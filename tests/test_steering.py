@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from strandline.consumers import retention
 from strandline.sinks.declared import SinkDef
 from strandline.sinks.parquet import ParquetSink
 from strandline.status import TableStatus
-from support import ITEMS, python
+from support import ITEMS, by_id, python
 
 
 def rows(*ids: int, name: str = "n") -> list[dict[str, Any]]:
@@ -312,9 +313,9 @@ def test_a_lake_from_an_old_copy_is_noticed_and_its_sink_waits_for_a_person(
     with pytest.raises(sl.Conflict):
         again.tick()
     (found,) = adopt_state(again)
-    assert found.marks is None
+    assert found.marks is None and found.is_undecided
     again.table("items").upsert(rows(7))
-    assert again.tick().sinks == ()
+    assert not again.tick().is_well and not again.status().is_healthy
     assert steering.reset(again, "archive").life == 2
     assert again.tick().rows == 4
 
@@ -430,24 +431,77 @@ lake.tick()
 """
 
 
-def test_a_first_load_that_was_interrupted_waits_for_a_person_when_the_state_is_lost(
-    lake: sl.Lake, items: sl.Table, tmp_path: Path
+# Kills after which the receiver happens to hold whole seqs of each vnode.
+BETWEEN_SEQS = {(False, 1), (False, 4)}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["a first load", "a range of the log"])
+@pytest.mark.parametrize("acked", [1, 2, 4])
+def test_a_delivery_that_was_interrupted_inside_a_seq_goes_on_there_when_the_state_is_lost(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path, is_first: bool, acked: int
 ) -> None:
-    """How it began is not known any more: to go on would leave out what was not sent."""
-    items.upsert(rows(*range(10)))
-    items.upsert(rows(*range(20, 30)))
     other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
     with served(str(tmp_path / "other")) as receiver:
         url = f"{receiver.url}/ingest/items"
-        killed = python(INTERRUPTED, lake.storage.uri, url, crash="sink.chunk_acked")
+        if not is_first:
+            items.upsert(rows(100))
+            assert python(INTERRUPTED, lake.storage.uri, url).returncode == 0
+        items.upsert(rows(*range(10)))
+        items.upsert(rows(*range(10, 30)))
+        killed = python(INTERRUPTED, lake.storage.uri, url, crash=f"sink.chunk_acked:{acked}")
         assert killed.returncode == -signal.SIGKILL
+        items.upsert(rows(*range(30, 35)))
+        items.delete([{"id": 7}])
         again = lose(lake)
         (found,) = adopt_state(again)
-        assert found.marks is None
-        assert again.tick().sinks == ()
+        assert found.marks is not None and not found.is_undecided
+        assert found.begun == (0 if (is_first, acked) in BETWEEN_SEQS else 1)
+        assert all(not sink.error for sink in again.status().sinks)
+        report = again.tick()
+        assert report.is_well, report.sinks
+        assert again.tick().is_idle
+    assert other.to_arrow().sort_by("id") == again.table("items").to_arrow().sort_by("id")
+    sent = other.changes().to_pylist()
+    assert len(sent) == (0 if is_first else 1) + 30 + 5 + 1, "each row once"
+
+
+def test_a_part_of_a_batch_that_the_lake_does_not_know_waits_for_a_person(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    """The lake's record is of an older copy: how the batch began is not known, and its rows may be a first load's."""
+    other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
+    items.upsert(rows(*range(10)))
+    record = Path(lake.storage.uri) / "state.json"
+    with served(str(tmp_path / "other")) as receiver:
+        url = f"{receiver.url}/ingest/items"
+        assert python(INTERRUPTED, lake.storage.uri, url).returncode == 0
+        older = record.read_bytes()
+        items.upsert(rows(*range(20)))
+        killed = python(INTERRUPTED, lake.storage.uri, url, crash="sink.chunk_acked")
+        assert killed.returncode == -signal.SIGKILL
+        record.write_bytes(older)
+        again = lose(lake)
+        (found,) = adopt_state(again)
+        assert found.marks is None and found.is_undecided
+        (sink,) = again.status().sinks
+        assert sink.is_retired and sink.error is not None and not again.status().is_healthy
+        for _ in range(2):
+            (report,) = again.tick().sinks
+            assert isinstance(report.error, sl.Conflict) and not report.rows
+            assert "mark reset central" in (report.error.hint or "")
         steering.reset(again, "central")
-        assert again.tick().is_well
-    assert other.to_arrow().num_rows == 20
+        assert again.tick().is_well and again.status().is_healthy
+    assert by_id(other) == by_id(items)
+
+
+def test_an_undecided_sink_may_be_given_up(lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path) -> None:
+    again = lose(lake)
+    (consumer,) = read_record(lake.storage).consumers
+    lost = replace(consumer, definition={**consumer.definition, "undecided": "nobody knows"})
+    again.ledger.bond.adopt([(lost, None)])
+    assert not again.status().is_healthy
+    assert steering.retire(again, "archive").name == "archive"
+    assert again.status().is_healthy and again.tick().is_idle
 
 
 def test_a_destination_that_never_answers_holds_no_other_sink_up(lake: sl.Lake, items: sl.Table, place: Path) -> None:

@@ -43,8 +43,8 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
-from strandline.intents import intents
-from strandline.marks import check_seqs, lower_marks, marks, raise_marks
+from strandline.intents import Intent, intents, open_intents
+from strandline.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
 from strandline.registry import Consumer, all_current, consumers, current, generations, put_life
 from strandline.state import State, check_int, insert_missing, meta, metadata, now_s
 from strandline.storage import Storage
@@ -67,12 +67,15 @@ _meta_locked = _meta.with_for_update()
 
 @dataclass(frozen=True)
 class Record:
-    """What the lake was told last: the epoch, where the state is (without a password), and its consumers."""
+    """What the lake was told last: the epoch, where the state is (without a password), its consumers, and what those
+    had begun. A renewal follows every new intent before anything of it is sent, so nothing is under way at a
+    destination that is not on record here."""
 
     lake_id: str
     epoch: int
     state: str
     consumers: tuple[Consumer, ...]
+    intents: tuple[Intent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,9 @@ class Bond:
             told = found.pending
             if told < own:
                 self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
-            self._write(Record(self._lake_id, told, self._state.shown, tuple(all_current(connection))))
+            known = tuple(all_current(connection))
+            begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
+            self._write(Record(self._lake_id, told, self._state.shown, known, tuple(begun)))
             crash_point("bond.recorded")
             is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
             connection.execute(delete(renewals).where(is_over))
@@ -133,6 +138,7 @@ class Bond:
         self,
         positions: Iterable[tuple[Consumer, Mapping[int, int] | None]],
         *,
+        begun: Iterable[Intent] = (),
         heads: Mapping[str, int] | None = None,
         trimmed_epoch: int = 0,
     ) -> list[Consumer]:
@@ -140,9 +146,10 @@ class Bond:
 
         Each consumer becomes the current life of its name, whatever was here. Its marks are those given; where the
         same life was here with a higher one, that one stays. None, for one of which nobody knows, retires it. Open
-        intents that do not stand on their marks any more are given up. `heads` are the newest seqs of the lake's tables
-        by generation: marks of any consumer beyond them are lowered to them, and intents that go beyond are given up,
-        since those commits are lost. Otherwise consumers that are not mentioned stay as they are.
+        intents that do not stand on their marks any more are given up; those in `begun` are open again. `heads` are
+        the newest seqs of the lake's tables by generation: marks of any consumer beyond them are lowered to them, and
+        intents that go beyond are given up, since those commits are lost. Otherwise consumers that are not mentioned
+        stay as they are.
 
         After a crash: all of it is done, or nothing and lake and state still do not belong together."""
         decided = sorted(positions, key=lambda each: each[0].name)
@@ -156,6 +163,8 @@ class Bond:
         with self._state.transaction() as connection:
             found = self._locked(connection)
             adopted = [_adopt(connection, consumer, seqs) for consumer, seqs in decided]
+            for intent in begun:
+                reopen_intent(connection, intent)
             for consumer in all_current(connection):
                 if heads is not None and consumer.table_generation in heads:
                     current(connection, consumer.name, is_locking=True)
@@ -225,7 +234,8 @@ class Bond:
 
     def _write(self, record: Record) -> None:
         told = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]
-        facts = {"format": FORMAT, **vars(record), "consumers": told}
+        begun = [{**vars(each), "definition": dict(each.definition)} for each in record.intents]
+        facts = {"format": FORMAT, **vars(record), "consumers": told, "intents": begun}
         with self._storage.output(FILE) as stream:
             stream.write(json.dumps(facts, indent=1).encode())
 
@@ -254,7 +264,8 @@ def read_record(storage: Storage) -> Record | None:
 
 def _record(facts: Mapping[str, Any]) -> Record:
     told = tuple(_consumer(each) for each in facts["consumers"])
-    record = Record(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), told)
+    begun = tuple(_intent(each) for each in facts.get("intents", ()))
+    record = Record(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), told, begun)
     if not isinstance(record.epoch, int) or record.epoch < 0:
         raise ValueError(f"epoch {record.epoch!r}")
     return record
@@ -265,6 +276,14 @@ def _consumer(facts: Mapping[str, Any]) -> Consumer:
     if not isinstance(told["definition"], dict):
         raise TypeError("a definition is a mapping")
     return Consumer(**told)
+
+
+def _intent(facts: Mapping[str, Any]) -> Intent:
+    told = {field.name: facts[field.name] for field in fields(Intent)}
+    vnodes, definition = told["vnodes"], told["definition"]
+    if not isinstance(definition, dict) or not isinstance(vnodes, list):
+        raise TypeError("an intent has a definition and vnodes")
+    return Intent(**{**told, "vnodes": tuple(check_int("vnode", vnode) for vnode in vnodes)})
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     bindparam,
+    insert,
     select,
 )
 
 from strandline.errors import Conflict
-from strandline.state import from_json, metadata
+from strandline.state import from_json, metadata, to_json
 
 intents = Table(
     "strandline_intents",
@@ -81,6 +82,11 @@ def open_intents(connection: Connection, generations: Collection[str]) -> list[I
         )
         for row in connection.execute(_of_lives, {"lives": sorted(generations)})
     ]
+
+
+def insert_intent(connection: Connection, intent: Intent) -> None:
+    kept = {name: to_json(name, getattr(intent, name)) for name in ("vnodes", "definition", "cuts")}
+    connection.execute(insert(intents), {**vars(intent), **kept})
 
 
 def busy(name: str, intent: Intent, what: str) -> Conflict:

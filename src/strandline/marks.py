@@ -38,7 +38,7 @@ from sqlalchemy import (
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.intents import Intent as Intent
-from strandline.intents import busy, gone, intents, open_intents
+from strandline.intents import busy, gone, insert_intent, intents, open_intents
 from strandline.leases import leases
 from strandline.registry import Consumer, all_current, by_generation, consumers, generations, guard, not_found
 from strandline.state import State, check_int, from_json, metadata, now_s, to_json
@@ -239,8 +239,7 @@ class Marks:
                 cuts=from_json("cuts", kept),
                 created_s=now_s(connection),
             )
-            row = {**vars(intent), "vnodes": to_json("vnodes", chosen), "cuts": kept}
-            connection.execute(insert(intents), {**row, "definition": definition})
+            insert_intent(connection, intent)
         crash_point("marks.intent_saved")
         return intent
 
@@ -298,6 +297,16 @@ def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]
     for intent in open_intents(connection, [generation]):
         if any(seqs.get(vnode, intent.after) > intent.after for vnode in intent.vnodes):
             connection.execute(delete(intents).where(intents.c.id == intent.id))
+
+
+def reopen_intent(connection: Connection, intent: Intent) -> None:
+    """Let what a locked consumer had begun be under way again, by command, unless its marks or another intent say that
+    it is not."""
+    found = _marks(connection, intent.generation)
+    others = open_intents(connection, [intent.generation])
+    is_free = not any(each.lane == intent.lane or set(each.vnodes) & set(intent.vnodes) for each in others)
+    if is_free and all(found.get(vnode) == intent.after for vnode in intent.vnodes):
+        insert_intent(connection, intent)
 
 
 def lower_marks(connection: Connection, generation: str, head: int) -> None:

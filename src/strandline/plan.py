@@ -19,6 +19,7 @@ from strandline.intents import Intent
 from strandline.log import LogState
 from strandline.marks import Standing
 from strandline.merge import Merge
+from strandline.registry import Consumer
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start
 from strandline.standing import declared_sink, registration, standings, table_of
 from strandline.storage.snapshot import DataFile
@@ -161,6 +162,8 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     kind = declared.to.kind if declared else consumer.kind if consumer else ""
     destination = declared.to.destination if declared else consumer.destination if consumer else ""
     plan = SinkPlan(name, known.table, kind, destination)
+    if consumer is not None and consumer.undecided is not None:
+        return replace(plan, error=_waits(consumer))
     if consumer is not None and consumer.is_retired:
         return replace(plan, is_retired=True)
     try:
@@ -179,6 +182,16 @@ def sink_plan(lake: Lake, name: str, found: Standing) -> SinkPlan:
     except Exception as error:
         # Damage has no end of forms; whichever it is, the other sinks go on.
         return replace(plan, error=Internal(f"sink {name!r} cannot be planned: {type(error).__name__}: {error}"))
+
+
+def _waits(consumer: Consumer) -> Conflict:
+    name = consumer.name
+    return Conflict(
+        f"sink {name!r} waits for you to say where it goes on: its marks were lost, and {consumer.undecided}",
+        hint=f"Nothing is sent. To send the table again: strandline mark reset {name} (only changes from a seq on:"
+        f" --to SEQ, --head). To give it up: strandline mark retire {name}",
+        consumer=name,
+    )
 
 
 def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:

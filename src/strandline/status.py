@@ -174,7 +174,7 @@ def _sink(
         letters=letters.get(generation, 0),
         owner=None if lease is None else lease.owner,
         last=receipt,
-        error=None if is_retired else error,
+        error=None if plan.is_retired else error,
         holds_log=consumer is not None and not is_retired,
     )
 

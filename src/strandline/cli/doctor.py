@@ -41,7 +41,7 @@ def doctor(
     Ends with 1 when something is wrong.
 
     With --adopt-state, after the state of the lake's sinks was lost or put back from an old copy: ask every destination
-    how far it has come, and go on from there."""
+    how far it has come, and go on from there. Ends with 1 when a sink waits for you to say where it goes on."""
     if adopt_state:
         return _adopted(call, skip or ())
     if skip:
@@ -82,6 +82,8 @@ def _sink_finding(sink: SinkStatus) -> Finding:
     is_passing = told.get("kind") == "Unavailable" and told.get("message") == sink.error
     what = f"sink {sink.name} failed{', and the next tick tries again' if is_passing else ''}: {sink.error}"
     severity: Severity = "note" if is_passing else "wrong"
+    if sink.is_retired:
+        return Finding("wrong", sink.table, sink.error or "", sink.destination, command=f"mark reset {sink.name}")
     return Finding(severity, sink.table, what, sink.destination, command=f"tick {sink.name}")
 
 
@@ -90,26 +92,32 @@ def _adopted(call: Call, skip: Sequence[str]) -> Answer:
     is_lost = not lake.ledger.registry.all()
     found = adopt_state(lake, skip=skip)
     retired = sum(each.marks is None for each in found)
+    waiting = sum(each.is_undecided for each in found)
 
     def show(out: Console) -> None:
         for each in found:
             if each.marks is None:
-                out.print(f"{each.name}: retired: {each.why}.", soft_wrap=True)
+                state = "waits for you" if each.is_undecided else "retired"
+                out.print(f"{each.name}: {state}: {each.why}.", soft_wrap=True)
                 again = call.command(f"mark reset {each.name}")
                 out.print(Text(f"  Say where it goes on: {again} (the whole table; --to SEQ, --head)", "dim"))
+                if each.is_undecided:
+                    out.print(Text(f"  Or give it up: {call.command(f'mark retire {each.name}')}", "dim"))
             else:
                 low, high = min(each.marks.values()), max(each.marks.values())
                 at = f"seq {low:,}" if low == high else f"seqs {low:,} to {high:,}"
-                out.print(f"{each.name}: goes on after {at}, {each.why}.", soft_wrap=True)
+                rest = f"; it finishes {counted(each.begun, 'batch', 'batches')} first" if each.begun else ""
+                out.print(f"{each.name}: goes on after {at}, {each.why}{rest}.", soft_wrap=True)
         said = "There are no sinks to adopt."
         if found:
-            said = f"{counted(len(found) - retired, 'sink goes', 'sinks go')} on, {retired:,} retired."
+            goes = counted(len(found) - retired, "sink goes", "sinks go")
+            said = f"{goes} on, {retired - waiting:,} retired, {waiting:,} waiting for you."
         out.print(f"Lake and state belong together again. {said}")
         if is_lost:
             again = call.command("token add NAME --role writer")
             out.print(f"If its server had tokens, they were lost with the state. Make them again: {again}")
 
-    return Answer({"lake": lake.storage.uri, "sinks": [each.to_dict() for each in found]}, show)
+    return Answer({"lake": lake.storage.uri, "sinks": [each.to_dict() for each in found]}, show, 1 if waiting else 0)
 
 
 def _show(out: Console, call: Call, report: Report, is_damaged: bool) -> None:

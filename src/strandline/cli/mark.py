@@ -105,7 +105,7 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
     """Let a sink send nothing more, and keep the log for it no more. Asks first."""
     lake = call.lake()
     (sink,) = sinks.all_of(call, lake, [name])
-    if sink.is_retired:
+    if sink.is_retired and not sink.error:
         raise Invalid(f"sink {name!r} is retired already", hint=_revive(call, name), consumer=name)
     planned = steering.retire(lake, name, dry_run=True)
     rest = "Everything was sent" if planned.lag.is_none else _unsent(planned.lag)

@@ -107,7 +107,7 @@ def last_text(last: Receipt | None) -> str:
 def state_text(sink: SinkStatus) -> str:
     """In a word or two; what an error says has a line of its own."""
     if sink.is_retired:
-        return "retired"
+        return "retired" if sink.error is None else "waits for you"
     if sink.owner is not None:
         return f"working ({owner_text(sink.owner)})"
     if sink.error is not None:

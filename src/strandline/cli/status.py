@@ -77,7 +77,10 @@ def _show_sinks(out: Console, call: Call, found: Sequence[SinkStatus]) -> None:
     show_rows(out, ("SINK", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
     for sink in found:
         if sink.error is not None:
-            out.print(Text.assemble((f"{sink.name} failed: ", "bold red"), sink.error), soft_wrap=True)
+            said = f"{sink.name}: " if sink.is_retired else f"{sink.name} failed: "
+            out.print(Text.assemble((said, "bold red"), sink.error), soft_wrap=True)
+        if sink.error is not None and sink.is_retired:
+            out.print(f"  {call.command(f'mark reset {sink.name}')}, or {call.command(f'mark retire {sink.name}')}")
         if sink.letters:
             see = call.command(f"deadletter list {sink.name}")
             out.print(f"{sink.name}: {counted(sink.letters, 'dead letter')}. See: {see}", soft_wrap=True)
