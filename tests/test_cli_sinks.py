@@ -648,6 +648,23 @@ def test_sinks_that_go_on_and_sinks_that_are_retired_are_counted_apart(archive: 
     assert "tokens" in said and "strandline token add NAME --role writer" in said
 
 
+def test_a_sink_that_nobody_knows_the_place_of_waits_and_every_verb_says_so(archive: Run, items: sl.Table) -> None:
+    archive("sink", "add", "foreign", "items", "--to", "http://127.0.0.1:9/x", "--receiver", "any", "--start", "head")
+    for file in Path("lake").glob("state.db*"):
+        file.unlink()
+    said = archive("doctor", "--adopt-state", code=1)
+    assert "1 sink goes on, 0 retired, 1 waiting for you." in said and "strandline mark reset foreign" in said
+    said = archive("status", code=1)
+    assert "waits for you" in said and "strandline mark reset foreign" in said and "mark retire foreign" in said
+    assert "strandline mark reset foreign" in archive("tick", code=1)
+    assert "strandline mark reset foreign" in archive("doctor", code=1)
+    (report,) = [sink for sink in archive.json("tick", code=1)["sinks"] if sink["name"] == "foreign"]
+    assert report["error"]["kind"] == "Conflict"
+    archive("mark", "retire", "foreign", "--yes")
+    for words in (("status",), ("tick",), ("doctor",)):
+        archive(*words)
+
+
 # --- run --------------------------------------------------------------------------------------------------------
 
 

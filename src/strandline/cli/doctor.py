@@ -111,7 +111,7 @@ def _adopted(call: Call, skip: Sequence[str]) -> Answer:
         said = "There are no sinks to adopt."
         if found:
             goes = counted(len(found) - retired, "sink goes", "sinks go")
-            said = f"{goes} on, {retired - waiting:,} retired, {waiting:,} waiting for you."
+            said = f"{goes} on, {retired - waiting:,} retired{f', {waiting:,} waiting for you' if waiting else ''}."
         out.print(f"Lake and state belong together again. {said}")
         if is_lost:
             again = call.command("token add NAME --role writer")
