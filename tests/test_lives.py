@@ -396,4 +396,4 @@ class Lives(RuleBasedStateMachine):
 
 def test_whatever_is_delayed_or_repeated_the_receiver_only_goes_forward(tmp_path):
     Lives.folder = tmp_path
-    run_state_machine_as_test(Lives, settings=settings(max_examples=12, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Lives, settings=settings(max_examples=10, stateful_step_count=20, deadline=None))
