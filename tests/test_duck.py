@@ -11,10 +11,15 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.baseline import Baseline
+from strandline.catalog import Entry
 from strandline.change import UPSERT
+from strandline.definitions import TableDef
+from strandline.doctor import examine
 from strandline.duck import Duck
-from strandline.log import prepare
+from strandline.log import Log, prepare
 from strandline.storage.local import LocalStorage
+from unsound import of_bytes, of_numbers
 
 POISON = pa.schema([("id", pa.int64()), ("v", pa.decimal128(38, 0))])
 FATAL = "SELECT CAST(v AS VARCHAR) FROM poison"
@@ -24,12 +29,15 @@ FATAL = "SELECT CAST(v AS VARCHAR) FROM poison"
 def poison(lake: sl.Lake) -> sl.Table:
     """A table as an earlier version could write it: a decimal of 39 digits, on which a cast ends DuckDB."""
     table = lake.create_table("poison", POISON, key=["id"], vnodes=1)
-    digits = (-(2**127)).to_bytes(16, "little", signed=True)
-    values = pa.Array.from_buffers(pa.decimal128(38, 0), 1, [None, pa.py_buffer(digits)])
-    rows = pa.table({"id": [1], "v": values}, schema=POISON)
+    values = of_numbers(pa.decimal128(38, 0), [-(2**127)], 16)
+    committed(table, pa.table({"id": [1], "v": values}, schema=POISON))
+    return table
+
+
+def committed(table: sl.Table, rows: pa.Table) -> None:
+    """Commit rows that nobody looked at."""
     definition = table.definition
     table.log.commit(table.log.write(prepare(rows, definition, UPSERT), definition), operation="UPSERT")
-    return table
 
 
 def filled(lake: sl.Lake, name: str = "items") -> sl.Table:
@@ -124,3 +132,33 @@ def test_a_stream_of_batches_that_duckdb_died_under_ends_in_an_error(lake: sl.La
     with suppress(sl.StrandlineError):
         assert sum(batch.num_rows for batch in stream) == 9
     assert rows_of(table) == EXPECTED
+
+
+def test_text_of_an_earlier_version_that_is_not_utf8_is_an_error_of_its_table_alone(lake: sl.Lake) -> None:
+    schema = pa.schema([("id", pa.int64()), ("v", pa.string())])
+    bad, good = lake.create_table("bad", schema, key=["id"], vnodes=1), filled(lake)
+    committed(bad, pa.table({"id": [1, 2], "v": of_bytes([b"ok", b"\xff"])}, schema=schema))
+    for read in (bad.to_arrow, bad.changes, lambda: list(bad.to_batches()), lambda: lake.sql("SELECT * FROM bad")):
+        with pytest.raises(sl.Corrupt, match=r"\.parquet"):
+            read()
+    assert rows_of(good) == EXPECTED
+
+
+def test_a_field_without_a_name_of_an_earlier_version_is_named(lake: sl.Lake) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.struct([("", pa.int64())]))])
+    definition = TableDef(("id",), (), 1, None, (schema,))
+
+    def make(entry: Entry) -> None:
+        Log.create(lake.storage, f"{entry.folder}/log", "odd", definition)
+        Baseline.create(lake.storage, f"{entry.folder}/baseline", "odd", definition)
+
+    lake.catalog.add("odd", make)
+    with pytest.raises(sl.Invalid, match="cannot read a field with the name ''"):
+        lake.table("odd").to_arrow()
+
+
+def test_a_deep_look_of_doctor_finds_values_that_no_engine_reads(lake: sl.Lake, poison: sl.Table) -> None:
+    filled(lake)
+    report = examine(LocalStorage(lake.storage.uri), deep=True)
+    assert [found.table for found in report.findings if "more digits" in found.what] == ["poison"]
+    assert not report.is_sound

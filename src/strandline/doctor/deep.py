@@ -16,6 +16,7 @@ from strandline.dialect import listed, literal
 from strandline.doctor.deltas import DeltaExam
 from strandline.duck import Duck
 from strandline.log import same_as_next
+from strandline.soundness import first_unreadable, first_unsound
 from strandline.storage.snapshot import DataFile
 from strandline.vnode import hash_keys, shift_for
 
@@ -57,6 +58,10 @@ def _fault(
         with decode.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
             for batch in decode.batches(opened):
                 rows = pa.Table.from_batches([batch])
+                unread = first_unsound(rows) or first_unreadable(rows)
+                if unread:
+                    where = f"row {row + unread.row}, column {unread.path!r}"
+                    return f"{where}: {unread.why}; not every engine reads the file"
                 fault = check(rows)
                 if fault:
                     return f"after row {row}: {fault}"
