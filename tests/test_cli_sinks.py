@@ -372,6 +372,34 @@ def test_a_sink_that_could_not_work_is_not_added(run: Run, items: sl.Table, word
     assert run.json("sink", "list")["sinks"] == []
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("token", ("--to", "https://example.org/x", "--token", "hunter2-plain")),
+        ("salt", ("--to", "out", "--mask", "email=hash", "--salt", "hunter2-plain")),
+        ("uri", ("--catalog", "type=sql", "--catalog", "uri=postgresql://me:hunter2-plain@127.0.0.1:1/cat")),
+        ("uri", ("--catalog", "type=sql", "--catalog", "uri=postgresql://h:1/cat?password=hunter2-plain")),
+        ("uri", ("--catalog", "type=rest", "--catalog", "uri=http://me:hunter2-plain@127.0.0.1:1/cat")),
+        ("warehouse", ("--catalog", "type=rest", "--catalog", "warehouse=s3://key:hunter2-plain@bucket/wh")),
+        ("credential", ("--catalog", "type=rest", "--catalog", "credential=me:hunter2-plain")),
+        ("s3.secret-access-key", ("--catalog", "type=rest", "--catalog", "s3.secret-access-key=hunter2-plain")),
+        (None, ("--to", "https://me:hunter2-plain@example.org/x")),
+        (None, ("--to", "https://example.org/x?code=hunter2-plain")),
+        (None, ("--to", "s3://key:hunter2-plain@bucket/x")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_secret_that_would_be_left_out_is_refused_with_the_way_to_name_it(
+    run: Run, items: sl.Table, setting: str | None, words: tuple[str, ...]
+) -> None:
+    kind = ("--to", "ns.items", "--kind", "iceberg") if words[0] == "--catalog" else ()
+    error = run.json("sink", "add", "x", "items", *kind, *words, code=1)["error"]
+    assert (error["kind"], error.get("setting")) == ("Invalid", setting)
+    assert "hunter2" not in json.dumps(error)
+    assert setting is None or "env:NAME" in error["hint"]
+    assert run.json("sink", "list")["sinks"] == []
+
+
 def test_changing_a_sink_says_what_changes_and_asks(archive: Run, items: sl.Table, tmp_path: Path) -> None:
     assert "Sink archive is as it was." in archive("sink", "add", "archive", "items", "--to", "out")
     words = ("sink", "add", "archive", "items", "--mask", "email=null")

@@ -18,7 +18,6 @@ from strandline.leases import this_worker
 from strandline.marks import Standing
 from strandline.merge import Merge
 from strandline.registry import Consumer, Registered
-from strandline.secret import GIVEN
 from strandline.sinks.base import Partial, Producer
 from strandline.sinks.declared import BACKFILL, HEAD, SinkDef, Start, checked_start
 from strandline.standing import declared_sink, facts_of, standing_of, standings, table_of
@@ -54,12 +53,12 @@ class Retired:
 
 def add(lake: Lake, sink: SinkDef) -> Registered:
     """Register a sink, so that every tick of the lake finds it without a program that declares it."""
-    kept = sink.to_dict()
-    if GIVEN in (kept["salt"], *_texts(kept["to"])):
+    for setting in sink.unkept():
         raise Invalid(
-            f"sink {sink.name!r} has a secret that would be lost: secrets are not written down",
-            hint="Name where it is: env:NAME or file:PATH.",
+            f"sink {sink.name!r} has a secret in {setting} that would be lost: secrets are not written down",
+            hint="Keep it elsewhere, and name where in its place: env:NAME or file:PATH.",
             consumer=sink.name,
+            setting=setting,
         )
     found = standing_of(lake, sink.name)
     table = lake.table(sink.table)
@@ -155,11 +154,3 @@ def _rows(start: Start, merge: Merge) -> int:
     if int(start) > merge.log.head:
         raise Invalid(f"table is at seq {merge.log.head}; there is nothing after {start}", seq=int(start))
     return extent_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows
-
-
-def _texts(facts: object) -> list[object]:
-    if isinstance(facts, Mapping):
-        return [text for value in facts.values() for text in _texts(value)]
-    if isinstance(facts, list | tuple):
-        return [text for value in facts for text in _texts(value)]
-    return [facts]

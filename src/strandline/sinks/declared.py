@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, cast
@@ -82,6 +82,12 @@ class SinkDef:
             "start": self.start,
         }
 
+    def unkept(self) -> list[str]:
+        """The settings of which `to_dict` leaves out a secret, because it was given as it is."""
+        kept = self.to_dict()
+        found = ["salt"] if kept["salt"] != self.salt else []
+        return found + [name for name, value in kept["to"].items() for name in _unkept(name, self.to, value)]
+
     @staticmethod
     def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
         """The sink that `to_dict` described. `given` is the same sink as it is now, if it is: it knows the secrets, and
@@ -129,6 +135,16 @@ class SinkDef:
             deletes=self.deletes,
             is_new=is_new,
         )
+
+
+def _unkept(name: str, given: object, kept: object) -> Iterator[str]:
+    """Where a setting of a destination, or one within it, is not kept as it was given."""
+    now = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+    if isinstance(kept, Mapping):
+        for each, value in kept.items():
+            yield from _unkept(each, now, value)
+    elif kept != now:
+        yield name
 
 
 def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
