@@ -17,16 +17,16 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
+from strandline.beside import beside
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.state import State, insert_missing, metadata, now_s
 from strandline.text import check_text
@@ -118,17 +118,8 @@ class Leases:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
         held = Held(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
-        thread = threading.Thread(target=held.renew_until_done, name=f"lease-{name}", daemon=True)
-        thread.start()
-        try:
+        with beside(f"lease-{name}", held.keep):
             yield held
-        finally:
-            held.done.set()
-            thread.join()
-            try:
-                self.release(held.lease)
-            except StrandlineError as error:
-                _log.warning("lease %s could not be released and will expire: %s", name, error)
 
 
 class Held:
@@ -137,7 +128,6 @@ class Held:
 
     def __init__(self, leases: Leases, lease: Lease, length_s: float, asked_s: float) -> None:
         self.lease = lease
-        self.done = threading.Event()
         self._leases = leases
         self._length_s = length_s
         # Counted from before the question on this machine's steady clock: it ends here before it ends there.
@@ -161,10 +151,17 @@ class Held:
         if self._lost is not None:
             raise type(self._lost)(self._lost.message, hint=self._lost.hint, **self._lost.fields)
 
-    def renew_until_done(self) -> None:
-        """What the thread does."""
+    def keep(self, is_over: Callable[[float], bool]) -> None:
+        """Renew the lease until the work is over, then release it: what the thread does."""
+        self._renew(is_over)
+        try:
+            self._leases.release(self.lease)
+        except StrandlineError as error:
+            _log.warning("lease %s could not be released and will expire: %s", self.lease.name, error)
+
+    def _renew(self, is_over: Callable[[float], bool]) -> None:
         wait_s = self._length_s / 3
-        while not self.done.wait(wait_s):
+        while not is_over(wait_s):
             asked_s = time.monotonic()
             try:
                 self.check()
@@ -177,7 +174,7 @@ class Held:
                 _log.warning("lease %s could not be renewed: %s", self.lease.name, error)
                 wait_s = self._length_s / 12
             if self._lost is not None:
-                return
+                wait_s = math.inf
 
 
 def this_worker() -> str:

@@ -18,11 +18,12 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
+from strandline.beside import beside
 from strandline.errors import Invalid, NotRetained, StrandlineError
 from strandline.storage import Storage
 
@@ -94,32 +95,35 @@ class Pins:
 
     @contextmanager
     def held(self, pin: Pin, *, quiet_s: float = QUIET_S) -> Iterator[None]:
-        """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, then renewed."""
-        done = threading.Event()
+        """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, at once for 0, and then
+        renewed. It is a thread of its own that writes, renews and releases it, for as long as the block's lock is
+        taken: an interrupt, wherever it falls, gives that lock back and leaves no pin behind."""
+        failed: list[Exception] = []
+        written = threading.Event()
 
-        def renew() -> None:
-            if done.wait(quiet_s if quiet_s > 0 else pin.length_s / 3):
+        def keep(is_over: Callable[[float], bool]) -> None:
+            if quiet_s > 0 and is_over(quiet_s):
                 return
             while True:
                 try:
                     self.put(pin)
-                except (OSError, StrandlineError) as error:
-                    _log.warning("pin %s could not be renewed: %s", pin.name, error)
-                if done.wait(pin.length_s / 3):
-                    self.release(pin.name)
-                    return
-
-        if quiet_s <= 0:
-            self.put(pin)
-        thread = threading.Thread(target=renew, name=f"pin-{pin.name}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            if quiet_s <= 0:
+                except Exception as error:
+                    failed.append(error)
+                    _log.warning("pin %s could not be written: %s", pin.name, error)
+                written.set()
+                if is_over(pin.length_s / 3):
+                    break
+            try:
                 self.release(pin.name)
+            except (OSError, StrandlineError) as error:
+                _log.warning("pin %s could not be released and will expire: %s", pin.name, error)
+
+        with beside(f"pin-{pin.name}", keep):
+            if quiet_s <= 0:
+                written.wait()
+                if failed:
+                    raise failed[0]
+            yield
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}.json"
@@ -159,6 +163,7 @@ class HeldPin:
     pin: Pin
     pins: Pins
     check: Callable[[], object]
+    _holding: AbstractContextManager[None] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def seq(self) -> int:
@@ -176,17 +181,22 @@ class HeldPin:
             raise
 
     def release(self) -> None:
+        # A block that was interrupted may have left it behind: nothing renews it from here on.
+        self._holding = None
         self.pins.release(self.pin.name)
 
     def __enter__(self) -> HeldPin:
-        self._holding = self.pins.held(self.pin, quiet_s=0)
-        self._holding.__enter__()
+        holding = self.pins.held(self.pin, quiet_s=0)
+        holding.__enter__()
+        self._holding = holding
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._holding.__exit__(kind, error, trace)
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.__exit__(kind, error, trace)
 
 
 def least(values: Sequence[int | None], default: int) -> int:

@@ -29,6 +29,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from strandline.beside import beside
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -219,9 +220,9 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     def hear(stages: Any = None, **_: Any) -> None:
         share.hear([(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()])
 
-    spark.registerProgressHandler(hear)
-    spark.addTag(tag)
     try:
+        spark.registerProgressHandler(hear)
+        spark.addTag(tag)
         yield Jobs()
     except BaseException:
         spark.interruptTag(tag)
@@ -233,25 +234,24 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
 
 @contextmanager
 def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
-    context, group, done = spark.sparkContext, f"strandline-{uuid.uuid4().hex}", threading.Event()
+    context, group = spark.sparkContext, f"strandline-{uuid.uuid4().hex}"
     tracker = context.statusTracker()
 
     def stages() -> list[Any]:
         jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number))]
         return [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
 
-    def poll() -> None:
-        while not done.wait(0.5):
+    def poll(is_over: Callable[[float], bool]) -> None:
+        while not is_over(0.5):
             share.hear([(stage.numCompletedTasks, stage.numTasks) for stage in stages()])
 
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = {name: context.getLocalProperty(name) for name in names}
-    context.setJobGroup(group, "strandline", interruptOnCancel=True)
-    thread = threading.Thread(target=poll, name="spark-progress", daemon=True)
-    thread.start()
     jobs = Jobs()
     try:
-        yield jobs
+        context.setJobGroup(group, "strandline", interruptOnCancel=True)
+        with beside("spark-progress", poll):
+            yield jobs
     except BaseException:
         # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
         with suppress(Exception):
@@ -260,8 +260,6 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
         time.sleep(_KILLED_S)
         raise
     finally:
-        done.set()
-        thread.join()
         with suppress(Exception):
             jobs.count = len(tracker.getJobIdsForGroup(group))
         for name, value in before.items():

@@ -12,14 +12,25 @@ import datetime as dt
 import json
 import logging
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from strandline.errors import Conflict, Corrupt, StrandlineError
 from strandline.pins import is_gone, this_process
 from strandline.storage import Storage
 
 LOCK = "_export.lock"
-# The ids of exports that this process is at work on: a lock of ours with another id is left over.
-_active: set[str] = set()
+
+
+@dataclass(frozen=True)
+class _Active:
+    """An export at work, by its id."""
+
+    id: str
+
+
+# What this process is at work on: a lock of ours with an id that is not among them is left over. An export that was
+# interrupted leaves the set by itself, wherever the interrupt fell.
+_active: WeakSet[_Active] = WeakSet()
 _log = logging.getLogger(__name__)
 
 
@@ -28,12 +39,16 @@ class Lock:
     """A lock that is held, and the ids of the dead ones before it."""
 
     storage: Storage
-    id: str
+    active: _Active
     dead: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        return self.active.id
 
     def release(self) -> None:
         """From the first on: while the first is there, nobody else can begin."""
-        _active.discard(self.id)
+        _active.discard(self.active)
         try:
             self.storage.delete([LOCK, *(_after(id_) for id_ in self.dead)])
         except (OSError, StrandlineError) as error:
@@ -45,7 +60,8 @@ def acquire(storage: Storage, id_: str) -> Lock:
     """`Conflict` when someone else is at work, or died on another machine."""
     facts = {"id": id_, "holder": this_process(), "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
     dead: list[str] = []
-    _active.add(id_)
+    active = _Active(id_)
+    _active.add(active)
     try:
         path = LOCK
         while not storage.put_new(path, json.dumps(facts).encode()):
@@ -61,7 +77,7 @@ def acquire(storage: Storage, id_: str) -> Lock:
             if other == id_:
                 # It was created, and the answer got lost on the way.
                 break
-            if not is_gone(holder) and not (holder == this_process() and other not in _active):
+            if not is_gone(holder) and not (holder == this_process() and _Active(other) not in _active):
                 raise Conflict(
                     f"{storage.uri} is being exported to by {holder} since {since}",
                     hint=f"If that process is gone, delete {storage.url(path)} and try again.",
@@ -70,9 +86,9 @@ def acquire(storage: Storage, id_: str) -> Lock:
             dead.append(other)
             path = _after(other)
     except BaseException:
-        _active.discard(id_)
+        _active.discard(active)
         raise
-    return Lock(storage, id_, tuple(dead))
+    return Lock(storage, active, tuple(dead))
 
 
 def is_lock(path: str) -> bool:
