@@ -10,11 +10,11 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.broken import BrokenTable
 from strandline.consumers import compaction
 from strandline.consumers.need import plan
 from strandline.doctor import examine
 from strandline.pins import new_pin
-from strandline.status import BrokenTable
 from strandline.vnode import hash_keys, vnode_of
 from support import ITEMS, Oracle, by_id, claimed_files, data_files, refused, rows_of, trim
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from strandline import bond, duration, imports, query, runner, state
 from strandline.backup import BackupReport, backup
 from strandline.baseline import Baseline
+from strandline.broken import BrokenTable, guarded
 from strandline.care import Care
 from strandline.catalog import Catalog, Entry
 from strandline.consumers.compaction import CompactReport
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
-from strandline.errors import Invalid, StrandlineError
+from strandline.errors import Invalid
 from strandline.ingest.job import IngestReport, NewTable, ingest
 from strandline.intents import busy
 from strandline.leases import this_worker
@@ -32,15 +34,13 @@ from strandline.runner import TickReport
 from strandline.sinks.base import Sink
 from strandline.sinks.declared import BACKFILL, SinkDef, Start
 from strandline.state import State
-from strandline.status import BrokenTable, Status, status_of
+from strandline.status import Status, status_of
 from strandline.storage import is_inside, open_storage
 from strandline.table import Table
 from strandline.vacuum import VacuumReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-T = TypeVar("T")
 
 
 class Lake:
@@ -182,7 +182,11 @@ class Lake:
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
     ) -> list[CompactReport | BrokenTable]:
         """Compact these tables, or all; one that is broken does not keep the others from it."""
-        return [_guarded(name, lambda t: t.compact(full=full, progress=progress), self) for name in self._named(names)]
+
+        def act(name: str) -> CompactReport:
+            return self.table(name).compact(full=full, progress=progress)
+
+        return [guarded(name, partial(act, name)) for name in self._named(names)]
 
     def vacuum(
         self,
@@ -198,10 +202,10 @@ class Lake:
             if length is not None:
                 duration.seconds(length, name)
 
-        def act(table: Table) -> VacuumReport:
-            return table.vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
+        def act(name: str) -> VacuumReport:
+            return self.table(name).vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
 
-        tables = tuple(_guarded(name, act, self) for name in self._named(names))
+        tables = tuple(guarded(name, partial(act, name)) for name in self._named(names))
         found: list[Leftover] = []
         if not names:
             grace_s = duration.seconds(Care().grace if grace is None else grace, "grace")
@@ -389,11 +393,3 @@ class LakeVacuum:
             "leftover_bytes": sum(found.bytes for found in gone),
             "is_dry_run": self.is_dry_run,
         }
-
-
-def _guarded(name: str, act: Callable[[Table], T], lake: Lake) -> T | BrokenTable:
-    """What `act` makes of a table, or why it could not."""
-    try:
-        return act(lake.table(name))
-    except StrandlineError as error:
-        return BrokenTable(name, error.kind, error.message)

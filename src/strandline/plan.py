@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
+from strandline.broken import BrokenTable, guarded
 from strandline.consumers import retention
 from strandline.errors import Conflict, Internal, Invalid, NotFound, StrandlineError
 from strandline.feed import Extent, extent_of, files_of
@@ -122,21 +124,24 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a tick will do: sinks first, then tables to fold and tables with rows to expire."""
+    """What a tick will do: sinks first, then tables to fold and tables with rows to expire; nothing for broken ones."""
 
     sinks: tuple[SinkPlan, ...]
     compact: tuple[str, ...] = ()
     expire: tuple[str, ...] = ()
+    broken: tuple[BrokenTable, ...] = ()
 
     @property
     def is_idle(self) -> bool:
-        return not self.compact and not self.expire and not any(sink.works or sink.error for sink in self.sinks)
+        is_cared_for = not self.compact and not self.expire and not self.broken
+        return is_cared_for and not any(sink.works or sink.error for sink in self.sinks)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "sinks": [sink.to_dict() for sink in self.sinks],
             "compact": list(self.compact),
             "expire": list(self.expire),
+            "broken": [each.to_dict() for each in self.broken],
         }
 
 
@@ -194,20 +199,17 @@ def _waits(consumer: Consumer) -> Conflict:
     )
 
 
-def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The tables with something to fold, and those with rows to expire; one that is broken has neither."""
-    fold, expire = [], []
-    for name in lake.tables():
-        try:
-            table = lake.table(name)
-            if table.plan_compaction().due:
-                fold.append(name)
-            if retention.due(table) is not None:
-                expire.append(name)
-        except Exception:
-            # What is wrong with it, its sinks, status and doctor say.
-            continue
-    return tuple(fold), tuple(expire)
+def cares(lake: Lake) -> tuple[tuple[str, ...], tuple[str, ...], tuple[BrokenTable, ...]]:
+    """The tables with something to fold, those with rows to expire, and those of which that cannot be said."""
+
+    def due(name: str) -> tuple[bool, bool]:
+        table = lake.table(name)
+        return bool(table.plan_compaction().due), retention.due(table) is not None
+
+    found = {name: guarded(name, partial(due, name)) for name in lake.tables()}
+    broken = tuple(each for each in found.values() if isinstance(each, BrokenTable))
+    known = {name: each for name, each in found.items() if not isinstance(each, BrokenTable)}
+    return tuple(n for n, each in known.items() if each[0]), tuple(n for n, each in known.items() if each[1]), broken
 
 
 def works_of(definition: SinkDef, standing: Standing, merge: Merge) -> tuple[Work, ...]:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from strandline.broken import BrokenTable, guarded
 from strandline.consumers.compaction import CompactReport
 from strandline.cursor import Cursor, Tally
 from strandline.errors import Conflict, Internal, StrandlineError
@@ -23,7 +25,6 @@ from strandline.plan import SinkPlan, cares, sink_plan, sink_plans
 from strandline.progress import Progress, silent
 from strandline.registry import Consumer, lease_of
 from strandline.standing import declared_sink, facts_of, standing_of, table_of
-from strandline.status import BrokenTable
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
@@ -316,14 +317,13 @@ class _Progress:
 
 def _care(lake: Lake, progress: Progress) -> tuple[tuple[CompactReport | BrokenTable, ...], tuple[str, ...]]:
     """Fold what is due, and let rows expire; what cannot be done for one table keeps no other from it."""
-    fold, expire = cares(lake)
-    expired: list[str] = []
-    broken: list[BrokenTable] = []
-    for name in expire:
-        try:
-            if lake.table(name).expire() is not None:
-                expired.append(name)
-        except StrandlineError as error:
-            broken.append(BrokenTable(name, error.kind, error.message))
+    fold, expire, broken = cares(lake)
+    seqs = {name: guarded(name, partial(_expire, lake, name)) for name in expire}
+    failed = [each for each in seqs.values() if isinstance(each, BrokenTable)]
+    expired = tuple(name for name, seq in seqs.items() if isinstance(seq, int))
     done = lake.compact(fold, progress=progress) if fold else []
-    return (*broken, *done), tuple(expired)
+    return (*broken, *failed, *done), expired
+
+
+def _expire(lake: Lake, name: str) -> int | None:
+    return lake.table(name).expire()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from strandline.broken import BrokenTable, guarded
 from strandline.change import OP, UPSERT
 from strandline.consumers import retention
 from strandline.errors import StrandlineError
@@ -55,18 +56,6 @@ class TableStatus:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "last_commit_at": self.last_commit_at.isoformat()}
-
-
-@dataclass(frozen=True)
-class BrokenTable:
-    """A table that cannot be read; the others can."""
-
-    name: str
-    kind: str
-    message: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "error": {"kind": self.kind, "message": self.message}}
 
 
 @dataclass(frozen=True)
@@ -180,12 +169,7 @@ def _sink(
 
 
 def _checked(lake: Lake, name: str, exact: bool) -> TableStatus | BrokenTable:
-    try:
-        return table_status(lake.table(name), exact=exact)
-    except StrandlineError as error:
-        return BrokenTable(name, error.kind, error.message)
-    except (OSError, ValueError, KeyError) as error:
-        return BrokenTable(name, "Corrupt", str(error))
+    return guarded(name, lambda: table_status(lake.table(name), exact=exact))
 
 
 def table_status(table: Table, *, exact: bool = False) -> TableStatus:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from strandline.broken import BrokenTable, guarded
 from strandline.cli.answer import Answer, counted, show_rows, size
 from strandline.cli.broken import broken_data, show_broken, show_degraded
 from strandline.cli.options import TableNames, named
@@ -16,9 +18,7 @@ from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.need import CompactPlan
-from strandline.errors import StrandlineError
 from strandline.lake import Lake
-from strandline.status import BrokenTable
 from strandline.table import Table
 
 _SHOWN = 20
@@ -102,12 +102,10 @@ def _show_idle(out: Console, call: Call, left: CompactPlan) -> None:
 
 
 def _planned(call: Call, lake: Lake, names: Sequence[str], full: bool) -> Answer:
-    plans: list[CompactPlan | BrokenTable] = []
-    for name in names:
-        try:
-            plans.append(lake.table(name).plan_compaction(full=full))
-        except StrandlineError as error:
-            plans.append(BrokenTable(name, error.kind, error.message))
+    def planned(name: str) -> CompactPlan:
+        return lake.table(name).plan_compaction(full=full)
+
+    plans = [guarded(name, partial(planned, name)) for name in names]
     broken = [plan for plan in plans if isinstance(plan, BrokenTable)]
     tables = [broken_data(plan) if isinstance(plan, BrokenTable) else plan.to_dict() for plan in plans]
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, show_rows, size
+from strandline.cli.broken import show_broken
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
 from strandline.plan import NOTHING, SNAPSHOT, Plan, SinkPlan
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def plan(call: Call) -> Answer:
     """Show what a tick would do: what each sink would send, which tables are due for folding or expiry.
 
-    Ends with 1 when a sink cannot run."""
+    Ends with 1 when a sink cannot run or a table is broken."""
     lake = call.lake()
     sinks.check_state(lake)
     return planned(call, lake, lake.plan())
@@ -31,7 +32,9 @@ def plan(call: Call) -> Answer:
 def planned(call: Call, lake: Lake, found: Plan) -> Answer:
     """A plan as an answer; nothing of it is done."""
     data = {"lake": lake.storage.uri, "is_dry_run": True, **found.to_dict()}
-    return Answer(data, lambda out: _show(out, call, found), 1 if any(sink.error for sink in found.sinks) else 0)
+    return Answer(
+        data, lambda out: _show(out, call, found), 1 if found.broken or any(s.error for s in found.sinks) else 0
+    )
 
 
 def _show(out: Console, call: Call, found: Plan) -> None:
@@ -48,6 +51,7 @@ def _show(out: Console, call: Call, found: Plan) -> None:
         out.print(f"Would fold: {', '.join(found.compact)}.", soft_wrap=True)
     if found.expire:
         out.print(f"Would hide rows past their time: {', '.join(found.expire)}.", soft_wrap=True)
+    show_broken(out, call, found.broken)
     if found.is_idle:
         out.print("A tick would do nothing: everything is up to date.")
     out.print(Text("Nothing was written.", "dim"))

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from strandline.broken import BrokenTable
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, size
 from strandline.cli.broken import show_broken, show_degraded
@@ -19,7 +20,6 @@ from strandline.consumers.compaction import CompactReport
 from strandline.lake import Lake
 from strandline.plan import Plan, sink_plans
 from strandline.runner import SinkReport, TickReport
-from strandline.status import BrokenTable
 
 
 def register(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strandline import duration
+from strandline.broken import BrokenTable
 from strandline.cli.answer import Answer, counted, size
 from strandline.cli.broken import broken_data, show_broken
 from strandline.cli.options import TableNames, length, named
@@ -16,7 +17,6 @@ from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake, LakeVacuum
 from strandline.leftovers import Leftover
-from strandline.status import BrokenTable
 from strandline.vacuum import VacuumReport
 
 
