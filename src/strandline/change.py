@@ -17,6 +17,9 @@ HASH = "_hash"
 SEQ = "_seq"
 ROW = "_row"
 VNODE = "_vnode"
+FATE = "_fate"
+KEPT, GONE, CAME, LOST = range(4)
+"""What a fold makes of a row: one of the baseline stays or goes, one of the log comes or is lost."""
 
 
 @dataclass(frozen=True)

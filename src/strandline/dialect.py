@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,8 +23,10 @@ _SPARK = {
     pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int",
     pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.string(): "string",
     pa.binary(): "binary", pa.date32(): "date", pa.timestamp("us"): "timestamp_ntz",
-    pa.timestamp("us", tz="UTC"): "timestamp",
+    # Not "timestamp": a setting of the session says what that is.
+    pa.timestamp("us", tz="UTC"): "timestamp_ltz",
 }  # fmt: skip
+_DTYPES = {**_SPARK, pa.timestamp("us", tz="UTC"): "timestamp"}
 
 
 def duck_type(kind: pa.DataType) -> str:
@@ -42,17 +44,19 @@ def duck_type(kind: pa.DataType) -> str:
 
 
 def spark_type(kind: pa.DataType) -> str:
-    return _spark_type(kind, lambda field: f"{backticked(field.name)}: {spark_type(field.type)}", ", ")
+    return _spark_type(kind, lambda field: f"{backticked(field.name)}: {spark_type(field.type)}", ", ", _SPARK)
 
 
 def spark_dtype(kind: pa.DataType) -> str:
     """The type as `DataFrame.dtypes` says it, without quotes."""
-    return _spark_type(kind, lambda field: f"{field.name}:{spark_dtype(field.type)}", ",")
+    return _spark_type(kind, lambda field: f"{field.name}:{spark_dtype(field.type)}", ",", _DTYPES)
 
 
-def _spark_type(kind: pa.DataType, name: Callable[[pa.Field], str], comma: str) -> str:
+def _spark_type(
+    kind: pa.DataType, name: Callable[[pa.Field], str], comma: str, plain: Mapping[pa.DataType, str]
+) -> str:
     def inner(kind: pa.DataType) -> str:
-        return _spark_type(kind, name, comma)
+        return _spark_type(kind, name, comma, plain)
 
     if is_json(kind):
         return "string"
@@ -64,7 +68,7 @@ def _spark_type(kind: pa.DataType, name: Callable[[pa.Field], str], comma: str) 
         return f"struct<{comma.join(map(name, kind))}>"
     if pt.is_map(kind):
         return f"map<{inner(kind.key_type)}{comma}{inner(kind.item_type)}>"
-    return _SPARK[kind]
+    return plain[kind]
 
 
 def spark_schema(schema: pa.Schema) -> str:

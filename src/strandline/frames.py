@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline import digest
-from strandline.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.change import CAME, DELETE, FATE, HASH, KEPT, LOST, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
@@ -32,6 +32,15 @@ from strandline.vnode import shift_for
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+# What a read relies on, whatever the session is set to: now, or later when a lazy DataFrame runs.
+_EXACT = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "parquet.page.verify-checksum.enabled": "true",
+}
 # Up to this many files, a CASE over their names is quicker than a join.
 _CASES = 64
 
@@ -45,11 +54,13 @@ def spark_frame(
     *,
     files: Files | None = None,
     hidden: bool = False,
+    fates: bool = False,
 ) -> DataFrame:
     """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
     are the candidates of the predicate unless the caller knows better.
 
-    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key."""
+    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate` to
+    that, and the rows that go or are lost, with nothing in them but `_vnode`."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -59,19 +70,28 @@ def spark_frame(
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
+    frame = frame.withColumn(FATE, F.lit(KEPT))
     if merge.log_files():
         inside = [*needed, HASH, OP, *([ROW] if stored else [])]
         log = log_scan(spark, merge.log, files.log, inside)
         log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
+        log = log.withColumn(FATE, F.when(F.col(OP) == UPSERT, CAME).otherwise(LOST))
+        shown = [*needed, *extra, FATE]
         if definition.is_keyed:
-            frame = _merged(spark, merge, fold, frame, log, [*needed, *extra])
+            frame = _merged(spark, merge, fold, frame, log, shown)
         else:
-            shown = _quoted([*needed, *extra])
             log = _after_marks(log, merge.baseline.marks)
-            frame = frame.select(*shown).unionByName(log.select(*shown))
+            frame = frame.select(*_quoted(shown)).unionByName(log.select(*_quoted(shown)))
+    is_counted = F.col(FATE).isin(KEPT, CAME)
     if predicate is not None:
-        frame = frame.where(F.expr(predicate.spark))
-    return frame.select(*_quoted([*columns, *extra]))
+        is_counted = is_counted & F.expr(predicate.spark)
+    if not fates:
+        return frame.where(is_counted).select(*_quoted([*columns, *extra]))
+    frame = frame.withColumn(FATE, _fate(is_counted))
+    stays = F.col(FATE).isin(KEPT, CAME)
+    names = [*columns, *stored]
+    stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quoted(names), strict=True)]
+    return frame.select(*stubs, VNODE, FATE)
 
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
@@ -104,13 +124,14 @@ def _merged(
     key = list(definition.key)
     shown = _quoted(columns)
     if merge.is_first_load:
-        return log.where(F.col(OP) == UPSERT).select(*shown)
+        return log.select(*shown)
     changed = _winners(spark, merge) if fold is None else F.broadcast(fold)
     both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
     both = both.join(changed, on=key, how="left")
     is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
     if definition.version is None:
-        return both.where((is_base & F.col("_winner").isNull()) | is_winner).select(*shown)
+        counts = (is_base & F.col("_winner").isNull()) | is_winner
+        return both.withColumn(FATE, _fate(counts)).select(*shown)
     # A baseline row stands against older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
     stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
@@ -122,7 +143,15 @@ def _merged(
         on=_equal("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
         how="left_anti",
     )
-    return both.where(is_base & stands).select(*shown).unionByName(winners.select(*shown))
+    base = both.where(is_base).withColumn(FATE, _fate(stands))
+    return base.select(*shown).unionByName(winners.select(*shown))
+
+
+def _fate(counts: Column) -> Column:
+    """The fate of a row that counts only on a condition: even numbers do, the odd ones after them do not."""
+    from pyspark.sql import functions as F
+
+    return F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1))
 
 
 def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
@@ -264,7 +293,7 @@ def _native_scan(
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
-    frame = spark.read.schema(spark_schema(inside)).parquet(*[file.url for file in files])
+    frame = spark.read.options(**_EXACT).schema(spark_schema(inside)).parquet(*[file.url for file in files])
     kinds = {field.name: field.type for field in inside}
     exprs = [
         f"`{f.name}`"

@@ -7,18 +7,21 @@ second file that no commit claims.
 
 from __future__ import annotations
 
+import json
 import pickle
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline import decode, digest, encode
-from strandline.change import HASH, OP, UPSERT, VNODE
+from strandline.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.log import new_file_name, same_as_next
@@ -29,7 +32,8 @@ from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
 RECEIPT = (
-    "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary"
+    "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary,"
+    " counts string"
 )
 _RECEIPT = pa.schema(
     [
@@ -41,14 +45,20 @@ _RECEIPT = pa.schema(
         ("partition", pa.string()),
         ("staged", pa.binary()),
         ("error", pa.binary()),
+        ("counts", pa.string()),
     ]
 )
 
 
 def receipt(
-    file: DataFile | None = None, *, staged: Staged | None = None, error: StrandlineError | None = None
+    file: DataFile | None = None,
+    *,
+    staged: Staged | None = None,
+    error: StrandlineError | None = None,
+    counts: str | None = None,
 ) -> pa.RecordBatch:
     row: dict[str, Any] = {name: pickle.dumps(it) for name, it in (("staged", staged), ("error", error)) if it}
+    row["counts"] = counts
     if file is not None:
         row |= {
             "path": file.path,
@@ -67,7 +77,7 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
     for row in receipts:
         if row["error"] is not None:
             failure = failure or pickle.loads(row["error"])
-        else:
+        elif row["path"] is not None:
             partition = {} if row["partition"] is None else {VNODE: row["partition"]}
             files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"], row["crc"]))
     return files, failure
@@ -184,7 +194,8 @@ class LogLane:
 
 @dataclass(frozen=True)
 class BaselineLane:
-    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode."""
+    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode, and count each by its
+    `_fate`: those that go or are lost are counted alone."""
 
     storage: Storage
     folder: str
@@ -195,7 +206,8 @@ class BaselineLane:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.baseline_schema(self.definition.schema_id)
-        runs = _VnodeRuns(batches)
+        counts: Counter[tuple[int, int]] = Counter()
+        runs = _VnodeRuns(_counted(batches, counts))
         for vnode in runs:
             exact = (
                 piece
@@ -206,6 +218,27 @@ class BaselineLane:
                 self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
             ):
                 yield receipt(replace(file, partition={VNODE: str(vnode)}))
+        yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
+
+
+def _counted(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    """The rows that are written, while all are counted by vnode and fate."""
+    for batch in batches:
+        fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
+        vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
+        for code, count in zip(*np.unique(vnodes * 4 + fates, return_counts=True), strict=True):
+            counts[divmod(int(code), 4)] += int(count)
+        is_written = (fates == KEPT) | (fates == CAME)
+        yield batch if is_written.all() else batch.filter(pa.array(is_written))
+
+
+def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
+    """How many rows a fold had of each (vnode, fate)."""
+    found: Counter[tuple[int, int]] = Counter()
+    for row in receipts:
+        for vnode, fate, count in json.loads(row["counts"] or "[]"):
+            found[vnode, fate] += count
+    return found
 
 
 @dataclass(frozen=True)

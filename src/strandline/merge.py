@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline import encode
 from strandline.baseline import BaselineState
-from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.change import CAME, FATE, GONE, HASH, KEPT, LOST, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import duck_scan, listed, quoted
@@ -139,12 +139,14 @@ def duck_sql(
     files: Files | None = None,
     loaded: str | None = None,
     hidden: bool = False,
+    fates: bool = False,
 ) -> str:
     """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
 
     `files` are the candidates of the predicate unless the caller knows better; `loaded` names a table that holds
     the changes of its log files. `hidden` adds what folding needs:
-    `_vnode`, and `_seq` and `_row` of a table without a key."""
+    `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate`, and the rows of the baseline that
+    go."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
@@ -160,11 +162,35 @@ def duck_sql(
     )
     vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
     log = f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'"
-    base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
     inner = listed([*needed, *stored, VNODE])
+    if fates:
+        alive = f"({predicate.duckdb})" if predicate else "true"
+        shown = listed([*columns, *stored, VNODE, FATE])
+        both = _fated_sql(merge, fold, base, log if files.log else None, inner, alive)
+        return f"SELECT {shown} FROM ({both})"
+    base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")
     where = f" WHERE {predicate.duckdb}" if predicate else ""
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
+
+
+def _fated_sql(merge: Merge, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+    """Every row of the baseline, and the changes of the log that win, each with what a fold makes of it."""
+    stays, came = alive, f"({log})"
+    base = f"({base})"
+    if fold:
+        definition = merge.definition
+        key = listed(definition.key)
+        changed, going = f"SELECT {key}, true AS _is_changed", "_is_changed"
+        if definition.version is not None:
+            changed += ", _reset, _version"
+            going = f"_is_changed AND (_reset OR _version >= {quoted(definition.version)})"
+        came = _keyed_sql(merge, fold, base, log)[1] if log else ""
+        base = f"{base} LEFT JOIN ({changed} FROM {fold}) USING ({key})"
+        stays = f"NOT coalesce({going}, false) AND {alive}"
+    old = f"SELECT {inner}, CASE WHEN {stays} THEN {KEPT} ELSE {GONE} END AS {FATE} FROM {base}"
+    new = f"SELECT {inner}, CASE WHEN {alive} THEN {CAME} ELSE {LOST} END AS {FATE} FROM {came}"
+    return f"{old} UNION ALL {new}" if log else old
 
 
 def needed_columns(definition: TableDef, columns: Sequence[str], predicate: Predicate | None) -> list[str]:

@@ -50,10 +50,17 @@ def parse(text: str, schema: pa.Schema) -> Predicate:
     tree = sense.checked(tree, schema, text)
     return Predicate(
         tree.sql(dialect="duckdb"),
-        tree.sql(dialect="spark"),
+        tree.transform(_exact).sql(dialect="spark"),
         frozenset(columns),
         tuple(_bounds(tree, schema)),
     )
+
+
+def _exact(node: exp.Expr) -> exp.Expr:
+    """The same for Spark: how it reads a quoted text with a backslash or a dollar sign depends on settings."""
+    if not _is_text(node) or (node.name.isprintable() and not set(node.name) & set("\\'\"$")):
+        return node
+    return exp.Cast(this=exp.HexString(this=node.name.encode().hex()), to=exp.DataType(this=exp.DataType.Type.TEXT))
 
 
 def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:

@@ -29,6 +29,7 @@ _CASTS: dict[Any, Family] = {
     _TYPES.TIMESTAMP: "local time",
     _TYPES.TIMESTAMPNTZ: "local time",
     _TYPES.TIMESTAMPTZ: "time",
+    _TYPES.TIMESTAMPLTZ: "time",
 }
 
 
@@ -133,7 +134,8 @@ class _Sense:
         except (ValueError, OverflowError) as error:
             raise self.refusal(node, f"is not a {family}") from error
         if family == "time":
-            return _cast(exp.Literal.string(moment.isoformat(sep=" ")), _TYPES.TIMESTAMPTZ)
+            # In Spark's words TIMESTAMP_LTZ; what its TIMESTAMP is, a setting says.
+            return _cast(exp.Literal.string(moment.isoformat(sep=" ")), _TYPES.TIMESTAMPLTZ)
         return _cast(exp.Literal.string(moment.replace(tzinfo=None).isoformat(sep=" ")), _TYPES.TIMESTAMPNTZ)
 
 

@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from strandline import digest, encode
 from strandline import fold as folds
-from strandline.change import HASH, OP, VNODE
+from strandline.change import HASH, OP, UPSERT, VNODE
+from strandline.consumers.account import Expected, changes_of, check, rows_by_vnode
 from strandline.consumers.damage import Degraded, damage
 from strandline.consumers.need import Need, has_dropped, plan_of
 from strandline.crash import crash_point
 from strandline.dialect import duck_type, listed, literal, quoted
-from strandline.errors import Conflict
+from strandline.errors import Conflict, StrandlineError
 from strandline.expiry import expired_rows
 from strandline.frames import check_files, spark_frame
 from strandline.health import Health
-from strandline.lanes import RECEIPT, BaselineLane, files_of
+from strandline.lanes import RECEIPT, BaselineLane, counts_of, files_of
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import QUIET_S, is_abandoned, new_pin
 from strandline.progress import Progress, silent
@@ -205,12 +206,26 @@ def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile
         removed = [file for file in part.base_files() if file.path not in kept]
         sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
         digest.check(part.log.storage, _paths(part, sources.baseline))
-        rows = duck_sql(part, fold, part.definition.schema.names, files=sources, loaded=loaded, hidden=True)
+        rows = duck_sql(part, fold, part.definition.schema.names, files=sources, loaded=loaded, fates=True)
         chosen = ", ".join(map(str, sorted(part.only or ())))
         ordered = cursor.sql(f"SELECT * FROM ({rows}) WHERE {VNODE} IN ({chosen}) ORDER BY {order}")
-        reader = ordered.to_arrow_reader(part.batch_rows())
-        receipts = [row for batch in _lane(table, part)(iter(reader)) for row in batch.to_pylist()]
-    return _files(table, receipts), removed
+        # A lane that fails stops early, and a transaction does not end while a result is open.
+        with ordered.to_arrow_reader(part.batch_rows()) as reader:
+            receipts = [row for batch in _lane(table, part)(iter(reader)) for row in batch.to_pylist()]
+        expected = Expected(rows_by_vnode(sources.baseline), _upserts(cursor, part, fold))
+        added = _files(table, part, receipts, expected)
+    return added, removed
+
+
+def _upserts(cursor: Any, part: Merge, fold: str | None) -> dict[int, int] | None:
+    """By vnode, the keys whose last change is an upsert, or without a key the rows that were appended; None where rows
+    of the baseline may stand against them."""
+    if part.definition.version is not None and part.base_files():
+        return None
+    changes = fold or f"({folds.changes_sql(part.log, part.log_files(), [HASH, OP], part.baseline.marks)})"
+    vnode = f"({HASH} >> {shift_for(part.baseline.vnodes)})"
+    found = cursor.sql(f"SELECT {vnode} AS v, count(*) AS n FROM {changes} WHERE {OP} = '{UPSERT}' GROUP BY 1")
+    return dict(zip(*found.to_arrow_table().to_pydict().values(), strict=True))
 
 
 def _loaded(cursor: Any, part: Merge) -> str | None:
@@ -298,25 +313,32 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     removed = [file for file in part.base_files() if file.path not in kept]
     sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
     check_files(spark, part.log.storage, [*part.deciding().items(), *_paths(part, sources.baseline)])
-    rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True)
+    rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True, fates=True)
     tasks = min(len(chosen), SPARK_TASKS)
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
     with running(spark, part.row_bytes):
         receipts = collected(run_lane(ordered, _lane(table, part), RECEIPT))
-    return _files(table, receipts), removed
+    has_version = part.definition.version is not None
+    expected = Expected(rows_by_vnode(sources.baseline), changes=None if has_version else changes_of(part, chosen))
+    return _files(table, part, receipts, expected), removed
 
 
 def _lane(table: Table, part: Merge) -> BaselineLane:
     return BaselineLane(part.log.storage, table.baseline.folder, part.definition)
 
 
-def _files(table: Table, receipts: Sequence[object]) -> list[DataFile]:
+def _files(table: Table, part: Merge, receipts: Sequence[object], expected: Expected) -> list[DataFile]:
+    """The files that were written, when the account of the rows is right; otherwise they go."""
     files, failure = files_of(receipts)
-    if failure is not None:
+    try:
+        if failure is not None:
+            raise failure
+        check(part, expected, counts_of(receipts), files)
+    except StrandlineError:
         _discard(table, files)
-        raise failure
+        raise
     return files
 
 

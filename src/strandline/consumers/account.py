@@ -1,0 +1,79 @@
+"""The account of a fold, made up before it commits: no row of the baseline and no change is unaccounted for.
+
+For each vnode: rows of the baseline that stay + that go = what its commits say. Rows that come + that are expired at
+once = the keys whose last change is an upsert. Rows written = rows that stay + rows that come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from strandline.change import CAME, GONE, KEPT, LOST, VNODE
+from strandline.errors import Corrupt, Internal
+from strandline.merge import Merge, vnodes_of
+from strandline.storage.snapshot import DataFile
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a fold has to account for: rows of the baseline and winning upserts by vnode, changes in all; None where
+    that is not known."""
+
+    base: Mapping[int, int]
+    upserts: Mapping[int, int] | None = None
+    changes: int | None = None
+
+
+def rows_by_vnode(files: Sequence[DataFile]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for file in files:
+        found[int(file.partition[VNODE] or 0)] += file.rows
+    return found
+
+
+def changes_of(part: Merge, vnodes: Collection[int]) -> int | None:
+    """How many changes these vnodes have, if each log file is of them alone and none of its changes is folded."""
+    rows = 0
+    for seq, file in part.log_files():
+        touched = vnodes_of(file, part.baseline.vnodes)
+        if not set(touched) <= set(vnodes) or any(part.baseline.marks[vnode] >= seq for vnode in touched):
+            return None
+        rows += file.rows
+    return rows
+
+
+def check(part: Merge, expected: Expected, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]) -> None:
+    """`Corrupt` when the fold did not read what the commits say there is, `Internal` when it did not write what it has
+    read."""
+    table = part.log.storage.url(part.log.folder)
+    written = rows_by_vnode(added)
+    for vnode in sorted(part.only or ()):
+        kept, gone, came, lost = (counts.get((vnode, fate), 0) for fate in (KEPT, GONE, CAME, LOST))
+        base = expected.base.get(vnode, 0)
+        if kept + gone != base:
+            raise Corrupt(
+                f"vnode {vnode} of {table}: its baseline files hold {kept + gone} rows, and their commits say {base};"
+                " nothing was folded",
+                hint="See what is affected: strandline doctor --deep",
+                vnode=vnode,
+            )
+        if expected.upserts is not None and came + lost != expected.upserts.get(vnode, 0):
+            raise Internal(
+                f"vnode {vnode} of {table}: {came + lost} rows were to be written for {expected.upserts.get(vnode, 0)}"
+                " keys that were upserted; nothing was folded",
+                vnode=vnode,
+            )
+        if written[vnode] != kept + came:
+            raise Internal(
+                f"vnode {vnode} of {table}: {written[vnode]} rows were written of {kept + came}; nothing was folded",
+                vnode=vnode,
+            )
+    found = sum(count for (_, fate), count in counts.items() if fate in (CAME, LOST))
+    if expected.changes is not None and found != expected.changes:
+        raise Corrupt(
+            f"{table}: its files hold {found} changes to fold, and their commits say {expected.changes}; nothing was"
+            " folded",
+            hint="See what is affected: strandline doctor --deep",
+        )
