@@ -60,8 +60,11 @@ def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
                 column = F.unix_micros(column)
             else:
                 # Not timestamp_diff: that goes through the session's time zone, where some local times do not exist.
-                since = column - F.lit("1970-01-01").cast("timestamp_ntz")
-                column = (since.cast("interval second").cast("decimal(20, 6)") * 1_000_000).cast("bigint")
+                # Not a difference of times: what type that has, a setting of the session says.
+                days = F.unix_date(column.cast("date")).cast("bigint")
+                minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
+                seconds = F.extract(F.lit("SECOND"), column).cast("decimal(8, 6)")
+                column = minutes * 60_000_000 + (seconds * 1_000_000).cast("bigint")
         elif pt.is_date32(kind):
             column = F.unix_date(column)
         elif pt.is_binary(kind):
