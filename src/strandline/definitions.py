@@ -148,9 +148,10 @@ class TableDef:
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
         changed = schemas.evolved(self.schema, wanted)
+        now = set(self.schema.names)
         once = {folded(name) for earlier in self.schemas for name in earlier.names}
         for name in changed.names:
-            if folded(name) in once and name not in self.schema.names:
+            if folded(name) in once and name not in now:
                 raise Invalid(
                     f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
                 )

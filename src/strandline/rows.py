@@ -28,13 +28,15 @@ def is_spark(data: object) -> bool:
     return any(base.__module__.startswith("pyspark.sql") for base in type(data).__mro__)
 
 
-def checked(data: object, schema: pa.Schema, *, required: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def checked(
+    data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
+) -> Iterator[pa.Table]:
     """The rows of `data` in pieces, each with exactly `schema`'s columns and types.
 
     Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
-    values; by default those the schema declares not null. The first row is row 0."""
+    values; by default those the schema declares not null. Errors count rows from `first_row` on."""
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
-    offset = 0
+    offset = first_row
     for piece in _pieces(data, schema):
         if isinstance(piece, pa.Table):
             _refuse(first_unsound(piece), offset)

@@ -147,9 +147,10 @@ def storage_schema(schema: pa.Schema) -> pa.Schema:
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """`table` with the columns, order and exact types of `schema`; columns it lacks become nulls."""
+    places = {name: at for at, name in enumerate(table.column_names)}
     columns = [
-        conform_column(table.column(field.name), field.type)
-        if field.name in table.column_names
+        conform_column(table.column(places[field.name]), field.type)
+        if field.name in places
         else pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         for field in schema
     ]
@@ -171,6 +172,11 @@ def conform_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
     return column.cast(kind)
 
 
+def wider(kind: pa.DataType) -> tuple[pa.DataType, ...]:
+    """The types to which a column may be widened, the narrowest first."""
+    return _WIDER.get(kind, ())
+
+
 def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     """`current` with the nullable columns that `wanted` adds and the numbers it widens; anything else is refused."""
     wanted = canonical_schema(wanted)
@@ -188,7 +194,7 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
         if current.field(at).nullable and not field.nullable:
             raise Invalid(f"column {field.name!r} cannot become required: rows may lack it", column=field.name)
         if field.type != current.field(at).type:
-            if field.type not in _WIDER.get(current.field(at).type, ()):
+            if field.type not in wider(current.field(at).type):
                 raise Invalid(
                     f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",
                     hint="A table may gain nullable columns and widen numbers (int8→int64, float→double).",

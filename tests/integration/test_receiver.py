@@ -258,7 +258,7 @@ def test_a_stopped_server_has_answered_what_it_took(lake, items, sign):
 def narrow(tmp_path_factory):
     lake = sl.Lake(tmp_path_factory.mktemp("narrow") / "lake")
     lake.create_table("items", ITEMS, key=["id"])
-    limits = {"body_bytes": 100_000, "queue_bytes": 150_000, "queue_requests": 3}
+    limits = {"body_bytes": 100_000, "queue_bytes": 500_000, "queue_requests": 3}
     with served(lake.storage.uri, **limits) as server:
         yield lake, server
 

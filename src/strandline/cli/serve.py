@@ -23,7 +23,10 @@ def serve(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8321,
     body_mib: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 64,
-    queue_mib: Annotated[int, typer.Option(min=1, help="What all requests under way may hold.")] = 256,
+    body_rows: Annotated[int, typer.Option(min=1, help="How many rows a body may have.")] = 1_000_000,
+    body_columns: Annotated[int, typer.Option(min=1, help="How many columns, and fields of them, it may have.")] = 4096,
+    table_columns: Annotated[int, typer.Option(min=1, help="How many columns senders may grow a table to.")] = 1000,
+    queue_mib: Annotated[int, typer.Option(min=1, help="What all requests under way may hold.")] = 1024,
     queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may be under way.")] = 1000,
     commit_rows: Annotated[int, typer.Option(min=1, help="How many rows may share a commit.")] = 200_000,
     linger_ms: Annotated[float, typer.Option(min=0, help="How long a commit waits for requests on their way.")] = 5,
@@ -59,6 +62,9 @@ def serve(
         queue_requests=queue_requests,
         commit_rows=commit_rows,
         linger_ms=linger_ms,
+        body_rows=body_rows,
+        body_columns=body_columns,
+        table_columns=table_columns,
         evolve=not no_evolve,
     )
     # All that it had to say was said when it began to listen.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -66,7 +67,7 @@ class JsonLines:
                 if not self._texts:
                     raise
         lines = data.decode().split("\n")
-        quoted = "\n".join(_quoted(line, self._texts) if line.strip() else "" for line in lines).encode()
+        quoted = "\n".join(quoted(line, self._texts) if line.strip() else "" for line in lines).encode()
         table = self._parsed(quoted)
         # Objects in JSON columns come in every block or in none: from now on they are expected.
         self._is_nested = quoted != data
@@ -98,14 +99,14 @@ class JsonLines:
     def explain(self, line: bytes) -> tuple[str | None, str]:
         """The column and the reason why a line is bad."""
         try:
-            row = json.loads(line.decode().strip(), object_pairs_hook=_Object)
+            row = json.loads(line.decode().strip(), object_pairs_hook=JsonObject)
         except UnicodeDecodeError as error:
             return None, f"byte {error.start + 1} of the line is not UTF-8"
         except json.JSONDecodeError as error:
             return None, f"the line is not a JSON object: {error.msg} at character {error.pos + 1}"
         except (ValueError, RecursionError) as error:
             return None, f"the line is not a JSON object: {error}"
-        if not isinstance(row, _Object):
+        if not isinstance(row, JsonObject):
             return None, f"the line is {'null' if row is None else f'a {type(row).__name__}'}; expected an object"
         if row.twice is not None:
             return row.twice, f"the name {row.twice!r} occurs twice"
@@ -122,7 +123,7 @@ class JsonLines:
         return None, "the line does not fit the table"
 
 
-class _Object(dict[str, Any]):
+class JsonObject(dict[str, Any]):
     """A JSON object that remembers a name which it held twice."""
 
     twice: str | None = None
@@ -130,8 +131,8 @@ class _Object(dict[str, Any]):
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
         if len(self) != len(pairs):
-            names = [name for name, _ in pairs]
-            self.twice = next(name for name in names if names.count(name) > 1)
+            counts = Counter(name for name, _ in pairs)
+            self.twice = next(name for name, count in counts.items() if count > 1)
 
 
 def _refuse_nulls(data: bytes) -> None:
@@ -163,7 +164,7 @@ def _holds_map(kind: pa.DataType) -> bool:
     return bool(pt.is_map(kind)) or any(_holds_map(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _quoted(line: str, names: Collection[str]) -> str:
+def quoted(line: str, names: Collection[str]) -> str:
     """`line` with the values of these names as JSON strings of their text, unless they are strings or null."""
     parts: list[str] = []
     done, at = 0, _after(line, 0, "{")

@@ -34,10 +34,15 @@ def make_app(
     queue_requests: int = Limits.queue_requests,
     commit_rows: int = Limits.commit_rows,
     linger_ms: float = Limits.linger_ms,
+    body_rows: int = Limits.body_rows,
+    body_columns: int = Limits.body_columns,
+    table_columns: int = Limits.table_columns,
     evolve: bool = True,
 ) -> FastAPI:
     """The server of a lake. Requests need a token if it `is_public`, and from the first token in `tokens` on."""
-    limits = Limits(body_bytes, queue_bytes, queue_requests, commit_rows, linger_ms)
+    limits = Limits(
+        body_bytes, queue_bytes, queue_requests, commit_rows, linger_ms, body_rows, body_columns, table_columns
+    )
     receiver = Receiver(lake, limits, evolve=evolve)
     auth = Auth(tokens, is_public=is_public)
 

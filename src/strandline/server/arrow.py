@@ -1,14 +1,13 @@
 """An Arrow IPC stream from outside: decoded only when what it becomes is known to be small enough.
 
-A few bytes can stand for very many: compressed buffers, dictionaries, views that share a text, columns of nulls. What
-compressed buffers hold is summed up from the messages before any is decoded; the others are weighed afterwards, when
-they are still small, before anything unfolds them.
+Rows, fields and buffers are counted from the messages before any is decoded. What dictionaries and views unfold to is
+weighed afterwards, when they are still small, before anything unfolds them or looks at their texts.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,132 +15,164 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.server.errors import malformed, too_large
+from strandline.server.flat import Flat, schema_size, texts_size
+from strandline.server.weight import COPIES, ROW_BYTES, SLOT_BYTES, Weight
 
-_SLOT_BYTES = 8
+_SCHEMA_BYTES = 4 << 20
+_ARRAY_BYTES = 1024
+_BUFFER_BYTES = 128
+_MOST_LENGTH = 1 << 40
 _VIEWS = (pa.string_view(), pa.binary_view())
+_UNKNOWN = (pt.is_union, pt.is_run_end_encoded, pt.is_list_view, pt.is_large_list_view)
 
 
-def read_stream(data: bytes, *, most: int) -> pa.Table:
-    """The rows of a stream, sound and at most `most` bytes large once they are unfolded."""
+def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
+    """The rows of a stream, sound and weighed."""
     try:
-        _check_buffers(data, most)
+        _weigh_messages(data, weight)
         batches = []
-        weight = 0
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            _check_names(reader.schema.names)
+            _check_columns(reader.schema)
             for batch in reader:
+                batch.validate()
+                weight.add(COPIES * sum(_unfolded(column) for column in batch.columns))
                 batch.validate(full=True)
-                weight += sum(weigh(column) for column in batch.columns)
-                check_weight(weight, most)
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema)
-    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise malformed(f"the body is not an Arrow IPC stream: {str(error).splitlines()[0]}") from error
+    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
+        raise malformed(f"the body is not an Arrow IPC stream: {_first_line(error)}") from error
 
 
-def _check_names(names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise malformed(f"the body has more than one column {name!r}", column=name)
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def check_weight(weight: int, most: int) -> None:
-    if weight > most:
-        raise too_large(f"the rows take {weight} bytes or more in memory; at most {most} are taken", limit=most)
+def _check_columns(schema: pa.Schema) -> None:
+    seen: set[str] = set()
+    for field in schema:
+        if field.name in seen:
+            raise malformed(f"the body has more than one column {field.name!r}", column=field.name)
+        seen.add(field.name)
+        if _holds_unknown(field.type):
+            raise malformed(
+                f"column {field.name!r} is {field.type!s:.200}, which is not taken; send it as a plain column",
+                column=field.name,
+            )
 
 
-def missing_weight(rows: int, columns: int) -> int:
-    """What so many columns take that a request leaves out: they become nulls."""
-    return rows * columns * _SLOT_BYTES
+def _holds_unknown(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_unknown(kind.storage_type)
+    if pt.is_dictionary(kind):
+        values = _stored(kind.value_type)
+        return bool(pt.is_nested(values) or pt.is_dictionary(values)) or _holds_unknown(values)
+    return any(is_such(kind) for is_such in _UNKNOWN) or any(
+        _holds_unknown(kind.field(at).type) for at in range(kind.num_fields)
+    )
 
 
-def weigh(array: pa.Array) -> int:
-    """What an array takes when each value stands for itself."""
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _weigh_messages(data: bytes | bytearray, weight: Weight) -> None:
+    dictionaries: dict[int, int] = {}
+    rows = work = 0
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
+        weight.add(COPIES * texts_size(Flat.message(message.metadata), 4, weight.most_bytes))
+        if message.type == "schema":
+            _weigh_schema(message.metadata, weight)
+            continue
+        header = Flat.header(message.metadata)
+        if message.type == "record batch":
+            rows += _length(header)
+            weight.check_rows(rows)
+            weight.add(ROW_BYTES * _length(header) + COPIES * _batch_bytes(header, message.body, weight))
+            # With every batch its dictionaries are looked at again, and after a delta put together again.
+            work += sum(dictionaries.values())
+            weight.check_work(work)
+        elif message.type == "dictionary":
+            size = _batch_bytes(header.table(1), message.body, weight)
+            weight.add(size)
+            place = header.number(0, "<q")
+            dictionaries[place] = size + (dictionaries.get(place, 0) if header.number(2, "<B") else 0)
+
+
+def _weigh_schema(metadata: Any, weight: Weight) -> None:
+    fields, size = schema_size(metadata, most_fields=weight.most_columns, most_bytes=_SCHEMA_BYTES)
+    if fields > weight.most_columns:
+        raise too_large(
+            f"the body has more than {weight.most_columns} columns and fields of columns",
+            hint="Raise --body-columns where the server is started.",
+            limit=weight.most_columns,
+        )
+    if size > _SCHEMA_BYTES:
+        raise too_large(f"the names of the body's columns take more than {_SCHEMA_BYTES} bytes", limit=_SCHEMA_BYTES)
+    weight.add(_ARRAY_BYTES * fields + size)
+
+
+def _length(batch: Flat) -> int:
+    length = batch.number(0, "<q")
+    if not 0 <= length < _MOST_LENGTH:
+        raise malformed("the body is not an Arrow IPC stream: a batch has no sensible length")
+    return length
+
+
+def _batch_bytes(batch: Flat, body: Any, weight: Weight) -> int:
+    """What the values of a batch take, from what is written about its arrays and buffers."""
+    arrays, buffers = batch.pairs(1), batch.pairs(2)
+    size = _ARRAY_BYTES * len(arrays) + _BUFFER_BYTES * len(buffers)
+    lengths = np.concatenate([arrays[:, 0], buffers[:, 1]])
+    if len(lengths) and not 0 <= lengths.min() <= lengths.max() < _MOST_LENGTH:
+        raise malformed("the body is not an Arrow IPC stream: a column or a buffer has no sensible length")
+    weight.check_work(size)
+    size += SLOT_BYTES * int(arrays[:, 0].sum())
+    if not batch.has(3):
+        return size + int(buffers[:, 1].sum())
+    content = memoryview(body)
+    for offset, length in buffers.tolist():
+        if length:
+            (unfolded,) = struct.unpack_from("<q", content, offset)
+            if unfolded < -1:
+                raise malformed("the body is not an Arrow IPC stream: a buffer of negative size")
+            size += length if unfolded == -1 else unfolded
+    return size
+
+
+def _unfolded(array: pa.Array) -> int:
+    """What an array takes beyond its buffers when each value stands for itself."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return weigh(array.storage)
-    if pt.is_null(kind):
-        return len(array) * _SLOT_BYTES
+        return _unfolded(array.storage)
     if pt.is_dictionary(kind):
         sizes = _sizes(array.dictionary)
-        return int(pc.sum(sizes.take(array.indices), min_count=0).as_py())
+        return _sum(sizes) + _sum(sizes.take(array.indices))
     if kind in _VIEWS:
-        return int(pc.sum(_sizes(array), min_count=0).as_py())
+        return _sum(_sizes(array))
     if pt.is_struct(kind):
-        return sum(weigh(array.field(at)) for at in range(kind.num_fields))
+        return sum(_unfolded(array.field(at)) for at in range(kind.num_fields))
     if pt.is_map(kind):
-        return len(array) * _SLOT_BYTES + weigh(array.keys) + weigh(array.items)
+        return _unfolded(array.keys) + _unfolded(array.items)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        return len(array) * _SLOT_BYTES + weigh(array.values)
-    return int(array.nbytes)
+        return _unfolded(array.values)
+    return 0
+
+
+def _sum(sizes: pa.Array) -> int:
+    return int(pc.sum(sizes, min_count=0).as_py())
 
 
 def _sizes(values: pa.Array) -> pa.Array:
     """The bytes of each of some texts or plain values."""
     kind = values.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _sizes(values.storage)
     if kind in _VIEWS:
         # A view begins with the length of its text.
-        views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)
-        lengths = pa.array(views[values.offset : values.offset + len(values), 0].astype(np.int64) + _SLOT_BYTES)
-        return pc.if_else(values.is_valid(), lengths, pa.scalar(_SLOT_BYTES, pa.int64()))
+        views = np.frombuffer(values.buffers()[1] or b"", np.int32).reshape(-1, 4)
+        return pa.array(views[values.offset : values.offset + len(values), 0].astype(np.int64).clip(0))
     if pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind):
-        return pc.add(pc.fill_null(pc.binary_length(values), 0).cast(pa.int64()), pa.scalar(_SLOT_BYTES, pa.int64()))
-    if pt.is_nested(kind) or pt.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):
-        raise malformed(f"the body has dictionaries of {kind}, which are not taken; send them as plain columns")
-    return pa.array(np.full(len(values), 2 * _SLOT_BYTES, np.int64))
-
-
-def _check_buffers(data: bytes, most: int) -> None:
-    total = 0
-    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
-        if message.type not in ("record batch", "dictionary"):
-            continue
-        header = _Table.root(memoryview(message.metadata)).table(2)
-        batch = header.table(1) if message.type == "dictionary" else header
-        if batch.at(3) is None:
-            continue
-        body = memoryview(message.body)
-        for offset, length in batch.pairs(2):
-            if length:
-                (size,) = struct.unpack_from("<q", body, offset)
-                total += length if size == -1 else size
-                if size < -1:
-                    raise malformed("the body is not an Arrow IPC stream: a buffer of negative size")
-                check_weight(total, most)
-
-
-class _Table:
-    """A flatbuffers table, of which only a few fields are looked at: see Message.fbs of the Arrow format."""
-
-    def __init__(self, data: memoryview, place: int) -> None:
-        self._data = data
-        self._place = place
-        self._fields = place - struct.unpack_from("<i", data, place)[0]
-        (self._size,) = struct.unpack_from("<H", data, self._fields)
-
-    @staticmethod
-    def root(data: memoryview) -> _Table:
-        return _Table(data, struct.unpack_from("<I", data, 0)[0])
-
-    def at(self, field: int) -> int | None:
-        """Where a field's value stands; None when it is left out."""
-        entry = 4 + 2 * field
-        offset = struct.unpack_from("<H", self._data, self._fields + entry)[0] if entry < self._size else 0
-        return self._place + offset if offset else None
-
-    def table(self, field: int) -> _Table:
-        return _Table(self._data, self._target(field))
-
-    def pairs(self, field: int) -> list[tuple[int, int]]:
-        """A vector of structs of two int64."""
-        if self.at(field) is None:
-            return []
-        start = self._target(field)
-        (count,) = struct.unpack_from("<I", self._data, start)
-        return list(struct.iter_unpack("<qq", self._data[start + 4 : start + 4 + 16 * count]))
-
-    def _target(self, field: int) -> int:
-        place = self.at(field)
-        if place is None:
-            raise malformed("the body is not an Arrow IPC stream: a message without content")
-        return place + int(struct.unpack_from("<I", self._data, place)[0])
+        lengths = pc.fill_null(pc.binary_length(values), 0).cast(pa.int64())
+        return pc.max_element_wise(lengths, pa.scalar(0, pa.int64()))
+    width = kind.bit_width // 8 if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) else 0
+    return pa.array(np.full(len(values), max(width, SLOT_BYTES), np.int64))

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.change import SEQ, VNODE
-from strandline.rows import checked
 from strandline.server import arrow, ndjson
 from strandline.server.errors import malformed, too_large, too_slow, unsupported
+from strandline.server.weight import Weight, rows_bytes, slots
 
 INDEX = "_index"
 PLACE = (VNODE, SEQ, INDEX)
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
-UNFOLDED = 4
-"""How many times the limit of a body its rows may take in memory."""
 _TIMEOUT_S = 300.0
 _PIECE_BYTES = 1 << 20
+_AHEAD_BYTES = 1 << 10
+_MEMBERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -48,38 +48,38 @@ class Form:
 
 @dataclass(frozen=True)
 class Body:
-    """A decoded body of `count` rows. Lines of JSON have no `schema`: what they hold is known when they are read."""
+    """A body of `count` rows, weighed but for what depends on the table."""
 
     count: int
-    schema: pa.Schema | None
-    _data: pa.Table | bytes
-    _most: int
+    weight: Weight
+    _data: pa.Table | bytes | bytearray
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the body says of what types its columns are."""
+        return isinstance(self._data, pa.Table)
 
     def rows(self, wanted: pa.Schema) -> pa.Table:
-        """The rows with exactly the columns of `wanted`; what it declares not null has values. A place that is not
-        wanted is left out; `Invalid` names the row and the column of anything else."""
-        if not self.count:
-            # Nothing in it can be wrong; a chunk whose rows were all refused still moves its positions.
-            return wanted.empty_table()
-        missing = [name for name in wanted.names if self.schema is None or name not in self.schema.names]
-        arrow.check_weight(arrow.missing_weight(self.count, len(missing)), self._most)
-        if isinstance(self._data, bytes):
-            others = [pa.field(name, pa.int64()) for name in PLACE if name not in wanted.names]
-            return ndjson.read_lines(self._data, pa.schema([*wanted, *others])).select(wanted.names)
-        left_out = [name for name in PLACE if name in self._data.column_names and name not in wanted.names]
-        return next(checked(self._data.drop_columns(left_out), wanted))
+        """The rows, with columns in the types in which they came: Arrow as it is, lines of JSON in those of `wanted`.
+        `Invalid` names the row and the column of anything that JSON says and `wanted` does not hold."""
+        if isinstance(self._data, pa.Table):
+            names = set(self._data.column_names)
+            self.weight.add(rows_bytes(self.count, slots(pa.schema([f for f in wanted if f.name not in names]))))
+            return self._data
+        return ndjson.read_lines(self._data, wanted, self.weight)
 
 
-def decode(data: bytes, form: Form, *, most: int) -> Body:
-    """What a body holds, of which nothing may become larger than `most` bytes."""
-    plain = _unzipped(data, most) if form.is_gzip else data
+def decode(data: bytes | bytearray, form: Form, weight: Weight) -> Body:
+    """What a body holds; 413 as soon as it weighs too much."""
+    weight.add(len(data))
+    plain = _unzipped(data, weight) if form.is_gzip else data
     if form.is_arrow:
-        table = arrow.read_stream(plain, most=most)
-        return Body(table.num_rows, table.schema, table, most)
-    return Body(ndjson.count_lines(plain), None, plain, most)
+        table = arrow.read_stream(plain, weight)
+        return Body(table.num_rows, weight, table)
+    return Body(ndjson.count_lines(plain, weight), weight, plain)
 
 
-async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[int], None]) -> bytes:
+async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[int], None]) -> bytearray:
     """All of a body, or 413 as soon as it is too large. `hold` is told how much is held, and may refuse it."""
     data = bytearray()
     try:
@@ -90,7 +90,7 @@ async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[i
                 hold(len(data))
     except TimeoutError as error:
         raise too_slow(f"the body did not arrive within {_TIMEOUT_S:.0f} s") from error
-    return bytes(data)
+    return data
 
 
 async def passed(stream: AsyncIterator[bytes]) -> None:
@@ -108,21 +108,35 @@ def check_length(length: int, most: int) -> None:
         raise too_large(f"the body has {length} bytes or more; at most {most} are taken", limit=most)
 
 
-def _unzipped(data: bytes, most: int) -> bytes:
+def _unzipped(data: bytes | bytearray, weight: Weight) -> bytearray:
     plain = bytearray()
-    rest = data
+    whole = memoryview(data)
+    at = members = 0
     try:
-        while rest:
-            member = zlib.decompressobj(wbits=31)
-            while not member.eof:
-                piece = member.decompress(rest, _PIECE_BYTES)
-                rest = member.unconsumed_tail
-                plain += piece
-                if len(plain) > most:
-                    raise too_large(f"the body is more than {most} bytes long once it is unzipped", limit=most)
-                if not piece and not rest and not member.eof:
-                    raise malformed("the body ends in the middle of its gzip data")
-            rest = member.unused_data
+        while at < len(whole):
+            members += 1
+            if members > _MEMBERS:
+                raise too_large(f"the body has more than {_MEMBERS} gzip members", hint="Compress it as one.")
+            at = _unzip_member(whole, at, plain, weight)
     except zlib.error as error:
         raise malformed(f"the body is not gzip: {error}") from error
-    return bytes(plain)
+    return plain
+
+
+def _unzip_member(whole: memoryview, at: int, plain: bytearray, weight: Weight) -> int:
+    """Add one gzip member to `plain`; where the next one begins. Little is read ahead at first: it is copied when the
+    member ends before it."""
+    member = zlib.decompressobj(wbits=31)
+    ahead = _AHEAD_BYTES
+    while not member.eof:
+        if at >= len(whole):
+            raise malformed("the body ends in the middle of its gzip data")
+        rest: bytes | memoryview = whole[at : at + ahead]
+        at += len(rest)
+        ahead = min(2 * ahead, _PIECE_BYTES)
+        while rest and not member.eof:
+            piece = member.decompress(rest, _PIECE_BYTES)
+            weight.add(len(piece))
+            plain += piece
+            rest = member.unconsumed_tail
+    return at - len(member.unused_data)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
+from strandline.change import OP
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.errors import Conflict, Invalid, Unavailable
@@ -25,6 +27,7 @@ from strandline.retry import until_landed
 from strandline.schema import conform
 from strandline.server.chunk import Chunk, Places, Sender
 from strandline.server.errors import Failure, Refusal
+from strandline.server.growth import Growth
 from strandline.server.keys import Key, reused
 from strandline.server.positions import forgotten, verdict
 from strandline.server.posts import Post, columns_of
@@ -57,15 +60,16 @@ def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
 
 
 def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
-    state = log.refresh()
-    definition = state.definition
-    plan = _Plan(state.snapshot.txns)
-    for post in posts:
-        if not plan.has_room_for(post):
-            break
-        plan.add(post)
+    plan = _planned(log, posts)
+    while plan.growths:
+        # The table becomes what applied requests need, in a commit of its own before theirs. Then all is decided anew.
+        with suppress(Invalid):
+            log.redefine("EVOLVE", plan.grown)
+        crash_point("receiver.grown")
+        plan = _planned(log, posts)
     if not plan.is_due:
         return plan.results(None)
+    definition = plan.definition
     files = log.write(prepare(plan.rows(definition), definition, None), definition) if plan.pieces else []
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -81,10 +85,23 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
     return plan.results(seq)
 
 
-class _Plan:
-    """What a commit will hold. `expected` are the transactions that it was decided on."""
+def _planned(log: Log, posts: Sequence[Post]) -> _Plan:
+    state = log.refresh()
+    plan = _Plan(state.snapshot.txns, state.definition)
+    for post in posts:
+        if not plan.has_room_for(post):
+            break
+        plan.add(post)
+    return plan
 
-    def __init__(self, txns: Mapping[str, int]) -> None:
+
+class _Plan:
+    """What a commit will hold. `expected` are the transactions that it was decided on; `definition` is the table with
+    the `growths` of all that is in it."""
+
+    def __init__(self, txns: Mapping[str, int], definition: TableDef) -> None:
+        self.definition = definition
+        self.growths: list[Growth] = []
         self.expected: dict[str, int | None] = {}
         self.moved: dict[str, int] = {}
         self.keys: dict[str, Key] = {}
@@ -105,15 +122,33 @@ class _Plan:
             return True
         return not any(np.isin(post.upserted, deleted).any() for deleted in self._deleted)
 
+    def grown(self, definition: TableDef) -> TableDef:
+        """The table with all that the commit needs; `Invalid` when it can no longer have it."""
+        for growth in self.growths:
+            definition = growth.applied(definition)
+        return definition
+
     def add(self, post: Post) -> None:
+        if not self._is_held(post):
+            changed = "the table's columns changed while the request was under way"
+            self._results.append((Unavailable(changed, hint="Nothing was applied. Send it again."), False))
+            return
         if post.deleted is not None and len(post.deleted):
             self._deleted.append(post.deleted)
         if post.chunk is not None and post.places is not None:
-            self._add_chunk(post.rows, post.chunk, post.places)
+            self._add_chunk(post, post.chunk, post.places)
             return
         if post.key is None or self._is_new(post.key, post.rows.num_rows):
-            self._take(post.rows)
+            self._take(post.rows, post)
             self._results.append((Outcome(post.rows.num_rows), True))
+
+    def _is_held(self, post: Post) -> bool:
+        """Whether the table has all columns of a post, or can get them."""
+        try:
+            definition = self.definition if post.growth is None else post.growth.applied(self.definition)
+        except Invalid:
+            return False
+        return {OP, *definition.schema.names}.issuperset(post.rows.column_names)
 
     def _is_new(self, key: Key, count: int) -> bool:
         """Whether a request with this key is to be applied; otherwise what became of it is known."""
@@ -135,7 +170,7 @@ class _Plan:
             self._results.append((reused(key.text, "Nothing of this body was applied."), False))
         return False
 
-    def _add_chunk(self, rows: pa.Table, chunk: Chunk, places: Places) -> None:
+    def _add_chunk(self, post: Post, chunk: Chunk, places: Places) -> None:
         sender = chunk.sender
         for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)
@@ -146,10 +181,10 @@ class _Plan:
             return
         if sender.life_app in found.moved:
             self._begin(sender)
-        new = rows if found.is_new is None else rows.filter(pa.array(found.is_new))
-        self._take(new)
+        new = post.rows if found.is_new is None else post.rows.filter(pa.array(found.is_new))
+        self._take(new, post)
         self.moved.update(found.moved)
-        outcome = Outcome(new.num_rows, rows.num_rows - new.num_rows)
+        outcome = Outcome(new.num_rows, post.rows.num_rows - new.num_rows)
         self._results.append((outcome, bool(found.moved)))
 
     def _begin(self, sender: Sender) -> None:
@@ -158,9 +193,15 @@ class _Plan:
         own = f"from/{sender.sink}/"
         self.moved = {app: at for app, at in self.moved.items() if not app.startswith(own)}
 
-    def _take(self, rows: pa.Table) -> None:
-        if rows.num_rows:
-            self.pieces.append(rows)
+    def _take(self, rows: pa.Table, post: Post) -> None:
+        if not rows.num_rows:
+            return
+        self.pieces.append(rows)
+        if post.growth is not None:
+            grown = post.growth.applied(self.definition)
+            if grown is not self.definition:
+                self.definition = grown
+                self.growths.append(post.growth)
 
     def rows(self, definition: TableDef) -> pa.Table:
         """All rows in their order. Some may have been checked before a column was added."""

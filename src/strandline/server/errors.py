@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, cast
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -23,6 +24,7 @@ from strandline.errors import (
 
 RETRY_AFTER_S = 1
 TOO_LARGE = 413
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _STATUSES: dict[type[StrandlineError], int] = {
     NotFound: 404,
     NotRetained: 410,
@@ -78,7 +80,7 @@ def too_slow(message: str) -> Refusal:
 def unprepared(error: Invalid) -> Refusal:
     """The table is not ready for a sender's rows, whichever they are: that sender must wait, not give them up."""
     told = {name: value for name, value in error.fields.items() if name != "row"}
-    hint = "Add the column to the table here, or let the sender send Arrow, of which columns are added."
+    hint = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
     return Refusal(412, Conflict(error.message, hint=hint, **told))
 
 
@@ -125,6 +127,8 @@ def _said(error: Exception) -> tuple[int, StrandlineError]:
 
 
 def _told(error: StrandlineError) -> dict[str, Any]:
-    fields = json.loads(json.dumps(error.fields, default=str))
     hint = {} if error.hint is None else {"hint": error.hint}
-    return {"kind": error.kind, "message": error.message, **hint, **fields}
+    told = {"kind": error.kind, "message": error.message, **hint, **error.fields}
+    # Names from a body may hold half of a surrogate pair, which no answer can.
+    text = _SURROGATE.sub("?", json.dumps(told, default=str, ensure_ascii=False))
+    return cast("dict[str, Any]", json.loads(text))

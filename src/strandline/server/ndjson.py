@@ -1,136 +1,308 @@
-"""Lines of JSON from outside, as the forward protocol writes them.
+"""Lines of JSON from outside, as the forward protocol writes them: one object a line.
 
-They are read as `ingest` reads such files. Only what JSON has no word for is taken by hand, a value at a time: binary
-in base64, maps whose keys are no texts, and numbers such as "NaN".
+What a line means is said by `_values`, which reads it with Python. Arrow reads blocks of lines many times faster, and
+takes a block where it is sure to say the same. Both go block by block, so that little more than one is held.
 """
 
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import json
-from collections.abc import Callable, Collection, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Any, overload
+import math
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 import pyarrow.types as pt
 
-from strandline import moments
 from strandline.errors import Invalid
 from strandline.ingest.columns import unfit
-from strandline.ingest.jsonl import JsonLines
-from strandline.ingest.sift import UNFIT, sift
+from strandline.ingest.jsonl import JsonObject, quoted
 from strandline.rows import checked
+from strandline.schema import conform, is_json, storage_type
 from strandline.server.errors import malformed
+from strandline.server.weight import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 
+Data = bytes | bytearray
+
+_LINE = re.compile(rb"[^ \t\r\n][^\n]*")
+_BLOCK_BYTES = 1 << 20
+_GROUP_BYTES = 64 << 10
+_OBJECT_COPIES = 50
+"""How much larger a text may become as Python's objects: `[],` takes 150 bytes."""
+_TEXT_COPIES = 4
+_LIST_COPIES = 18
+"""How much larger it may become in Arrow: `1,` takes 36 bytes in a list of decimals."""
+_SUSPECT = (re.compile(rb"\n[^{\n\r]"), re.compile(rb"\}[ \t\r]*(?:\{|null)"))
+_CONSTANT = re.compile(rb"[^\w\"](?:NaN|Inf)")
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?\Z")
+_DECIMAL_DIGITS = 100
+_UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError)
 
 
-def count_lines(data: bytes) -> int:
-    return sum(1 for line in data.split(b"\n") if line.strip())
+def count_lines(data: Data, weight: Weight) -> int:
+    """How many rows there are: lines that are not blank."""
+    count = sum(1 for _ in islice(_LINE.finditer(data), weight.most_rows + 1))
+    weight.check_rows(count)
+    return count
 
 
-def read_lines(data: bytes, schema: pa.Schema) -> pa.Table:
-    """The rows of `data` with the columns of `schema`, of which one at least is a plain one; `Invalid` names the row
-    and the column that do not fit."""
-    if not data or data.isspace():
-        return schema.empty_table()
-    has_texts = any(f'"{word}"'.encode() in data for word in _NUMBERS)
-    by_hand = [field for field in schema if _holds(field.type, lambda kind: _is_by_hand(kind, has_texts))]
-    plain = pa.schema([field for field in schema if field not in by_hand])
-    lines = JsonLines(plain, others="ignore" if by_hand else "error")
-    try:
-        table = lines.convert(data)
-    except UNFIT as error:
-        raise _fault(lines, data, {field.name for field in by_hand}) from error
-    if by_hand:
-        rows = _ByHand([record for _, record in lines.records(data)], by_hand, schema.names)
-        taken = pa.concat_tables(checked(rows, pa.schema(by_hand)))
-        for field in by_hand:
-            table = table.append_column(field.with_nullable(True), taken.column(field.name))
-    return table.select(schema.names)
+def read_lines(data: Data, schema: pa.Schema, weight: Weight) -> pa.Table:
+    """The rows of `data` in the types of `schema`, all nullable; `Invalid` names the row and the column that do not
+    fit."""
+    columns = pa.schema([field.with_nullable(True) for field in schema])
+    reader = _Reader(columns, weight)
+    return pa.concat_tables([columns.empty_table(), *(reader.read(block) for block in _blocks(data))])
 
 
-def _fault(lines: JsonLines, data: bytes, others: Collection[str]) -> Exception:
-    """Which row it was: the first of those that do not fit even alone. `others` are columns that were not looked at."""
-    records = [record for _, record in lines.records(data)]
-    found = sift(len(records), lambda start, stop: lines.convert(b"".join(records[start:stop])))
-    row = next((place for place in found if isinstance(place, int)), None)
-    if row is None:
-        return malformed("the body is not lines of JSON objects")
-    column, reason = lines.explain(_without(records[row], others))
-    if column is None:
-        return malformed(f"row {row}: {reason}", row=row)
-    return Invalid(f"row {row}, column {column!r}: {reason}", row=row, column=column)
+def _blocks(data: Data) -> Iterator[bytes]:
+    """Whole lines, about `_BLOCK_BYTES` of them at once."""
+    whole = memoryview(data)
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", min(start + _BLOCK_BYTES, len(data)))
+        end = len(data) if end < 0 else end + 1
+        yield bytes(whole[start:end])
+        start = end
 
 
-def _without(record: bytes, names: Collection[str]) -> bytes:
-    try:
-        row = json.loads(record)
-    except (ValueError, RecursionError):
-        return record
-    if not isinstance(row, dict) or not any(name in row for name in names):
-        return record
-    return json.dumps({name: value for name, value in row.items() if name not in names}).encode()
+class _Reader:
+    """Reads blocks one after the other; `_first` is the number of the next row."""
 
+    def __init__(self, schema: pa.Schema, weight: Weight) -> None:
+        self._schema = schema
+        self._weight = weight
+        self._first = 0
+        self._names = frozenset(schema.names)
+        self._read = pa.schema([(field.name, _read_type(field.type)) for field in schema])
+        self._texts = frozenset(field.name for field in schema if is_json(field.type))
+        self._slots = slots(schema)
+        self._has_lists = any(_holds(field.type, pt.is_list) for field in schema)
+        self._nested_slots = max((_slots_in_lists(field.type) for field in schema), default=0)
+        self._options = pj.ParseOptions(explicit_schema=self._read, unexpected_field_behavior="error")
+        self._is_plain = not any(_holds(field.type, _has_own_form) for field in schema)
 
-class _ByHand(Sequence[dict[str, Any]]):
-    """The values of some columns, made of the lines as they are asked for. `names` are all columns that there are."""
+    def read(self, block: bytes) -> pa.Table:
+        rows = sum(1 for _ in _LINE.finditer(block))
+        if not rows:
+            return self._schema.empty_table()
+        objects = block.count(b"{") if self._nested_slots else 0
+        size = rows_bytes(rows, self._slots) + COPIES * SLOT_BYTES * objects * self._nested_slots
+        with self._weight.lent(size + (_LIST_COPIES if self._has_lists else _TEXT_COPIES) * len(block)):
+            table = self._by_arrow(block, rows)
+            if table is None:
+                # Once a block was not as Arrow takes them, the next ones will not be either.
+                self._is_plain = False
+                pieces = [self._by_hand(lines, first) for first, lines in self._groups(block)]
+                table = pa.concat_tables(pieces)
+        self._weight.add(rows_bytes(rows, 0) + COPIES * table.nbytes)
+        self._first += rows
+        return table
 
-    def __init__(self, records: Sequence[bytes], fields: Sequence[pa.Field], names: Sequence[str]) -> None:
-        self._records = records
-        self._fields = fields
-        self._names = frozenset(names)
+    def _by_arrow(self, block: bytes, rows: int) -> pa.Table | None:
+        """The rows as Arrow reads them; None when it may take them for something else than they are."""
+        if not self._is_plain or not block.startswith(b"{") or any(found.search(block) for found in _SUSPECT):
+            return None
+        if (b"NaN" in block or b"Inf" in block) and _CONSTANT.search(block):
+            return None
+        try:
+            options = pj.ReadOptions(block_size=len(block) + 1)
+            table = pj.read_json(pa.BufferReader(block), read_options=options, parse_options=self._options)
+            table.validate(full=True)
+            if table.num_rows != rows or any(map(_has_infinity, table.columns)):
+                return None
+            return self._finished(table)
+        except _UNFIT:
+            return None
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def _groups(self, block: bytes) -> Iterator[tuple[int, list[bytes]]]:
+        """The lines of a block, as many as are read at once, and the number of the first one."""
+        lines: list[bytes] = []
+        first = row = self._first
+        start = 0
+        for found in _LINE.finditer(block):
+            if lines and found.end() - start > _GROUP_BYTES:
+                yield first, lines
+                lines, first = [], row
+            if not lines:
+                start = found.start()
+            lines.append(found[0])
+            row += 1
+        yield first, lines
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, at: int | slice) -> Any:
-        return self._row(at) if isinstance(at, int) else [self._row(row) for row in range(*at.indices(len(self)))]
+    def _by_hand(self, lines: list[bytes], first: int) -> pa.Table:
+        with self._weight.lent(_OBJECT_COPIES * sum(map(len, lines))):
+            rows = [self._values(line, row) for row, line in enumerate(lines, first)]
+            read = pa.concat_tables(checked(rows, self._read, required=(), first_row=first))
+            try:
+                return self._finished(read)
+            except _UNFIT:
+                for field in self._schema:
+                    at = _first_unfit(read.column(field.name), storage_type(field.type))
+                    if at is not None:
+                        raise _refused(first + at, field, read.column(field.name)[at].as_py()) from None
+                raise
 
-    def _row(self, row: int) -> dict[str, Any]:
-        said = json.loads(self._records[row])
+    def _finished(self, read: pa.Table) -> pa.Table:
+        """The rows in the types of the schema: times were read as texts."""
+        columns = [_cast(read.column(field.name), storage_type(field.type)) for field in self._schema]
+        return conform(pa.Table.from_arrays(columns, names=self._schema.names), self._schema)
+
+    def _values(self, line: bytes, row: int) -> dict[str, Any]:
+        """What a line says, in the types in which columns are read."""
+        said = _object(line, row, self._texts)
         for name in said:
             if name not in self._names:
                 raise Invalid(f"row {row}, column {name!r}: the table has no such column", row=row, column=name)
         values = {}
-        for field in self._fields:
+        for field in self._schema:
             try:
                 values[field.name] = _value(said.get(field.name), field.type)
-            except (ValueError, TypeError, InvalidOperation) as error:
-                why = unfit(said[field.name], field)
-                raise Invalid(f"row {row}, column {field.name!r}: {why}", row=row, column=field.name) from error
+            except _Twice as error:
+                raise malformed(f"row {row}, column {field.name!r}: {error}", row=row, column=field.name) from error
+            except (ValueError, TypeError, OverflowError) as error:
+                raise _refused(row, field, said[field.name]) from error
         return values
 
 
+def _refused(row: int, field: pa.Field, value: object) -> Invalid:
+    try:
+        why = unfit(value, field)
+    except RecursionError:
+        why = f"the value is not {field.type}"
+    return Invalid(f"row {row}, column {field.name!r}: {why}", row=row, column=field.name)
+
+
+def _first_unfit(column: pa.ChunkedArray, kind: pa.DataType) -> int | None:
+    """The first value that cannot be cast, found by halving."""
+    start, stop = 0, len(column) + 1
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        try:
+            _cast(column.slice(start, middle - start), kind)
+            start = middle
+        except _UNFIT:
+            stop = middle
+    return start if start < len(column) else None
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    return pa.chunked_array([_cast_array(pa.concat_arrays([chunk]), kind) for chunk in column.chunks], type=kind)
+
+
+def _cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`array` as `kind`. Below a null struct there are empty texts, which are no times: they become nulls first."""
+    if pt.is_struct(kind):
+        children = [_cast_array(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    if pt.is_list(kind):
+        values = _cast_array(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=array.is_null())
+    if pt.is_map(kind):
+        keys, items = _cast_array(array.keys, kind.key_type), _cast_array(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=array.is_null())
+    return array.cast(kind)
+
+
+class _Twice(ValueError):
+    """An object has a name twice."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_parse = json.JSONDecoder(object_pairs_hook=JsonObject, parse_float=Decimal, parse_constant=_refuse_constant).decode
+
+
+def _object(line: bytes, row: int, texts: frozenset[str]) -> JsonObject:
+    """The object of a line. Of the columns `texts`, which hold JSON, values are kept as they are written."""
+    column = None
+    try:
+        text = line.decode()
+        said = _parse(quoted(text, texts) if texts else text)
+        if not isinstance(said, JsonObject):
+            why = f"the line is {'null' if said is None else f'a {type(said).__name__}'}; expected an object"
+        elif said.twice is not None:
+            column, why = said.twice, f"the name {said.twice!r} occurs twice"
+        else:
+            return said
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start + 1} of the line is not UTF-8"
+    except json.JSONDecodeError as error:
+        why = f"the line is not one JSON object: {error.msg} at character {error.pos + 1}"
+    except RecursionError:
+        why = "the line is nested too deeply"
+    except (ValueError, Invalid) as error:
+        why = f"the line is not one JSON object: {error}"
+    raise malformed(f"row {row}: {why}", row=row, **({} if column is None else {"column": column}))
+
+
 def _value(said: Any, kind: pa.DataType) -> Any:
-    """The value that JSON says; where it says it as a text, parsed."""
+    """The value that JSON says; times stay texts."""
     if said is None:
         return None
     if pt.is_list(kind):
         return [_value(each, kind.value_type) for each in _a(list, said)]
     if pt.is_struct(kind):
-        types = {field.name: field.type for field in kind}
-        return {name: _value(each, types.get(name, pa.null())) for name, each in _a(dict, said).items()}
+        return _fields(_a(JsonObject, said), kind)
     if pt.is_map(kind):
-        pairs = said.items() if isinstance(said, dict) else _a(list, said)
+        pairs = _once(said).items() if isinstance(said, JsonObject) else _a(list, said)
         return [(_value(key, kind.key_type), _value(each, kind.item_type)) for key, each in pairs]
-    if not isinstance(said, str):
-        return Decimal(str(said)) if pt.is_decimal(kind) and isinstance(said, float) else said
+    if pt.is_temporal(kind) or is_json(kind):
+        return _a(str, said)
     if pt.is_binary(kind):
-        return base64.b64decode(said, validate=True)
-    if pt.is_timestamp(kind):
-        return moments.parsed(said)
-    if pt.is_date(kind):
-        return dt.date.fromisoformat(said)
+        return base64.b64decode(_a(str, said), validate=True)
     if pt.is_decimal(kind):
-        return Decimal(said)
-    return float(said) if pt.is_floating(kind) and said in _NUMBERS else said
+        return _decimal(said)
+    return _float(said) if pt.is_floating(kind) else said
+
+
+def _fields(said: JsonObject, kind: pa.StructType) -> dict[str, Any]:
+    types = {field.name: field.type for field in kind}
+    return {name: _value(each, types[name]) for name, each in _once(said).items() if _is_known(name, types)}
+
+
+def _is_known(name: str, types: dict[str, pa.DataType]) -> bool:
+    if name not in types:
+        raise ValueError(f"there is no field {name!r}")
+    return True
+
+
+def _once(said: JsonObject) -> JsonObject:
+    if said.twice is not None:
+        raise _Twice(f"the name {said.twice!r} occurs twice")
+    return said
+
+
+def _decimal(said: Any) -> Decimal | int:
+    if isinstance(said, str):
+        if not _DECIMAL.match(said):
+            raise ValueError("not a number")
+        said = Decimal(said)
+    if isinstance(said, Decimal) and abs(said.adjusted()) > _DECIMAL_DIGITS:
+        raise ValueError("too large or too small")
+    return said  # type: ignore[no-any-return]
+
+
+def _float(said: Any) -> Any:
+    """The number nearest to what is written; one that would become infinite is refused."""
+    if isinstance(said, str) and said in _NUMBERS:
+        return float(said)
+    if isinstance(said, bool) or not isinstance(said, int | Decimal):
+        raise TypeError("not a number")
+    number = float(said)
+    if math.isinf(number):
+        raise OverflowError("too large")
+    return number
 
 
 def _a(kind: type, said: Any) -> Any:
@@ -139,9 +311,36 @@ def _a(kind: type, said: Any) -> Any:
     return said
 
 
-def _is_by_hand(kind: pa.DataType, has_texts: bool) -> bool:
-    return bool(pt.is_binary(kind) or pt.is_map(kind) or (has_texts and pt.is_floating(kind)))
+def _read_type(kind: pa.DataType) -> pa.DataType:
+    """The type to read as: times and JSON are texts."""
+    if pt.is_temporal(kind) or is_json(kind):
+        return pa.string()
+    if pt.is_list(kind):
+        return pa.list_(_read_type(kind.value_type))
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(each.name, _read_type(each.type), each.nullable) for each in kind])
+    return pa.map_(_read_type(kind.key_type), _read_type(kind.item_type)) if pt.is_map(kind) else kind
+
+
+def _has_own_form(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_map(kind))
 
 
 def _holds(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
     return is_such(kind) or any(_holds(kind.field(at).type, is_such) for at in range(kind.num_fields))
+
+
+def _slots_in_lists(kind: pa.DataType) -> int:
+    """How many values an element of a list has in it."""
+    inner = max((_slots_in_lists(kind.field(at).type) for at in range(kind.num_fields)), default=0)
+    return max(inner, slots(kind.value_type)) if pt.is_list(kind) else inner
+
+
+def _has_infinity(array: pa.Array | pa.ChunkedArray) -> bool:
+    if isinstance(array, pa.ChunkedArray):
+        return _holds(array.type, pt.is_floating) and any(map(_has_infinity, array.chunks))
+    if pt.is_floating(array.type):
+        return bool(pc.any(pc.is_inf(array), min_count=0).as_py())
+    if pt.is_struct(array.type):
+        return any(_has_infinity(array.field(at)) for at in range(array.type.num_fields))
+    return bool(pt.is_list(array.type)) and _has_infinity(array.values)

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from strandline.change import DELETE, OP, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.errors import Invalid
-from strandline.server.body import INDEX, PLACE, Body
+from strandline.rows import checked
+from strandline.server.body import INDEX, PLACE
 from strandline.server.chunk import Chunk, Numbers, Places
+from strandline.server.growth import Growth
 from strandline.server.keys import Key
 from strandline.vnode import hash_keys
 
@@ -25,8 +27,8 @@ from strandline.vnode import hash_keys
 class Post:
     """Rows with `_op` and the table's columns, in the order in which they count.
 
-    A chunk's rows have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. Of
-    a table with versions, `upserted` and `deleted` are the hashes of the keys."""
+    A chunk's rows have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. Of a table with
+    versions, `upserted` and `deleted` are the hashes of the keys. `growth` is what the table needs before."""
 
     rows: pa.Table
     chunk: Chunk | None = None
@@ -34,6 +36,7 @@ class Post:
     key: Key | None = None
     upserted: npt.NDArray[np.int64] | None = None
     deleted: npt.NDArray[np.int64] | None = None
+    growth: Growth | None = None
 
 
 def columns_of(definition: TableDef) -> pa.Schema:
@@ -41,13 +44,25 @@ def columns_of(definition: TableDef) -> pa.Schema:
     return pa.schema([pa.field(OP, pa.string()), *(field.with_nullable(True) for field in definition.schema)])
 
 
-def posts_of(body: Body, definition: TableDef, *, chunk: Chunk | None = None, key: Key | None = None) -> list[Post]:
-    """A request as posts: one, or of a chunk for a table with versions one for each commit that it takes."""
-    hidden = [pa.field(OP, pa.string(), chunk is None)]
-    if chunk is not None:
-        hidden += [pa.field(name, pa.int64(), False) for name in PLACE]
+def hidden_columns(*, is_chunk: bool) -> list[pa.Field]:
+    """What a row says beside the table's columns. Outside of a chunk a place is ignored."""
+    return [pa.field(OP, pa.string(), not is_chunk), *(pa.field(name, pa.int64(), not is_chunk) for name in PLACE)]
+
+
+def posts_of(
+    rows: pa.Table,
+    definition: TableDef,
+    *,
+    chunk: Chunk | None = None,
+    key: Key | None = None,
+    growth: Growth | None = None,
+) -> list[Post]:
+    """The rows of a request as posts: one, or of a chunk for a table with versions one for each commit that it takes.
+    `definition` is the table as it is after `growth`."""
     columns = [field if field.name in definition.key else field.with_nullable(True) for field in definition.schema]
-    rows = body.rows(pa.schema([*hidden, *columns]))
+    wanted = pa.schema([*hidden_columns(is_chunk=chunk is not None), *columns])
+    # Nothing in a body without rows can be wrong; a chunk whose rows were all refused still moves its positions.
+    rows = next(checked(rows, wanted)) if rows.num_rows else wanted.empty_table()
     ops = pc.fill_null(rows.column(OP), UPSERT)
     is_delete = pc.equal(ops, DELETE)
     _check_ops(ops, is_delete, definition)
@@ -60,8 +75,8 @@ def posts_of(body: Body, definition: TableDef, *, chunk: Chunk | None = None, ke
         rows = _without_values(rows, is_delete, definition)
     rows = rows.add_column(0, columns_of(definition).field(OP), ops)
     if definition.version is None:
-        return [Post(rows, chunk, places, key)]
-    return _by_version(Post(rows, chunk, places, key), definition, is_delete)
+        return [Post(rows, chunk, places, key, growth=growth)]
+    return _by_version(Post(rows, chunk, places, key, growth=growth), definition, is_delete)
 
 
 def _numbers(column: pa.ChunkedArray) -> Numbers:
@@ -134,6 +149,7 @@ def _by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) ->
             post.key,
             hashes[start:stop][~deletes[start:stop]],
             hashes[start:stop][deletes[start:stop]],
+            post.growth,
         )
         for chunk, start, stop in zip(chunks, cuts, [*cuts[1:], post.rows.num_rows], strict=True)
     ]

@@ -7,6 +7,7 @@ each costs. An answer is given when its commit is durable.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from strandline.crash import crash_point
 from strandline.errors import StrandlineError
 from strandline.log import Log
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.errors import Failure, Refusal, busy
+from strandline.server.errors import Failure, Refusal, busy, too_large
 from strandline.server.posts import Post
 
 Result = Outcome | Failure
@@ -28,12 +29,13 @@ _LOOK_S = 0.001
 
 @dataclass
 class Budget:
-    """What all requests of the server may hold together, from their first byte to their answer."""
+    """What all requests of the server may hold together, from their first byte to their answer. Threads share it."""
 
     most_bytes: int
     most_requests: int
     bytes: int = 0
     requests: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, size: int) -> Claim:
         """A place for a request that says it has `size` bytes; 429 when there is none."""
@@ -53,20 +55,26 @@ class Claim:
 
     def hold(self, size: int) -> None:
         """Hold so much from here on; 429 when others leave no room for it."""
-        others = self.budget.bytes - self.size
-        if size > self.size and others and others + size > self.budget.most_bytes:
-            raise busy(f"requests under way hold {self.budget.bytes} bytes; at most {self.budget.most_bytes} are taken")
-        self.budget.bytes, self.size = others + size, size
+        budget = self.budget
+        with budget.lock:
+            others = budget.bytes - self.size
+            if size > self.size and others + size > budget.most_bytes:
+                if size > budget.most_bytes:
+                    raise too_large(f"the request takes {size} bytes in memory; at most {budget.most_bytes} are taken")
+                raise busy(f"requests under way hold {budget.bytes} bytes; at most {budget.most_bytes} are taken")
+            budget.bytes, self.size = others + size, size
 
     def __enter__(self) -> Claim:
-        self.budget.requests += 1
+        with self.budget.lock:
+            self.budget.requests += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.budget.requests -= 1
-        self.budget.bytes -= self.size
+        with self.budget.lock:
+            self.budget.requests -= 1
+            self.budget.bytes -= self.size
 
 
 @dataclass

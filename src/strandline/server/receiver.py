@@ -17,36 +17,43 @@ from typing import TypeVar
 import pyarrow as pa
 
 from strandline.change import OP
+from strandline.definitions import TableDef
 from strandline.errors import Invalid, Unavailable
 from strandline.lake import Lake
-from strandline.schema import relaxed
 from strandline.server import body, positions
-from strandline.server.body import PLACE, UNFOLDED, Body, Form
+from strandline.server.body import Body, Form
 from strandline.server.chunk import HEADER, Chunk, Sender
 from strandline.server.commit import Outcome
 from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large, unprepared
+from strandline.server.growth import check_cuts, growth_of, narrowed, widest
 from strandline.server.keys import Key, Summed, app_of
-from strandline.server.posts import Post, posts_of
+from strandline.server.posts import Post, hidden_columns, posts_of
 from strandline.server.queue import Budget, Claim, Result, TableQueue
+from strandline.server.weight import Weight
 from strandline.table import Table
 
 _CHECKERS = min(8, (os.cpu_count() or 1) + 2)
 _COMMITTERS = 32
+_UNFOLDED = 8
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes at once. A body's rows may take `UNFOLDED` times `body_bytes` in memory."""
+    """What the server takes: of one request, and at once. `body_columns` counts the fields of columns as well;
+    `table_columns` is how many a table may get by requests."""
 
     body_bytes: int = 64 << 20
-    queue_bytes: int = 256 << 20
+    queue_bytes: int = 1 << 30
     queue_requests: int = 1000
     commit_rows: int = 200_000
     linger_ms: float = 5
+    body_rows: int = 1_000_000
+    body_columns: int = 4096
+    table_columns: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "queue_requests", "commit_rows"):
+        for name in ("body_bytes", "queue_requests", "commit_rows", "body_rows", "body_columns", "table_columns"):
             if getattr(self, name) < 1:
                 raise Invalid(f"{name} is {getattr(self, name)}; expected 1 or more", setting=name)
         if self.linger_ms < 0:
@@ -55,6 +62,11 @@ class Limits:
             raise Invalid(
                 f"queue_bytes is {self.queue_bytes}, less than the {self.body_bytes} of one body", setting="queue_bytes"
             )
+
+    @property
+    def weight_bytes(self) -> int:
+        """What one body may take in memory, in all its forms together."""
+        return min(_UNFOLDED * self.body_bytes, self.queue_bytes)
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,7 @@ class Receiver:
         most, length = self._limits.body_bytes, head.length or 0
         summed = Summed(stream, head.form.name)
         pieces = summed.pieces()
-        data: bytes | None = None
+        data: bytearray | None = None
         try:
             body.check_length(length, most)
             data = await body.received(pieces, most=most, hold=lambda size: claim.hold(max(size, length)))
@@ -153,36 +165,53 @@ class Receiver:
             claim.hold(0)
             await body.passed(pieces)
         key = None if head.key is None else Key(head.key, summed.digest)
-        found = await self._run(lambda: self._check(name, head, key, data))
-        if not isinstance(found, Outcome):
-            claim.hold(sum(post.rows.nbytes for post in found[1]))
-        return found
+        return await self._run(lambda: self._check(name, head, key, data, claim))
 
-    def _check(self, name: str, head: Head, key: Key | None, data: bytes | None) -> Outcome | tuple[Table, list[Post]]:
+    def _check(
+        self, name: str, head: Head, key: Key | None, data: bytearray | None, claim: Claim
+    ) -> Outcome | tuple[Table, list[Post]]:
         """The request's rows, ready for a commit; or its outcome when it is done already. Runs in a thread. `data` is
         None for a body that is too large to be held."""
         table = self._table(name)
-        if done := self._done(table, head, key, data):
+        if done := self._done(table, head, key, data, claim):
             # What was taken once is not judged again by what the table, or this server, has become since.
             return done
         if data is None:
             raise too_large("the body is larger than this server takes")
-        content = self._decoded(head, data)
-        if head.chunk is None:
-            if not content.count:
-                return Outcome(0)
-        elif self._evolve:
-            _add_columns(table, content)
+        content = self._decoded(head, data, claim)
+        if head.chunk is None and not content.count:
+            return Outcome(0)
         try:
-            return table, posts_of(content, table.definition, chunk=head.chunk, key=key)
+            return table, self._posts(content, table.definition, head.chunk, key)
         except Invalid as error:
             error.fields.setdefault("table", name)
-            column = error.fields.get("column")
-            if head.chunk is not None and column is not None and column not in _known(table):
+            raise
+
+    def _posts(self, content: Body, definition: TableDef, chunk: Chunk | None, key: Key | None) -> list[Post]:
+        """The rows of a request, checked against the table as it will be when they are applied."""
+        hidden = hidden_columns(is_chunk=chunk is not None)
+        if chunk is None:
+            return posts_of(content.rows(pa.schema([*hidden, *definition.schema])), definition, key=key)
+        known = {*definition.schema.names, *(field.name for field in hidden)}
+        try:
+            rows = content.rows(pa.schema([*hidden, *widest(definition)]))
+            if not content.is_typed:
+                rows = narrowed(rows, definition)
+            growth = growth_of(rows, definition, known, self._limits.table_columns)
+            if growth is not None and not self._evolve:
+                known -= set(growth.columns.names)
+                growth = None
+            if growth is not None:
+                definition = growth.applied(definition)
+                known.update(definition.schema.names)
+            check_cuts(rows, definition)
+            return posts_of(rows, definition, chunk=chunk, growth=growth)
+        except Invalid as error:
+            if error.fields.get("column", OP) not in known:
                 raise unprepared(error) from error
             raise
 
-    def _done(self, table: Table, head: Head, key: Key | None, data: bytes | None) -> Outcome | None:
+    def _done(self, table: Table, head: Head, key: Key | None, data: bytearray | None, claim: Claim) -> Outcome | None:
         """What became of a request that is done already; None for one that is new."""
         txns = table.log.refresh().snapshot.txns
         if head.chunk is not None:
@@ -192,7 +221,7 @@ class Receiver:
         if seq is None and not is_had:
             return None
         try:
-            count = None if data is None else self._decoded(head, data).count
+            count = None if data is None else self._decoded(head, data, claim).count
         except (Refusal, Invalid):
             count = None
         return Outcome(0, count) if seq is None else Outcome(count, seq=seq, is_repeated=True)
@@ -204,8 +233,11 @@ class Receiver:
             return positions.has_all(head.chunk, txns)
         return head.key is not None and app_of(head.key) in txns
 
-    def _decoded(self, head: Head, data: bytes) -> Body:
-        return body.decode(data, head.form, most=UNFOLDED * self._limits.body_bytes)
+    def _decoded(self, head: Head, data: bytearray, claim: Claim) -> Body:
+        limits = self._limits
+        return body.decode(
+            data, head.form, Weight(limits.weight_bytes, limits.body_rows, limits.body_columns, claim.hold)
+        )
 
     def _table(self, name: str) -> Table:
         self._lake.catalog.refresh().get(name)
@@ -226,20 +258,6 @@ class Receiver:
 
     async def _run(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._checks, act)
-
-
-def _add_columns(table: Table, content: Body) -> None:
-    """Add the columns of a body that the table lacks, so that a sender's table may grow."""
-    if content.schema is None or not content.count:
-        return
-    known = _known(table)
-    new = [field.with_nullable(True) for field in content.schema if field.name not in known]
-    if new:
-        table.evolve(relaxed(pa.schema(new)))
-
-
-def _known(table: Table) -> set[str]:
-    return {*table.schema.names, OP, *PLACE}
 
 
 def _together(results: Sequence[Result]) -> Outcome:
