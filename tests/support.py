@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.storage.commits import sealed, unsealed
 from strandline.storage.snapshot import Draft
 
 BIN = Path(sys.executable).parent
@@ -123,6 +124,23 @@ class Oracle:
 
     def copy(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.rows.values()]
+
+
+def rewrite_commits(folder: Path, change: Callable[[dict[str, Any]], None], root: Path | None = None) -> None:
+    """Change actions in the commit files of a folder as a faulty program would have written them: with good digests.
+
+    `root` is the lake's; without it the folder is below `tables/`."""
+    top = root or next(parent.parent for parent in folder.parents if parent.name == "tables")
+    previous = ""
+    for file in sorted(folder.glob("*.json")):
+        path = str(file.relative_to(top))
+        actions = unsealed(path, file.read_bytes()).actions
+        for action in actions:
+            change(action)
+            for name in ("actions", "previous", "digest"):
+                action.get("commitInfo", action).pop(name, None)
+        data, previous = sealed(path, actions, previous)
+        file.write_bytes(data)
 
 
 # --- processes -------------------------------------------------------------------------------------------------

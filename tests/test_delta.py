@@ -189,16 +189,17 @@ def test_a_torn_checkpoint_hint_is_advice_only(storage, log, hint):
     assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
 
 
-def test_a_torn_checkpoint_is_corrupt_and_deleting_it_repairs(storage, log):
+def test_a_torn_checkpoint_does_no_harm_while_the_commits_are_there(storage, log):
     for at in range(CHECKPOINT_EVERY + 2):
         add(log, f"f{at}")
     path = f"t/_delta_log/{CHECKPOINT_EVERY:020d}.checkpoint.parquet"
     with storage.output(path) as stream:
         stream.write(b"PAR1 torn")
-    with refused(sl.Corrupt, path=path):
-        DeltaLog(storage, "t").refresh()
-    storage.delete([path])
     assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
+    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(CHECKPOINT_EVERY))
+    with refused(sl.Corrupt, path=path) as caught:
+        DeltaLog(storage, "t").refresh()
+    assert "Do not delete it" in caught.value.hint
 
 
 def test_a_commit_file_that_is_not_json_is_corrupt(storage, log):
@@ -260,14 +261,14 @@ def test_a_writer_that_slept_while_its_number_was_used_and_cleaned_commits_once(
     create = type(items.log.delta._commits).create
     asleep = []
 
-    def sleep_first(commits, version, actions, commit_id):
+    def sleep_first(commits, version, actions, commit_id, previous):
         if commits is items.log.delta._commits and not asleep:
             asleep.append(version)
             for n in range(60 if is_overtaken else 0):
                 other.upsert([{"id": n, "name": "other"}])
             other.compact(full=True)
             other.vacuum(keep=0, grace=0)
-        return create(commits, version, actions, commit_id)
+        return create(commits, version, actions, commit_id, previous)
 
     monkeypatch.setattr(type(items.log.delta._commits), "create", sleep_first)
     with items.pins.held(new_pin("write", writes_since_s=0.0), quiet_s=0):
@@ -292,8 +293,8 @@ def test_a_writer_that_slept_after_its_commit_landed_does_not_commit_again(lake,
     create = type(table.log.delta._commits).create
     slept = []
 
-    def sleep_after(commits, version, actions, commit_id):
-        landed = create(commits, version, actions, commit_id)
+    def sleep_after(commits, version, actions, commit_id, previous):
+        landed = create(commits, version, actions, commit_id, previous)
         if commits is table.log.delta._commits and not slept:
             slept.append(version)
             time.sleep(0.02)

@@ -9,7 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.definitions import FORMAT
-from support import ITEMS, by_id, files_below, refused
+from support import ITEMS, by_id, files_below, refused, rewrite_commits
 
 
 def test_opening_writes_nothing(tmp_path):
@@ -166,18 +166,29 @@ def test_spark_reads_a_lake_in_a_folder_of_any_name(spark, tmp_path):
 
 
 def test_a_lake_of_a_newer_format_is_refused(tmp_path, lake, items):
-    path = tmp_path / "lake" / "catalog" / f"{0:020d}.json"
-    entry = json.loads(path.read_text())
-    path.write_text(json.dumps({**entry, "format": FORMAT + 1}))
+    def rise(action):
+        if "lake" in action:
+            action["format"] += 1
+
+    rewrite_commits(tmp_path / "lake" / "catalog", rise, root=tmp_path / "lake")
     with refused(sl.Invalid, format=FORMAT + 1):
         sl.Lake(lake.storage.uri)
 
 
+def test_a_lake_from_before_digests_is_refused_by_its_format(tmp_path):
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / f"{0:020d}.json").write_text(json.dumps({"lake": "a" * 32, "format": 1, "commitId": "b"}))
+    with refused(sl.Invalid, format=1):
+        sl.Lake(tmp_path)
+
+
 def test_a_table_of_a_newer_format_is_refused(tmp_path, lake, items):
-    path = tmp_path / "lake" / items.log.folder / "_delta_log" / f"{0:020d}.json"
-    text = path.read_text()
-    assert f'"strandline.format":"{FORMAT}"' in text
-    path.write_text(text.replace(f'"strandline.format":"{FORMAT}"', f'"strandline.format":"{FORMAT + 1}"'))
+    def rise(action):
+        if "metaData" in action:
+            assert action["metaData"]["configuration"]["strandline.format"] == str(FORMAT)
+            action["metaData"]["configuration"]["strandline.format"] = str(FORMAT + 1)
+
+    rewrite_commits(tmp_path / "lake" / items.log.folder / "_delta_log", rise)
     with refused(sl.Invalid, format=FORMAT + 1):
         sl.Lake(lake.storage.uri).table("items")
 

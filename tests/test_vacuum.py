@@ -18,6 +18,7 @@ from strandline.log import prepare
 from strandline.pins import new_pin
 from strandline.rejects import Rejects
 from strandline.storage import delta as deltas
+from strandline.storage.commits import CommitLog
 from support import ITEMS, by_id, claimed_files, data_files, files_below, python, refused, rows_of
 
 NOW = {"keep": 0, "grace": 0}
@@ -446,9 +447,9 @@ def test_commit_files_and_checkpoints_are_cleaned_and_the_table_opens_from_scrat
     fresh = again(items)
     assert len(by_id(fresh)) == 29
     for part, delta in (("log", items.log.delta), ("baseline", items.baseline.delta)):
-        commits, checkpoints = delta.log_files()
-        assert 0 not in commits
-        assert len(commits) < 20, part
+        kept, checkpoints = delta.chain.files()
+        assert 0 not in kept
+        assert len(kept) < 20, part
         assert len(checkpoints) <= 2, part
     for folder in (items.log.folder, items.baseline.folder):
         opened = DeltaTable(f"{items.log.storage.uri}/{folder}")
@@ -725,15 +726,15 @@ def test_at_no_moment_of_a_purge_is_the_row_back(items, monkeypatch):
     fill(items, 2, start=1)
     reader = again(items)
     assert 2 in by_id(reader)
-    create = deltas.CommitLog.create
+    create = CommitLog.create
     seen = []
 
-    def watched(self, version, actions, commit_id):
-        landed = create(self, version, actions, commit_id)
+    def watched(self, version, actions, commit_id, previous):
+        landed = create(self, version, actions, commit_id, previous)
         seen.append((2 in by_id(reader), 2 in by_id(again(items))))
         return landed
 
-    monkeypatch.setattr(deltas.CommitLog, "create", watched)
+    monkeypatch.setattr(CommitLog, "create", watched)
     items.purge([2])
     monkeypatch.undo()
     assert len(seen) >= 3

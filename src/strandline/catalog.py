@@ -1,25 +1,32 @@
 """Which tables a lake has: a log of its own in the lake, so that the lake describes itself wherever it is moved.
 
 Entry 0 gives the lake its id and format; every later one creates, drops or renames a table. Entries are numbered
-commit files as everywhere else, so of two processes that create one name, one wins.
+commit files as everywhere else, so of two processes that create one name, one wins, and an entry that is damaged, or
+missing before later ones, is `Corrupt`: no table is hidden.
+
+A copy of a lake gets its entries at once: the first of them is put last, and until then the file `COPYING` says that
+what comes after the gap does not count yet.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strandline.definitions import FORMAT, NAME, check_format
-from strandline.errors import Corrupt, Invalid, NotFound
+from strandline.errors import Conflict, Corrupt, Invalid, NotFound
 from strandline.storage import Storage
-from strandline.storage.commits import CommitLog
+from strandline.storage.commits import FIRST, RESTORE, CommitLog
 
 FOLDER = "catalog"
+COPYING = f"{FOLDER}/copying"
 _GENERATION = re.compile(r"[0-9a-f]{32}\Z")
 _FOLDER = re.compile(r"tables/[A-Za-z][A-Za-z0-9_]{0,127}/[0-9a-f]{32}\Z")
 
@@ -35,7 +42,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class CatalogState:
+    """`is_partial`: a copy is being made here, and has entries that do not count yet."""
+
     version: int = -1
+    digest: str = FIRST
+    is_partial: bool = False
     lake_id: str = ""
     format: int = FORMAT
     tables: Mapping[str, Entry] = field(default_factory=dict)
@@ -69,24 +80,53 @@ class Catalog:
 
     def refresh(self) -> CatalogState:
         with self._lock:
-            while (actions := self._commits.read(self._state.version + 1)) is not None:
-                self._state = self._apply(self._state, actions[0] if actions else {})
-            return self._state
+            state = self._state
+            # A bucket tells by one listing; a folder by the next two names, once all of it was seen.
+            is_listed = not self._storage.is_local or not state.exists
+            has_later = self._commits.lists_later if is_listed else lambda version: self._commits.exists(version + 2)
+            if self._storage.is_local or has_later(state.version):
+                state = self._read_on(state)
+                while has_later(state.version):
+                    # They may have come a moment ago, after the next one.
+                    before, state = state, self._read_on(state)
+                    if state.version == before.version:
+                        if not self._storage.exists(COPYING):
+                            raise self._commits.missing(state.version + 1)
+                        state = replace(state, is_partial=True)
+                        break
+            self._state = state
+            return state
+
+    def _read_on(self, state: CatalogState) -> CatalogState:
+        try:
+            while (found := self._commits.read_next(state.version, state.digest)) is not None:
+                state = replace(self._apply(state, found.actions[0]), digest=found.digest, is_partial=False)
+        except Corrupt:
+            if not state.exists:
+                self._check_format()
+            raise
+        return state
+
+    def _check_format(self) -> None:
+        """A first entry without a digest may be of a version that wrote none."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            entry = json.loads(self._storage.read(self._commits.path(0)))
+            if "digest" not in entry:
+                check_format(int(entry["format"]), self._storage.uri)
 
     def lives(self) -> Lives:
-        """Which generations live and which have ended; `Corrupt` when an entry is missing before others, since
-        tables may then be hidden."""
+        """Which generations live and which have ended; `Corrupt` when an entry is missing or damaged, since tables may
+        then be hidden."""
         state = self.refresh()
-        found = sum(info.path.endswith(".json") for info in self._storage.list(FOLDER))
-        if found != state.version + 1:
-            raise Corrupt(
-                f"catalog entry {state.version + 1} of {self._storage.uri} is missing before others",
-                hint="Tables may be hidden: restore that file from a backup.",
-            )
+        if state.is_partial:
+            raise self._commits.missing(state.version + 1)
         now: dict[str, str] = {}
         dropped_ms: dict[str, int] = {}
         for version in range(state.version + 1):
-            for action in self._commits.read(version) or []:
+            entry = self._commits.read(version)
+            if entry is None:
+                raise self._commits.missing(version)
+            for action in entry.actions:
                 if "create" in action:
                     now[action["create"]] = action["generation"]
                 elif "rename" in action:
@@ -137,7 +177,12 @@ class Catalog:
     def _commit(self, version: int, action: dict[str, Any]) -> bool:
         commit_id = uuid.uuid4().hex
         stamped = {**action, "at": int(time.time() * 1000), "commitId": commit_id}
-        return self._commits.create(version, [stamped], commit_id)
+        if self._state.is_partial:
+            raise Conflict(
+                f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
+                hint="Run the backup or restore again that makes it.",
+            )
+        return self._commits.create(version, [stamped], commit_id, self._state.digest) is not None
 
     def _apply(self, state: CatalogState, action: Mapping[str, Any]) -> CatalogState:
         tables = dict(state.tables)
@@ -156,7 +201,8 @@ class Catalog:
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(
                 f"catalog entry {state.version + 1} of {self._storage.uri} makes no sense: {error}",
-                hint="Restore that file from a backup, or report it.",
+                hint=RESTORE,
+                path=self._commits.path(state.version + 1),
             ) from error
         return replace(state, version=state.version + 1, tables=tables)
 

@@ -18,7 +18,7 @@ from strandline.change import HASH, OP, ROW, SEQ, VNODE
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.names import folded
 
-FORMAT = 1
+FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
 MAX_VNODES = 4096
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
@@ -236,6 +236,12 @@ class TableDef:
 
 
 def check_format(found: int, where: str) -> None:
+    if found < FORMAT:
+        raise Invalid(
+            f"{where} has format {found}, of a version before the first release; this one reads format {FORMAT}",
+            hint="Export its tables with the version that made it, and load them into a new lake.",
+            format=found,
+        )
     if found > FORMAT:
         raise Invalid(
             f"{where} has format {found}; this version of Strandline reads up to {FORMAT}",

@@ -14,8 +14,8 @@ After a crash: what was said holds, what was not deleted is found again by the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strandline.baseline import BaselineState
@@ -25,6 +25,7 @@ from strandline.pins import Pin, least
 from strandline.progress import Progress, silent
 from strandline.rejects import Rejects
 from strandline.storage import FileInfo, Storage
+from strandline.storage.commits import Action
 from strandline.storage.delta import DeltaLog
 from strandline.storage.snapshot import PURGE, Draft, Snapshot
 
@@ -140,7 +141,11 @@ def vacuum(
     sweeps = [sweep(part, before_s=before_s) for part in parts]
     # The log's commit files also tell its history and times, for as long as they can be asked for.
     floors = [min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor for part in parts]
-    stale = [info for part, low in zip(parts, floors, strict=True) for info in part.delta.before(low, part.floor)]
+    stale: list[FileInfo] = []
+    for part, low in zip(parts, floors, strict=True):
+        old = part.delta.before(low, part.floor)
+        # Nothing of a chain goes that does not hold: what is damaged could then no longer be found out.
+        stale += old if old and part.commits else []
     if dry_run and grace_s <= 0:
         # What would be trimmed would also be deleted at once.
         paths = {f"{log.folder}/{file.path}" for file in trimmed}
@@ -193,7 +198,7 @@ def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
 
 def _checkpoint(delta: DeltaLog) -> None:
     """A checkpoint, unless the last commit has one: commit files before it can then be cleaned away."""
-    if delta.refresh().version > max(delta.log_files()[1], default=0):
+    if delta.refresh().version > max(delta.chain.files()[1], default=0):
         delta.checkpoint()
 
 
@@ -219,14 +224,12 @@ def sweep(part: Part, *, before_s: float) -> Sweep:
         return found
     readable = set(delta.at(max(part.kept, floor)).files)
     known: set[str] = set()
-    versions = sorted(v for v in delta.log_files()[0] if v <= head.version)
-    with ThreadPoolExecutor(8) as pool:
-        for version, actions in zip(versions, pool.map(delta.actions, versions), strict=True):
-            for action in actions or ():
-                if "add" in action:
-                    needed.update([action["add"]["path"]] if version > floor else ())
-                    readable.update([action["add"]["path"]] if version > part.kept else ())
-                known.update(action[kind]["path"] for kind in ("add", "remove") if kind in action)
+    for version, actions in part.commits.items():
+        for action in actions:
+            if "add" in action:
+                needed.update([action["add"]["path"]] if version > floor else ())
+                readable.update([action["add"]["path"]] if version > part.kept else ())
+            known.update(action[kind]["path"] for kind in ("add", "remove") if kind in action)
     for name, info in spare.items():
         if name in needed and name in readable:
             continue
@@ -277,6 +280,11 @@ class Part:
     delta: DeltaLog
     floor: int
     kept: int
+
+    @cached_property
+    def commits(self) -> dict[int, list[Action]]:
+        """What its commit files say, once each is proved; `Corrupt` otherwise."""
+        return self.delta.chain.read_all(self.delta.refresh().version)
 
 
 def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:

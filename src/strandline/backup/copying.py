@@ -15,7 +15,7 @@ from strandline.backup.part import Commit, Part, Streamed, pointer_path
 from strandline.backup.plan import Plan, Step
 from strandline.backup.refusal import cleaned, corrupt
 from strandline.backup.run import Run
-from strandline.catalog import FOLDER
+from strandline.catalog import COPYING, FOLDER
 from strandline.crash import crash_point
 from strandline.storage.commits import CommitLog
 
@@ -45,7 +45,9 @@ def copy_table(run: Run, plan: Plan) -> None:
     run.each(stream, [file for part in plan.parts for file in part.data])
     crash_point("backup.data_copied")
     # A checkpoint counts for readers here when the pointer names it, for others at once: its data are there.
-    run.each(stream, [file for part in plan.parts for file in part.checkpoints])
+    # The baseline's come before the log's: readers refuse a baseline that is ahead of its log.
+    for part in (plan.baseline, plan.log, *([plan.rejects] if plan.rejects else [])):
+        run.each(stream, part.checkpoints)
     if plan.rejects:
         put_all([*plan.rejects.commits, plan.rejects])
     early, late = plan.in_order()
@@ -64,12 +66,17 @@ def entries_to_copy(run: Run, upto: int) -> list[tuple[str, bytes]]:
 
 
 def copy_catalog(run: Run, entries: Sequence[tuple[str, bytes]]) -> None:
-    """The first entry that is missing comes last: readers stop before it, so all of them appear at once.
+    """The first entry that is missing comes last, so all of them appear at once; until then `COPYING` says that readers
+    are to stop before it.
 
     One by one from the first on, a table that a later entry drops would show without its files."""
+    if len(entries) > 1:
+        _put(run, COPYING, b"", FOLDER)
     run.each(lambda entry: _put(run, *entry, FOLDER), entries[1:])
+    crash_point("backup.catalog_begun")
     for entry in entries[:1]:
         _put(run, *entry, FOLDER)
+    run.target.delete([COPYING])
 
 
 def _stream(run: Run, file: Streamed, what: str) -> None:

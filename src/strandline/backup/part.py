@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from strandline.backup.refusal import cleaned, corrupt
 from strandline.backup.run import Run
 from strandline.storage import FileInfo, Storage
-from strandline.storage.delta import DeltaLog
+from strandline.storage.chain import Chain
+from strandline.storage.commits import Action, CommitFile
 from strandline.storage.snapshot import DataFile, Snapshot, data_file
 
 
@@ -71,29 +72,34 @@ def compare(
 ) -> Part:
     """Compare both sides, whose files are `here` and `there`. Every commit file that both have is read on both and
     must be alike."""
-    delta = DeltaLog(run.source, folder)
-    commits, checkpoints = _unbroken(*delta.log_files(), snapshot.version)
-    theirs, _ = DeltaLog(run.target, folder).log_files()
+    chain = Chain(run.source, folder)
+    commits, checkpoints = _unbroken(*chain.files(), snapshot.version)
+    theirs, _ = Chain(run.target, folder).files()
     # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
 
-    def read(version: int) -> tuple[dict[str, DataFile], int]:
-        return _said(run, table, commits[version].path, is_there=version in theirs)
+    def read(version: int) -> CommitFile:
+        path = commits[version].path
+        return chain.commits.check(version, run.read_same(path) if version in theirs else run.read(path))
 
     needed = dict(snapshot.files)
     missing = []
     upto = 0
-    for (version, info), (added, seq) in zip(commits.items(), run.each(read, commits), strict=True):
-        needed |= added
-        upto = max(upto, seq)
+    before: str | None = None
+    for (version, info), commit in zip(commits.items(), run.each(read, commits), strict=True):
+        chain.commits.check_follows(version, commit, commit.previous if before is None else before)
+        before = commit.digest
+        added = (data_file(action["add"]) for action in commit.actions if "add" in action)
+        needed |= {file.path: file for file in added}
+        upto = max(upto, *_folded(commit.actions))
         if version not in theirs:
             missing.append(Commit(info, version, upto))
     if 0 not in commits:
         # What the first checkpoint names was added by commits that are gone.
-        first = delta.checkpoint_at(min(checkpoints, default=-1))
+        first = chain.checkpoints.read(min(checkpoints, default=-1))
         if first is None:
             raise cleaned(run.source, folder)
-        needed |= first.files
+        needed |= first.snapshot.files
     for file in snapshot.files.values():
         found = here.get(f"{folder}/{file.path}")
         if found is None or found.size != file.size:
@@ -108,7 +114,11 @@ def compare(
     data = [here[path] for name in sorted(needed) if (path := f"{folder}/{name}") in here]
     names = {info.path: info.path.removeprefix(f"{folder}/") for info in data}
     streamed = [Streamed(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
-    new_checkpoints = [Streamed(info, False) for info in lacking(checkpoints.values())]
+    # None that is damaged is passed on.
+    run.each(chain.checkpoints.read, [v for v, info in checkpoints.items() if lacking([info])])
+    digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
+    known = [*checkpoints.values(), *digests]
+    new_checkpoints = [Streamed(info, False) for info in lacking(known)]
     pointer = _pointer(run.source, folder, checkpoints)
     pointed = _pointed(_read_pointer(run.target, folder))
     return Part(
@@ -118,21 +128,14 @@ def compare(
         new_checkpoints,
         missing,
         pointer if pointed < _pointed(pointer) else None,
-        len(data) + len(checkpoints) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
+        len(data) + len(known) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
         is_gapless=all(version in commits or version in theirs for version in range(pointed + 1, snapshot.version + 1)),
     )
 
 
-def _said(run: Run, table: str, path: str, *, is_there: bool) -> tuple[dict[str, DataFile], int]:
-    """The files that a commit adds, and the highest seq that it says is folded."""
-    data = run.read_same(path) if is_there else run.read(path)
-    try:
-        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
-    except ValueError as error:
-        raise corrupt(run.source, path, table, f"is not JSON lines: {error}") from error
-    seqs = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/")]
-    added = (data_file(action["add"]) for action in actions if "add" in action)
-    return {file.path: file for file in added}, max(seqs, default=0)
+def _folded(actions: Iterable[Action]) -> list[int]:
+    """The seqs up to which a commit says that it folds, at least 0."""
+    return [0, *(a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/"))]
 
 
 def _unbroken(

@@ -52,12 +52,9 @@ class Plan:
         Each of the baseline's comes as soon as the log has what it folds. So a commit that trims the log, or takes
         a purge's delete out of it, comes after the baseline's commit that the source made before it. Where commits
         are missing that is not known, and the baseline comes first: readers refuse one that is ahead of its log,
-        while a log that is ahead could show purged rows. Commits of the log behind a gap are not read before its
-        pointer has changed."""
+        while a log that is ahead could show purged rows."""
         changes, folds = self.log.commits, self.baseline.commits
-        if not self.log.is_gapless:
-            return [*changes, *folds, self.baseline, self.log], []
-        if not self.baseline.is_gapless:
+        if not self.log.is_gapless or not self.baseline.is_gapless:
             return [*folds, self.baseline, *changes, self.log], []
         # Of one seq the log's comes first; the baseline's of one seq keep their order.
         early = [(change.version, change) for change in changes]

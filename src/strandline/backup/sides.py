@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 from strandline.backup.refusal import not_a_copy
 from strandline.backup.run import Run
-from strandline.catalog import FOLDER, Catalog, CatalogState
+from strandline.catalog import COPYING, FOLDER, Catalog, CatalogState
 from strandline.errors import Invalid, NotFound
 from strandline.storage import Storage, open_storage
 from strandline.storage.commits import CommitLog
 
 _ENTRY = re.compile(rf"{FOLDER}/\d{{20}}\.json\Z")
-# The store's own: what opening a lake proves itself with, and the claims of processes at work.
-_PASSING = ("_check/", "pins/")
+# The store's own: what opening a lake proves itself with, the claims of processes at work, and of this copy.
+_PASSING = ("_check/", "pins/", COPYING)
 
 
 def opened(uri: str | os.PathLike[str], options: Mapping[str, str] | None) -> Storage:
@@ -64,8 +64,9 @@ def visible_generations(run: Run, state: CatalogState) -> set[str]:
 def _refuse_strangers(run: Run, state: CatalogState) -> None:
     """Without a catalog the target holds only what an unfinished copy left: files of tables that this lake has had."""
     catalog = CommitLog(run.source, FOLDER)
-    actions = run.each(lambda version: (catalog.read(version) or [{}])[0], range(state.version + 1))
-    folders = tuple(f"{action['folder']}/" for action in actions if "create" in action)
+    entries = run.each(catalog.read, range(state.version + 1))
+    created = [entry.actions[0] for entry in entries if entry is not None and "create" in entry.actions[0]]
+    folders = tuple(f"{action['folder']}/" for action in created)
     for info in run.target.list(""):
         if not (info.path.startswith((*folders, *_PASSING)) or _ENTRY.match(info.path)):
             raise not_a_copy(run.target, f"files and no copy of this lake, such as {info.path}", info.path)

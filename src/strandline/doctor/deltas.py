@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from strandline.doctor.finding import Finding, Repair, Severity
-from strandline.errors import Corrupt, StrandlineError
+from strandline.errors import Corrupt, StrandlineError, Unavailable
 from strandline.storage import FileInfo, Storage
+from strandline.storage.checkpoints import differing
+from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
 from strandline.storage.snapshot import Snapshot
 from strandline.vacuum import is_ours
@@ -53,24 +55,31 @@ class DeltaExam:
     @cached_property
     def commits(self) -> dict[int, list[dict[str, Any]]]:
         """Every commit file that can be read, by its version."""
-        found: dict[int, list[dict[str, Any]]] = {}
+        found: dict[int, CommitFile] = {}
+        commits = self.delta.chain.commits
         versions = sorted(int(name[-25:-5]) for name in self.names("_delta_log/") if _COMMIT.search(name))
         for version in versions:
             try:
-                found[version] = self.delta.actions(version) or []
+                read = commits.read(version)
+                if read is None:
+                    continue  # cleaned away since it was listed
+                found[version] = read
+                if version - 1 in found:
+                    commits.check_follows(version, read, found[version - 1].digest)
             except Corrupt as error:
                 self.is_complete = False
-                self.add(error.message, f"_delta_log/{version:020d}.json")
+                self.add(f"{error.message}. {error.hint}", f"_delta_log/{version:020d}.json")
         if not versions:
             self.is_complete = False
-            self.add("there are no commit files", "_delta_log")
-        for version in range(versions[0] if versions else 0, versions[-1] if versions else 0):
-            if version not in found and version not in versions:
+            self.add("there are no commit files. Restore them from a backup", "_delta_log")
+        first = versions[0] if versions else 0
+        for version in range(first, versions[-1] if versions else 0):
+            if version not in versions:
                 self.is_complete = False
-                self.add(f"commit {version} is missing between others", f"_delta_log/{version:020d}.json")
-        if versions and versions[0] > 0:
-            self.is_complete = False
-        return found
+                what = f"commit {version} is missing between others. {RESTORE}"
+                self.add(what, f"_delta_log/{version:020d}.json")
+        self.is_complete &= first == 0
+        return {version: commit.actions for version, commit in found.items()}
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -78,27 +87,34 @@ class DeltaExam:
         _ = self.commits
         try:
             snapshot = self.delta.refresh()
-        except (StrandlineError, OSError, LookupError, TypeError, ValueError) as error:
-            repair: Repair | None = "checkpoint" if self.is_complete else None
-            self.add(f"the table cannot be opened: {error}", repair=repair)
-            return self.delta.replay() if self.is_complete else None
+        except Unavailable:
+            raise
+        except StrandlineError as error:
+            self.add(f"the table cannot be opened: {error.message}")
+            return None
         if self.is_complete:
-            replayed = self.delta.replay()
-            difference = _difference(snapshot, replayed)
+            replayed = self.delta.chain.replay()
+            difference = differing(snapshot, replayed)
             if difference:
                 self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
             return replayed
         return snapshot
 
     def check_checkpoints(self) -> None:
-        """Every checkpoint is readable, and the pointer names one that exists."""
+        """Every checkpoint is as it was written, and the pointer names one that exists."""
         repair: Repair | None = "checkpoint" if self.is_complete else None
         versions = [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
         for version in versions:
+            name = f"_delta_log/{version:020d}.checkpoint.parquet"
             try:
-                self.delta.checkpoint_at(version)
-            except (StrandlineError, OSError, ValueError, KeyError) as error:
-                self.add(f"checkpoint {version}: {error}", "_delta_log", repair=repair)
+                checkpoint = self.delta.chain.checkpoints.read(version)
+            except Corrupt as error:
+                hint = "The commit files say the same." if self.is_complete else error.hint
+                self.add(f"{error.message}. {hint}", name, repair=repair)
+                continue
+            if checkpoint is not None and not checkpoint.is_verified:
+                what = f"nothing proves checkpoint {version}: its digest file is missing or damaged"
+                self.add(what, name, severity="note", repair=repair)
         pointer = f"{self.folder}/_delta_log/_last_checkpoint"
         if pointer in self.listing:
             try:
@@ -148,14 +164,3 @@ class DeltaExam:
         """Files that nothing of ours has made."""
         names = [n for n in self.names() if not n.startswith("_delta_log/") and not is_ours(n)]
         return names + [n for n in self.names("_delta_log/") if not _LOG_FILE.search(n)]
-
-
-def _difference(snapshot: Snapshot, replayed: Snapshot) -> str:
-    if snapshot.version != replayed.version:
-        return f"versions {snapshot.version} and {replayed.version}"
-    if snapshot.files.keys() != replayed.files.keys():
-        return f"{len(snapshot.files.keys() ^ replayed.files.keys())} files are in one of them only"
-    if snapshot.configuration != replayed.configuration:
-        return "the tables' configurations"
-    lost = [a for a, v in replayed.txns.items() if snapshot.txns.get(a) != v and not a.startswith(_EXPIRING)]
-    return f"{len(lost)} transactions, such as {lost[0]!r}" if lost else ""

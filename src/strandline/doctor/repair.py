@@ -25,7 +25,7 @@ def _write_checkpoint(storage: Storage, folder: str) -> bool:
     before = _exam(storage, folder)
     if not before.commits or not before.is_complete:
         return False
-    checkpoints = [name for name in before.names("_delta_log/") if name.endswith(".checkpoint.parquet")]
+    checkpoints = [name for name in before.names("_delta_log/") if ".checkpoint." in name]
     storage.delete(f"{folder}/{name}" for name in ["_delta_log/_last_checkpoint", *checkpoints])
     DeltaLog(storage, folder).checkpoint()
     after = _exam(storage, folder)

@@ -123,8 +123,9 @@ class Storage(Protocol):
         """The file for random access; `FileNotFoundError` when there is none."""
         ...
 
-    def list(self, prefix: str) -> Iterator[FileInfo]:
-        """Every file below the folder `prefix`, in no promised order; temporary files are left out."""
+    def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
+        """Every file below the folder `prefix`, in no promised order; temporary files are left out, and those whose
+        path does not come after `after`."""
         ...
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:

@@ -4,14 +4,20 @@ A commit is a file `<20 digits>.json` of one JSON action a line, created with pu
 one number one wins. Every commit carries an id of its own. After a lost race or an answer that never came, the
 file under that number decides: with our id it landed; with another id someone else has the number; with no file
 nothing happened.
+
+A commit file is sealed: its first action ends with the number of actions, the digest of the commit before it, and a
+digest of the file's own path and bytes. So a file that is empty, cut, altered, moved or foreign is `Corrupt`, and so is
+one that does not follow the commit before it. None of them is ever taken for a commit that did less.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from strandline.errors import Corrupt, Unavailable
@@ -20,8 +26,22 @@ from strandline.storage.faults import is_refusal
 
 Action = dict[str, Any]
 
+FIRST = ""  # what stands for the digest of the commit before the first one
+RESTORE = "Restore that file from a backup. Until then nothing here is changed or deleted."
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.05
+_HEX = 32
+_NUMBERED = re.compile(r"/\d{20}\.json\Z")
+_SEAL = re.compile(rb'"actions":(\d+),"previous":"([0-9a-f]*)","digest":"([0-9a-f]{%d})"\}{1,2}(?=\n|\Z)' % _HEX)
+
+
+@dataclass(frozen=True)
+class CommitFile:
+    """What a sealed file says, its own digest, and the digest of the file that it follows."""
+
+    actions: list[Action]
+    previous: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -32,31 +52,68 @@ class CommitLog:
     def path(self, version: int) -> str:
         return f"{self.folder}/{version:020d}.json"
 
-    def read(self, version: int) -> list[Action] | None:
-        """The actions of a commit, or None when there is no such commit."""
+    def exists(self, version: int) -> bool:
+        return self.storage.exists(self.path(version))
+
+    def read(self, version: int) -> CommitFile | None:
+        """A commit, or None when there is none of that number; `Corrupt` when the file is not as it was written."""
         try:
             data = self.storage.read(self.path(version))
         except FileNotFoundError:
             return None
+        return self.check(version, data)
+
+    def read_next(self, version: int, digest: str) -> CommitFile | None:
+        """The commit after the one with that version and digest; `Corrupt` when it follows another one."""
+        found = self.read(version + 1)
+        if found is not None:
+            self.check_follows(version + 1, found, digest)
+        return found
+
+    def lists_later(self, version: int) -> bool:
+        """Whether there are commits after a version, by a listing: one request to a bucket."""
+        later = self.storage.list(self.folder, after=self.path(version))
+        return any(_NUMBERED.search(info.path) for info in later)
+
+    def check(self, version: int, data: bytes) -> CommitFile:
+        """What the bytes of a commit file say; `Corrupt` when they are not as they were written."""
         try:
-            return [json.loads(line) for line in data.splitlines() if line.strip()]
+            return unsealed(self.path(version), data)
         except ValueError as error:
             raise Corrupt(
-                f"commit file {self.storage.url(self.path(version))} is not JSON lines: {error}",
+                f"commit file {self.storage.url(self.path(version))} is damaged: {error}",
+                hint=RESTORE,
                 path=self.path(version),
             ) from error
 
-    def create(self, version: int, actions: Sequence[Action], commit_id: str) -> bool:
-        """Make `actions` the commit `version`; False when another commit has that number.
+    def check_follows(self, version: int, commit: CommitFile, digest: str) -> None:
+        if commit.previous != digest:
+            raise Corrupt(
+                f"commit file {self.storage.url(self.path(version))} does not follow the commit before it:"
+                " one of the two is not the file that was written",
+                hint="Restore both files from a backup. Until then nothing here is changed or deleted.",
+                path=self.path(version),
+            )
+
+    def missing(self, version: int) -> Corrupt:
+        return Corrupt(
+            f"commit file {self.storage.url(self.path(version))} is missing before later ones",
+            hint=RESTORE,
+            path=self.path(version),
+        )
+
+    def create(self, version: int, actions: Sequence[Action], commit_id: str, previous: str) -> CommitFile | None:
+        """Make `actions` the commit `version`, after the one with the digest `previous`; None when another commit has
+        that number.
 
         The first action must carry `commit_id` (see `id_of`). `Unavailable` only when the store cannot say what
         happened: then the commit may or may not have landed, and a caller's retry needs a token to be safe."""
-        data = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+        data, digest = sealed(self.path(version), actions, previous)
         for attempt in range(_ATTEMPTS):
             failure: Exception | None = None
             try:
                 if self.storage.put_new(self.path(version), data):
-                    return True
+                    return CommitFile(list(actions), previous, digest)
             except (Unavailable, OSError) as error:
                 if is_refusal(error):
                     raise
@@ -66,7 +123,7 @@ class CommitLog:
             except Unavailable as error:
                 landed, failure = None, error
             if landed is not None:
-                return id_of(landed) == commit_id
+                return landed if id_of(landed.actions) == commit_id else None
             if attempt + 1 == _ATTEMPTS:
                 raise Unavailable(
                     f"commit {version} of {self.storage.url(self.folder)}: no answer; it may have landed",
@@ -74,6 +131,43 @@ class CommitLog:
                 ) from failure
             time.sleep(_FIRST_WAIT_S * 2**attempt)
         raise AssertionError("unreachable")
+
+
+def sealed(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, str]:
+    """The bytes of a file that holds `actions`, and their digest."""
+    seal = {"actions": len(actions), "previous": previous, "digest": "0" * _HEX}
+    first = actions[0]
+    info = first.get("commitInfo")
+    head = {**first, **seal} if info is None else {"commitInfo": {**info, **seal}}
+    lines = [json.dumps(action, separators=(",", ":")).encode() for action in (head, *actions[1:])]
+    at = len(lines[0]) - _HEX - (2 if info is None else 3)
+    data = b"\n".join(lines)
+    digest = _digest(path, data, at)
+    return data[:at] + digest.encode() + data[at + _HEX :], digest
+
+
+def unsealed(path: str, data: bytes) -> CommitFile:
+    """What a sealed file says; `ValueError` when it is not as it was written, or under another path."""
+    seal = _SEAL.search(data)
+    if not data:
+        raise ValueError("it is empty")
+    if seal is None:
+        raise ValueError("it carries no digest, so it is cut or altered, or another program wrote it")
+    digest = seal.group(3).decode()
+    if _digest(path, data, seal.start(3)) != digest:
+        raise ValueError("its bytes do not match its digest")
+    actions = [json.loads(line) for line in data.split(b"\n")]
+    if len(actions) != int(seal.group(1)):
+        raise ValueError(f"it holds {len(actions)} actions, not {int(seal.group(1))}")
+    return CommitFile(actions, seal.group(2).decode(), digest)
+
+
+def _digest(path: str, data: bytes, at: int) -> str:
+    """The digest of a file's path and bytes, without the place where the digest itself stands."""
+    found = blake2b(f"{path}\n".encode(), digest_size=_HEX // 2)
+    found.update(data[:at])
+    found.update(data[at + _HEX :])
+    return found.hexdigest()
 
 
 def id_of(actions: Sequence[Action]) -> str | None:

@@ -132,22 +132,26 @@ class LocalStorage:
         with faults.named(self.url(path), "read"):
             return pa.OSFile(self.url(path), "rb")
 
-    def list(self, prefix: str) -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix) if not _is_temporary(info.path))
+    def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
+        return (info for info in self._walk(prefix, after) if not _is_temporary(info.path))
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
         return (info for info in self._walk(prefix) if _is_temporary(info.path))
 
-    def _walk(self, prefix: str) -> Iterator[FileInfo]:
+    def _walk(self, prefix: str, after: str = "") -> Iterator[FileInfo]:
         for folder, _, names in os.walk(self.url(prefix), onerror=_refuse_listing):
+            below = folder.removeprefix(self.uri).strip("/")
             for name in names:
+                path = f"{below}/{name}" if below else name
+                if path <= after:
+                    continue
                 full = os.path.join(folder, name)
                 try:
                     with faults.named(full, "read"):
                         stat = os.stat(full)
                 except FileNotFoundError:
                     continue
-                yield FileInfo(os.path.relpath(full, self.uri), stat.st_size, stat.st_mtime)
+                yield FileInfo(path, stat.st_size, stat.st_mtime)
 
     def now_s(self) -> float:
         return time.time()

@@ -139,11 +139,11 @@ class S3Storage:
         with self._translated(path):
             return pa.PythonFile(_Download(obstore.open_reader(self._store, path)), mode="r")
 
-    def list(self, prefix: str) -> Iterator[FileInfo]:
+    def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
         import obstore
 
         with self._translated(prefix):
-            for page in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
+            for page in obstore.list(self._store, prefix=prefix or None, offset=after or None, chunk_size=1000):
                 for item in page:
                     yield FileInfo(item["path"], item["size"], item["last_modified"].timestamp())
 

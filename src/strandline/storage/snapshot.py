@@ -15,7 +15,7 @@ from typing import Any
 
 from strandline.errors import Conflict
 from strandline.storage.base import inside
-from strandline.storage.commits import Action
+from strandline.storage.commits import FIRST, Action, CommitFile
 
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
@@ -76,8 +76,9 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A Delta table at one version. `doomed` are unclaimed files that commits read by this process have given up:
-    they may be deleted at any moment, so none of them may be claimed any more."""
+    """A Delta table at one version. `digest` is that of the commit that made it. `doomed` are unclaimed files that
+    commits read by this process have given up: they may be deleted at any moment, so none of them may be claimed any
+    more."""
 
     version: int
     timestamp_ms: int
@@ -85,6 +86,7 @@ class Snapshot:
     files: Mapping[str, DataFile]
     txns: Mapping[str, int]
     doomed: frozenset[str] = frozenset()
+    digest: str = FIRST
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -125,14 +127,14 @@ def commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
     return next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
 
 
-def committed_ms(actions: Iterable[Action]) -> int:
-    return int(commit_info(actions).get("timestamp", 0))
+NOTHING = Snapshot(-1, 0, {}, {}, {})
 
 
-def applied(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snapshot:
+def applied(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
+    """The table after the next commit."""
     files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
     doomed = snapshot.doomed
-    for action in actions:
+    for action in commit.actions:
         if "add" in action:
             files = dict(snapshot.files) if files is None else files
             files[action["add"]["path"]] = data_file(action["add"])
@@ -152,12 +154,13 @@ def applied(snapshot: Snapshot, version: int, actions: Iterable[Action]) -> Snap
             doomed |= frozenset(action["commitInfo"].get("doomed", ()))
     return replace(
         snapshot,
-        version=version,
+        version=snapshot.version + 1,
         timestamp_ms=timestamp_ms,
         metadata=metadata,
         files=snapshot.files if files is None else files,
         txns=snapshot.txns if txns is None else txns,
         doomed=doomed,
+        digest=commit.digest,
     )
 
 

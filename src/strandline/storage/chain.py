@@ -1,0 +1,167 @@
+"""The files below `_delta_log/` of one Delta table: commits, each of which follows the one before it, and checkpoints.
+
+Reading starts at the last checkpoint that its digests prove and goes on commit by commit. A checkpoint that is damaged
+does no harm while an older one, or commit 0, leads to it without a gap. What is damaged, does not follow, or is missing
+before later commits is `Corrupt`.
+
+Nothing here writes, so a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from strandline.errors import Corrupt, NotFound
+from strandline.storage.base import FileInfo, Storage
+from strandline.storage.checkpoints import Checkpoint, Checkpoints
+from strandline.storage.commits import Action, CommitLog
+from strandline.storage.snapshot import NOTHING, Snapshot, applied, commit_info
+
+_NUMBERED = re.compile(r"/(\d{20})\.(json|checkpoint\.parquet)\Z")
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Chain:
+    """`folder` is that of the Delta table."""
+
+    storage: Storage
+    folder: str
+
+    @cached_property
+    def commits(self) -> CommitLog:
+        return CommitLog(self.storage, f"{self.folder}/_delta_log")
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.storage, f"{self.folder}/_delta_log")
+
+    def files(self) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
+        """The commit files and the checkpoints that exist, by version."""
+        commits: dict[int, FileInfo] = {}
+        checkpoints: dict[int, FileInfo] = {}
+        for info in self.storage.list(self.commits.folder):
+            if found := _NUMBERED.search(info.path):
+                (commits if found.group(2) == "json" else checkpoints)[int(found.group(1))] = info
+        return commits, checkpoints
+
+    def oldest(self) -> int | None:
+        """The oldest version that can be loaded."""
+        return 0 if self.commits.exists(0) else min(self.files()[1], default=None)
+
+    def load(self, version: int | None = None) -> Snapshot:
+        """The snapshot at a version, by default the newest; `NotFound` when there is no such version, or no longer."""
+        pointed = self.checkpoints.pointed()
+        is_usable = pointed is not None and (version is None or pointed <= version)
+        base = pointed if pointed is not None and is_usable else self._newest_checkpoint(version)
+        while True:
+            try:
+                return self._load_from(base, version)
+            except (Corrupt, NotFound):
+                # A pointer that is wrong or was written late, or commits that were cleaned away while we read: another
+                # checkpoint stands for them.
+                newest = self._newest_checkpoint(version)
+                if newest == base:
+                    raise
+                base = newest
+
+    def replay(self) -> Snapshot:
+        """The newest snapshot from commit files alone, from the first on; `NotFound` when that one is gone."""
+        snapshot = self.extend(NOTHING)
+        if snapshot is NOTHING:
+            raise NotFound(f"no commit 0 at {self.storage.url(self.folder)}", path=self.folder, version=0)
+        return snapshot
+
+    def extend(self, snapshot: Snapshot, upto: int | None = None) -> Snapshot:
+        """The snapshot with the commits after it, as far as there are any."""
+        while upto is None or snapshot.version < upto:
+            commit = self.commits.read_next(snapshot.version, snapshot.digest)
+            if commit is None:
+                break
+            snapshot = applied(snapshot, commit)
+        return snapshot
+
+    def catch_up(self, snapshot: Snapshot, has_later: Callable[[int], bool]) -> Snapshot:
+        """The newest snapshot by reading on; `Corrupt` when there are later commits and the next one is missing."""
+        snapshot = self.extend(snapshot)
+        while has_later(snapshot.version):
+            # They may have come a moment ago, after the next one.
+            newer = self.extend(snapshot)
+            if newer.version == snapshot.version:
+                raise self.commits.missing(snapshot.version + 1)
+            snapshot = newer
+        return snapshot
+
+    def sees_later(self, version: int) -> bool:
+        """Whether there are commits after the next one, by two looks: for a folder, where files may be many and looks
+        are cheap. When several in a row are missing, it takes a checkpoint after them to notice."""
+        return self.commits.exists(version + 2) or (self.checkpoints.pointed() or -1) > version
+
+    def read_all(self, head: int) -> dict[int, list[Action]]:
+        """What every commit file up to `head` says; `Corrupt` unless each follows the one before it."""
+        versions = sorted(version for version in self.files()[0] if version <= head)
+        with ThreadPoolExecutor(_READERS) as pool:
+            found = {v: c for v, c in zip(versions, pool.map(self.commits.read, versions), strict=True) if c}
+        # Before the oldest version that can be loaded lies only what a clean-up has left.
+        oldest = self.oldest()
+        for version, commit in found.items():
+            if oldest is not None and version > oldest and version - 1 in found:
+                self.commits.check_follows(version, commit, found[version - 1].digest)
+        return {version: commit.actions for version, commit in found.items()}
+
+    def _load_from(self, base: int, version: int | None) -> Snapshot:
+        start = self._start(base, version)
+        if version is None:
+            return self.catch_up(start, self.commits.lists_later)
+        snapshot = self.extend(start, version)
+        if snapshot.version != version:
+            raise NotFound(
+                f"version {version} of {self.storage.url(self.folder)} is gone", path=self.folder, version=version
+            )
+        return snapshot
+
+    def _start(self, base: int, version: int | None) -> Snapshot:
+        """Where reading starts: the checkpoint `base`, or what leads to it: an older one, or commit 0.
+
+        `Corrupt` when that checkpoint is damaged and nothing else says the same."""
+        checkpoint, damage = self._try_checkpoint(base)
+        if checkpoint is not None and checkpoint.is_verified:
+            return checkpoint.snapshot
+        if base < 0 and self.commits.exists(0):
+            return NOTHING
+        commits, checkpoints = self.files()
+        if checkpoint is None and damage is None:
+            if commits and version is None:
+                raise self.commits.missing(0)
+            what = "no Delta table at" if version is None else f"version {version} is gone from"
+            raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
+        first = base + 1
+        while first - 1 in commits:
+            first -= 1
+        for older in sorted((v for v in checkpoints if first - 1 <= v < base), reverse=True):
+            found, _ = self._try_checkpoint(older)
+            if found is not None and found.is_verified:
+                return found.snapshot
+        if first == 0:
+            return NOTHING
+        if damage is not None:
+            raise damage
+        # Without its digests it is believed where nothing contradicts it.
+        commit = self.commits.read(base)
+        if checkpoint is None or commit is None:
+            raise self.commits.missing(base)
+        timestamp_ms = int(commit_info(commit.actions)["timestamp"])
+        return replace(checkpoint.snapshot, timestamp_ms=timestamp_ms, digest=commit.digest)
+
+    def _try_checkpoint(self, version: int) -> tuple[Checkpoint | None, Corrupt | None]:
+        try:
+            return (self.checkpoints.read(version) if version >= 0 else None), None
+        except Corrupt as error:
+            return None, error
+
+    def _newest_checkpoint(self, version: int | None) -> int:
+        return max((v for v in self.files()[1] if version is None or v <= version), default=-1)

@@ -1,0 +1,176 @@
+"""Checkpoints of a Delta table: a table's state at a version, so that a reader need not read every commit.
+
+The `deltalake` library writes them, without checksums. So what was written is read back and compared with the state
+that the commits say, and a file beside it, `<20 digits>.checkpoint.digest`, then holds its digests. It is sealed as a
+commit file is and names the digest of the commit at that version, from where the chain of commits goes on.
+
+After a crash: a checkpoint without that file is as good as none while the commits before it are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.errors import Corrupt, Internal
+from strandline.storage.base import Storage
+from strandline.storage.commits import FIRST, CommitFile, sealed, unsealed
+from strandline.storage.snapshot import FORGOTTEN_MS, Snapshot, data_file
+
+# Tokens expire after 30 days, and a checkpoint that is written again later may lack some of them.
+_SURE_MS = 29 * 86_400_000
+_EXPIRING = ("token/", "key/")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says. `is_verified`: its digests say the same."""
+
+    snapshot: Snapshot
+    is_verified: bool
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    storage: Storage
+    folder: str
+
+    def path(self, version: int) -> str:
+        return f"{self.folder}/{version:020d}.checkpoint.parquet"
+
+    def digest_path(self, version: int) -> str:
+        return f"{self.folder}/{version:020d}.checkpoint.digest"
+
+    def pointed(self) -> int | None:
+        """The version that the pointer to the last checkpoint names, -1 without one; None when it is torn."""
+        try:
+            return int(json.loads(self.storage.read(f"{self.folder}/_last_checkpoint"))["version"])
+        except FileNotFoundError:
+            return -1
+        except (ValueError, KeyError, TypeError, OverflowError):
+            return None
+
+    def read(self, version: int) -> Checkpoint | None:
+        """The checkpoint of a version, None when there is none; `Corrupt` when it is not as it was written."""
+        try:
+            data = self.storage.read(self.path(version))
+        except FileNotFoundError:
+            return None
+        said = self._digests(version)
+        try:
+            rows = _rows(data)
+            snapshot = _snapshot(version, rows)
+        except Exception as error:
+            # Damaged bytes break a decoder in ways that have no end.
+            raise self._damaged(version, f"it cannot be decoded: {type(error).__name__}: {error}") from error
+        if said is None:
+            return Checkpoint(snapshot, is_verified=False)
+        facts = said.actions[0]
+        # Another process may have written the same facts in other bytes meanwhile.
+        is_same = _of_bytes(data) == facts["bytes"]
+        if not is_same and _of_facts(snapshot, rows, facts["timestamp"]) != facts["facts"]:
+            raise self._damaged(version, "its bytes do not match its digest")
+        found = replace(snapshot, timestamp_ms=facts["timestamp"], digest=said.previous)
+        return Checkpoint(found, is_verified=True)
+
+    def write(self, at: Callable[[int], Snapshot]) -> None:
+        """Write a checkpoint of the newest version; `at` tells the state at a version by its commits. `Internal` when
+        the two disagree: then the checkpoint gets no digests, and reads here do not rely on it."""
+        # Loaded late: Spark tasks use this module and need not have the library.
+        from deltalake import DeltaTable
+
+        table = DeltaTable(
+            self.storage.url(self.folder.rsplit("/", 1)[0]), storage_options=dict(self.storage.delta_options) or None
+        )
+        table.create_checkpoint()
+        version = table.version()
+        data = self.storage.read(self.path(version))
+        snapshot = at(version)
+        rows = _rows(data)
+        found = _snapshot(version, rows)
+        difference = differing(found, snapshot)
+        if difference:
+            raise Internal(f"checkpoint {version} and the commits disagree: {difference}")
+        facts = {
+            "version": version,
+            "timestamp": snapshot.timestamp_ms,
+            "bytes": _of_bytes(data),
+            "facts": _of_facts(found, rows, snapshot.timestamp_ms),
+        }
+        path = self.digest_path(version)
+        with self.storage.output(path) as stream:
+            stream.write(sealed(path, [facts], snapshot.digest)[0])
+
+    def _digests(self, version: int) -> CommitFile | None:
+        path = self.digest_path(version)
+        try:
+            return unsealed(path, self.storage.read(path))
+        except (FileNotFoundError, ValueError):
+            # Damaged, it says nothing about the checkpoint.
+            return None
+
+    def _damaged(self, version: int, what: str) -> Corrupt:
+        return Corrupt(
+            f"checkpoint {self.storage.url(self.path(version))} is damaged: {what.splitlines()[0]}",
+            hint="Restore that file from a backup. Do not delete it: no other file holds what it says.",
+            path=self.path(version),
+        )
+
+
+def differing(checkpoint: Snapshot, snapshot: Snapshot) -> str:
+    """In what a checkpoint differs from the state that the commits tell; empty when in nothing."""
+    if checkpoint.version != snapshot.version:
+        return f"versions {checkpoint.version} and {snapshot.version}"
+    if checkpoint.files != snapshot.files:
+        paths = [p for p in {**checkpoint.files, **snapshot.files} if checkpoint.files.get(p) != snapshot.files.get(p)]
+        return f"{len(paths)} files, such as {paths[0]}"
+    if _plain(checkpoint.metadata) != _plain(snapshot.metadata):
+        return "the table's columns or settings"
+    known = {app: v for app, v in snapshot.txns.items() if app in checkpoint.txns or not app.startswith(_EXPIRING)}
+    apps = [a for a in {**known, **checkpoint.txns} if known.get(a) != checkpoint.txns.get(a)]
+    return f"{len(apps)} transactions, such as {apps[0]!r}" if apps else ""
+
+
+def _plain(metadata: Any) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if value is not None}
+
+
+def _rows(data: bytes) -> dict[str, list[dict[str, Any]]]:
+    table = pq.read_table(pa.BufferReader(data), columns=["metaData", "add", "txn"])
+    return {name: table.column(name).drop_null().to_pylist() for name in table.column_names}
+
+
+def _snapshot(version: int, rows: dict[str, list[dict[str, Any]]]) -> Snapshot:
+    (metadata,) = rows["metaData"]
+    form = {**metadata["format"], "options": dict(metadata["format"]["options"] or ())}
+    metadata = {**metadata, "format": form, "configuration": dict(metadata["configuration"] or ())}
+    files = [data_file(add) for add in rows["add"]]
+    return Snapshot(
+        version,
+        max((file.modified_ms for file in files), default=0),
+        metadata,
+        {file.path: file for file in files},
+        {txn["appId"]: txn["version"] for txn in rows["txn"] if txn.get("lastUpdated") != FORGOTTEN_MS},
+        digest=FIRST,
+    )
+
+
+def _of_bytes(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _of_facts(snapshot: Snapshot, rows: dict[str, list[dict[str, Any]]], timestamp_ms: int) -> str:
+    """A digest of what a checkpoint says, however it is written; tokens that are about to expire left out."""
+    sure = [t for t in rows["txn"] if t["lastUpdated"] is None or t["lastUpdated"] > timestamp_ms - _SURE_MS]
+    said = [
+        _plain(snapshot.metadata),
+        [snapshot.files[path].add() for path in sorted(snapshot.files)],
+        sorted((t["appId"], t["version"], t["lastUpdated"]) for t in sure),
+    ]
+    return _of_bytes(json.dumps(said, sort_keys=True).encode())
