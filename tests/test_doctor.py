@@ -190,7 +190,7 @@ def test_a_missing_or_torn_commit_is_found_and_nothing_is_deleted_then(
     assert wrong(check(repair=True))
     assert broken(sl.Lake(lake.storage.uri).vacuum(grace=0)) == {"items": "Corrupt"}
     commit.unlink()
-    assert any("missing between others" in what for _, what in wrong(check(repair=True)))
+    assert any("missing before others" in what for _, what in wrong(check(repair=True)))
     assert broken(sl.Lake(lake.storage.uri).vacuum(grace=0)) == {"items": "Corrupt"}
     assert orphan.exists()
     commit.write_text(text)

@@ -22,8 +22,7 @@ from strandline.vacuum import is_ours
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
-_LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.parquet)\Z")
-_EXPIRING = ("token/", "key/")
+_LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.(parquet|digest))\Z")
 _OF_SEQS = ("fold/", "trim", "token/", "ingest/")
 
 
@@ -73,13 +72,20 @@ class DeltaExam:
             self.is_complete = False
             self.add("there are no commit files. Restore them from a backup", "_delta_log")
         first = versions[0] if versions else 0
-        for version in range(first, versions[-1] if versions else 0):
-            if version not in versions:
-                self.is_complete = False
-                what = f"commit {version} is missing between others. {RESTORE}"
-                self.add(what, f"_delta_log/{version:020d}.json")
+        lost = [version for version in range(first, versions[-1] if versions else 0) if version not in versions]
+        if first > 0 and not any(version >= first - 1 for version in self.checkpoints):
+            lost.insert(0, 0)
+        for version in lost:
+            self.is_complete = False
+            what = f"commit {version} is missing before others. {RESTORE}"
+            self.add(what, f"_delta_log/{version:020d}.json")
         self.is_complete &= first == 0
         return {version: commit.actions for version, commit in found.items()}
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """The versions that have a checkpoint."""
+        return [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -103,8 +109,7 @@ class DeltaExam:
     def check_checkpoints(self) -> None:
         """Every checkpoint is as it was written, and the pointer names one that exists."""
         repair: Repair | None = "checkpoint" if self.is_complete else None
-        versions = [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
-        for version in versions:
+        for version in self.checkpoints:
             name = f"_delta_log/{version:020d}.checkpoint.parquet"
             try:
                 checkpoint = self.delta.chain.checkpoints.read(version)
@@ -122,7 +127,7 @@ class DeltaExam:
             except (ValueError, KeyError, TypeError):
                 self.add("_last_checkpoint is damaged", "_delta_log/_last_checkpoint", repair=repair)
             else:
-                if named not in versions:
+                if named not in self.checkpoints:
                     self.add(
                         f"_last_checkpoint names version {named}, which has no checkpoint",
                         "_delta_log/_last_checkpoint",

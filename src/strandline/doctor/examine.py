@@ -73,9 +73,8 @@ def _examined(exam: TableExam, deep: bool, duck: Duck, advance: Callable[[int], 
 
 def _catalog(storage: Storage, listing: Iterable[str], findings: list[Finding]) -> CatalogState | None:
     """The lake's tables, as far as the catalog can be relied on."""
-    where = storage.url(FOLDER)
 
-    def wrong(what: str) -> None:
+    def wrong(what: str, where: str = storage.url(FOLDER)) -> None:
         findings.append(Finding("wrong", None, what, where))
 
     catalog = Catalog(storage)
@@ -83,7 +82,7 @@ def _catalog(storage: Storage, listing: Iterable[str], findings: list[Finding]) 
         state = catalog.refresh()
         lives = catalog.lives()
     except StrandlineError as error:
-        wrong(error.message)
+        wrong(f"{error.message}. {error.hint}", storage.url(error.fields.get("path", FOLDER)))
         try:
             return catalog.refresh()
         except StrandlineError:

@@ -10,7 +10,7 @@ After a crash: a checkpoint without that file is as good as none while the commi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -63,21 +63,22 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         said = self._digests(version)
+        facts = said.actions[0] if said is not None else {}
         try:
             rows = _rows(data)
             snapshot = _snapshot(version, rows)
+            # Another process may have written the same facts in other bytes meanwhile.
+            is_verified = said is not None and (
+                _of_bytes(data) == facts["bytes"] or _of_facts(snapshot, rows, facts["timestamp"]) == facts["facts"]
+            )
         except Exception as error:
             # Damaged bytes break a decoder in ways that have no end.
             raise self._damaged(version, f"it cannot be decoded: {type(error).__name__}: {error}") from error
         if said is None:
             return Checkpoint(snapshot, is_verified=False)
-        facts = said.actions[0]
-        # Another process may have written the same facts in other bytes meanwhile.
-        is_same = _of_bytes(data) == facts["bytes"]
-        if not is_same and _of_facts(snapshot, rows, facts["timestamp"]) != facts["facts"]:
+        if not is_verified:
             raise self._damaged(version, "its bytes do not match its digest")
-        found = replace(snapshot, timestamp_ms=facts["timestamp"], digest=said.previous)
-        return Checkpoint(found, is_verified=True)
+        return Checkpoint(replace(snapshot, timestamp_ms=facts["timestamp"], digest=said.previous), is_verified=True)
 
     def write(self, at: Callable[[int], Snapshot]) -> None:
         """Write a checkpoint of the newest version; `at` tells the state at a version by its commits. `Internal` when
@@ -130,14 +131,14 @@ def differing(checkpoint: Snapshot, snapshot: Snapshot) -> str:
     if checkpoint.files != snapshot.files:
         paths = [p for p in {**checkpoint.files, **snapshot.files} if checkpoint.files.get(p) != snapshot.files.get(p)]
         return f"{len(paths)} files, such as {paths[0]}"
-    if _plain(checkpoint.metadata) != _plain(snapshot.metadata):
+    if checkpoint.metadata != _plain(snapshot.metadata):
         return "the table's columns or settings"
     known = {app: v for app, v in snapshot.txns.items() if app in checkpoint.txns or not app.startswith(_EXPIRING)}
     apps = [a for a in {**known, **checkpoint.txns} if known.get(a) != checkpoint.txns.get(a)]
     return f"{len(apps)} transactions, such as {apps[0]!r}" if apps else ""
 
 
-def _plain(metadata: Any) -> dict[str, Any]:
+def _plain(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in metadata.items() if value is not None}
 
 
@@ -149,12 +150,12 @@ def _rows(data: bytes) -> dict[str, list[dict[str, Any]]]:
 def _snapshot(version: int, rows: dict[str, list[dict[str, Any]]]) -> Snapshot:
     (metadata,) = rows["metaData"]
     form = {**metadata["format"], "options": dict(metadata["format"]["options"] or ())}
-    metadata = {**metadata, "format": form, "configuration": dict(metadata["configuration"] or ())}
+    known = _plain({**metadata, "format": form, "configuration": dict(metadata["configuration"] or ())})
     files = [data_file(add) for add in rows["add"]]
     return Snapshot(
         version,
         max((file.modified_ms for file in files), default=0),
-        metadata,
+        known,
         {file.path: file for file in files},
         {txn["appId"]: txn["version"] for txn in rows["txn"] if txn.get("lastUpdated") != FORGOTTEN_MS},
         digest=FIRST,
@@ -169,7 +170,7 @@ def _of_facts(snapshot: Snapshot, rows: dict[str, list[dict[str, Any]]], timesta
     """A digest of what a checkpoint says, however it is written; tokens that are about to expire left out."""
     sure = [t for t in rows["txn"] if t["lastUpdated"] is None or t["lastUpdated"] > timestamp_ms - _SURE_MS]
     said = [
-        _plain(snapshot.metadata),
+        snapshot.metadata,
         [snapshot.files[path].add() for path in sorted(snapshot.files)],
         sorted((t["appId"], t["version"], t["lastUpdated"]) for t in sure),
     ]
