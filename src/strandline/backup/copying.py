@@ -71,7 +71,7 @@ def copy_catalog(run: Run, entries: Sequence[tuple[str, bytes]]) -> None:
 
     One by one from the first on, a table that a later entry drops would show without its files."""
     if len(entries) > 1:
-        _put(run, COPYING, b"", FOLDER)
+        run.target.put_new(COPYING, b"")
     run.each(lambda entry: _put(run, *entry, FOLDER), entries[1:])
     crash_point("backup.catalog_begun")
     for entry in entries[:1]:
