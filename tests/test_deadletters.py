@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 import strandline as sl
 from strandline import deadletters as module
@@ -225,3 +225,11 @@ def test_a_purge_leaves_letters_of_rows_without_a_key(letters, consumer):
     letters.save(consumer, "intent-1", [Dead((0, 5, 0), 1, ipc(keys), "no")])
     assert letters.forget("g1", pa.table({"id": [5]})) == 0
     assert letters.forget("g1", keys) == 1
+
+
+def test_a_reason_that_an_earlier_version_kept_is_shown_without_what_a_terminal_obeys(letters, consumer):
+    letters.save(consumer, "1", [dead()])
+    with letters._state.transaction() as connection:
+        connection.execute(text("UPDATE strandline_deadletters SET reason = :it"), {"it": "\x1b[2Jno\nentry\u202e"})
+    [letter] = letters.all()
+    assert letter.reason == "\ufffd[2Jno entry\ufffd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +163,24 @@ def test_tables_on_an_object_store_are_imported(s3_lake: Callable[..., sl.Lake],
     assert BUCKET in uri
     write_deltalake(uri, ROWS, storage_options=options)
     assert rows_of(lake.import_table("d", uri, key=["id"]).to_arrow()) == rows_of(ROWS)
+
+
+@pytest.mark.parametrize(
+    "form", ["../{name}", "part=p0/../../{name}", "%2E%2E/{name}", "{folder}/{name}", "file://{folder}/{name}"]
+)
+def test_a_delta_table_that_names_files_outside_of_its_folder_is_not_imported(
+    lake: sl.Lake, tmp_path: Path, form: str
+) -> None:
+    write_deltalake(tmp_path / "delta", ROWS.slice(0, 1))
+    pq.write_table(ROWS.slice(1, 1), tmp_path / "secret.parquet")
+    log = tmp_path / "delta" / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            size = (tmp_path / "secret.parquet").stat().st_size
+            path = form.format(name="secret.parquet", folder=tmp_path)
+            action["add"] = {**action["add"], "path": path, "size": size, "stats": None}
+    log.write_text("\n".join(map(json.dumps, actions)))
+    with refused(sl.Invalid, path=str(tmp_path / "delta")):
+        lake.import_table("mine", tmp_path / "delta", key=["id"])
+    assert "mine" not in lake.tables()

@@ -34,6 +34,7 @@ from strandline.registry import Consumer
 from strandline.sinks.base import Dead
 from strandline.state import State, check_int, insert_missing, metadata, now_s
 from strandline.text import check_text
+from strandline.words import plain
 
 LIMIT = 100
 REASON_CHARACTERS = 2000
@@ -201,9 +202,8 @@ def _id_of(generation: str, intent_id: str, dead: Dead) -> str:
 
 
 def _kept(reason: str) -> str:
-    """A destination's words as a text that every database keeps."""
-    text = reason.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    return text if len(text) <= REASON_CHARACTERS else text[: REASON_CHARACTERS - 1] + "…"
+    """A destination's words as a text that every database keeps and every terminal shows."""
+    return plain(reason, most=REASON_CHARACTERS)
 
 
 def _letter(row: Row[Any]) -> DeadLetter:
@@ -216,7 +216,7 @@ def _letter(row: Row[Any]) -> DeadLetter:
         at=(row.vnode, row.seq, row.position),
         rows=row.rows,
         keys=bytes(row.key_bytes),
-        reason=row.reason,
+        reason=_kept(row.reason),
         status=row.status,
         created_s=row.created_s,
         attempts=row.attempts,

@@ -92,6 +92,7 @@ class DeltaOrigin:
     def open(uri: str, storage: Storage) -> DeltaOrigin:
         try:
             table = DeltaTable(uri, storage_options=dict(storage.delta_options) or None)
+            _check_inside(uri, pa.table(table.get_add_actions()).column("path").to_pylist())
             return DeltaOrigin(uri, table, pa.schema(table.schema().to_arrow()))
         except DeltaError as error:
             raise Invalid(f"{uri} is not a readable Delta table: {str(error).splitlines()[0]}", path=uri) from error
@@ -101,6 +102,17 @@ class DeltaOrigin:
             yield from pa.RecordBatchReader.from_stream(self.table.scan(columns=list(columns) if columns else None))
         except (DeltaError, pa.ArrowException, OSError) as error:
             raise Invalid(f"{self.uri} cannot be read: {str(error).splitlines()[0]}", path=self.uri) from error
+
+
+def _check_inside(uri: str, paths: Sequence[str]) -> None:
+    """A table's files lie in its folder: a log could name any file that its reader may open."""
+    for path in paths:
+        if path.startswith("/") or "://" in path or ".." in unquote(path).split("/"):
+            raise Invalid(
+                f"the Delta table {uri} has a file outside of its folder: {path!r}; nothing was imported",
+                hint="If the table is a shallow copy of another one, import that one.",
+                path=uri,
+            )
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,13 @@ from strandline.plan import sink_plan
 from strandline.rejects import Rejects
 from strandline.standing import standings
 from strandline.storage.snapshot import DataFile
+from strandline.words import plain
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
     from strandline.table import Table
+
+_MESSAGE_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,18 @@ def _sinks(lake: Lake) -> tuple[SinkStatus, ...]:
     return tuple(_sink(lake, name, found, last, letters) for name, found in standing.items())
 
 
+def _said(receipt: Receipt) -> str:
+    """Why a sink's last attempt failed; an earlier version may have kept the words of others as they were."""
+    return plain(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
+
+
 def _sink(
     lake: Lake, name: str, found: Standing, last: Mapping[str, Receipt], letters: Mapping[str, int]
 ) -> SinkStatus:
     declared, consumer = lake.declared.get(name), found.consumer
     generation = "" if consumer is None else consumer.generation
     receipt = last.get(generation)
-    error = None if receipt is None or not receipt.body.get("error") else str(receipt.body["error"]["message"])
+    error = None if receipt is None or not receipt.body.get("error") else _said(receipt)
     lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
     plan = sink_plan(lake, name, found)
     if plan.error is not None:
