@@ -230,6 +230,7 @@ class Receiver:
         """Whether a request is done already, as far as its head tells."""
         txns = self._table(name).log.refresh().snapshot.txns
         if head.chunk is not None:
+            positions.check_life(head.chunk.sender, txns)
             return positions.has_all(head.chunk, txns)
         return head.key is not None and app_of(head.key) in txns
 

@@ -1,6 +1,6 @@
 """The rows of a chunk as the bytes of a request, in the two formats of the forward protocol.
 
-The same rows give the same bytes: a receiver may compare them with those that it got under the same key. In JSON a
+The same rows give the same bytes, as long as the libraries that write them are the same. In JSON a
 value is said so that nothing of it is lost: decimals and what JSON has no number for (NaN, Infinity) are texts, bytes
 are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
 
