@@ -51,6 +51,11 @@ class Endpoints:
         self.database.execute("COMMIT")
         return new
 
+    def has(self, path: str, key: str) -> bool:
+        """Whether a request was seen before: what was done is not judged again."""
+        found = self.database.execute("SELECT 1 FROM keys WHERE path = ? AND key = ?", (path, key))
+        return found.fetchone() is not None
+
     def rows(self, path: str) -> list[Any]:
         found = self.database.execute("SELECT row FROM rows WHERE path = ? ORDER BY at", (path,))
         return [json.loads(row) for (row,) in found]
@@ -119,6 +124,8 @@ class Handler(BaseHTTPRequestHandler):
             return fault.get("status", 0), fault.get("body", {"error": {"message": "as the script says"}})
         if "token" in rules and self.headers["Authorization"] != f"Bearer {rules['token']}":
             return 401, {"error": {"message": "who are you?"}}
+        if self.endpoints.has(self.path, self.headers["Idempotency-Key"]):
+            return 200, {"new": False}
         if len(data) > rules.get("max_bytes", len(data)) or len(rows) > rules.get("max_rows", len(rows)):
             return 413, {"error": {"message": "too large"}}
         refuse = rules.get("refuse")

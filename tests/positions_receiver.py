@@ -91,12 +91,15 @@ class PositionsReceiver:
         rows = _decoded(headers, data)
         self.chunks.append({**chunk, "rows": len(rows), "headers": headers})
         self.keys.append(headers["Idempotency-Key"])
-        if len(rows) > self.limit:
-            return 413, {"error": {"message": "too large"}}
         sink, life = chunk["sink"], chunk["life"]
         if self.lives.get(sink, 0) > life:
             return 410, {"error": {"kind": "Conflict", "message": "an older life", "life": self.lives[sink]}}
         held = self.positions.get(sink, {}) if self.lives.get(sink) == life else {}
+        ends = {v: (seq, index) for first, last, _, _, seq, index in chunk["ranges"] for v in range(first, last + 1)}
+        if all(vnode in held and held[vnode] >= end for vnode, end in ends.items()):
+            return 200, {"rows": 0, "skipped": len(rows), "seq": None}
+        if len(rows) > self.limit:
+            return 413, {"error": {"message": "too large"}}
         skip: dict[int, Position] = {}
         moved: dict[int, Position] = {}
         for first, last, *begin, to_seq, to_index in chunk["ranges"]:
