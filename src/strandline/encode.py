@@ -22,7 +22,7 @@ import pyarrow.types as pt
 
 from strandline.digest import Tap
 from strandline.group import DEFAULT, MIB, Budget, Group, Runs, runs_of
-from strandline.stats import file_stats
+from strandline.stats import bounded, file_stats
 from strandline.storage import Staged, Storage
 from strandline.storage.snapshot import DataFile
 
@@ -138,6 +138,7 @@ class _Source:
             # A page may end after every so many values: with the usual 1,024, wide ones would make huge pages.
             write_batch_size=16 if group.raw_bytes > 1024 * group.rows else 64,
             write_page_index=True,
+            write_statistics=bounded(self._schema),
             write_page_checksum=True,
             # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
             store_schema=False,

@@ -3,7 +3,8 @@ differently.
 
 An expression is made of comparisons, AND/OR/NOT, IN, BETWEEN, LIKE/ILIKE, IS NULL, `+ - *` and a few functions,
 and only compares like with like. Constants that stand for dates and times are given their type, times an offset
-(UTC unless they have one); 32-bit floats are compared as 64-bit ones and integers computed in 64 bits, everywhere.
+(UTC unless they have one); 32-bit floats are compared as 64-bit ones and integers computed in 64 bits, everywhere. Of
+floats, -0.0 equals 0.0, and NaN equals NaN and is larger than every other number.
 """
 
 from __future__ import annotations
@@ -39,13 +40,24 @@ def checked(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
     holder: Any = exp.Paren(this=tree)
     if sense.family(tree) not in ("truth", "null"):
         raise sense.refusal(tree, "is not a condition")
+    for listed in list(holder.find_all(exp.In)):
+        if any(pt.is_floating(schema.field(column.name).type) for column in listed.find_all(exp.Column)):
+            # Spark looks a value up in a longer list by its bits.
+            listed.replace(exp.paren(exp.or_(*(exp.EQ(this=listed.this, expression=e) for e in listed.expressions))))
     for column in list(holder.find_all(exp.Column)):
         kind = schema.field(column.name).type
-        if pt.is_float32(kind):
-            column.replace(_cast(column.copy(), _TYPES.DOUBLE))
+        if pt.is_floating(kind) and not isinstance(column.parent, exp.Is):
+            column.replace(_by_value(column.copy(), kind))
         elif pt.is_integer(kind) and isinstance(column.parent, _ARITHMETIC):
             column.replace(_cast(column.copy(), _TYPES.BIGINT))
     return cast(exp.Expr, holder.this)
+
+
+def _by_value(column: exp.Expr, kind: pa.DataType) -> exp.Expr:
+    """A column of floats that engines look at row by row: bounds of files, dictionaries and hashes tell -0.0 from 0.0
+    and know nothing of NaN. Adding nothing makes one zero of the two and changes no other value."""
+    number = _cast(column, _TYPES.DOUBLE) if pt.is_float32(kind) else column
+    return exp.paren(exp.Add(this=number, expression=exp.Literal.number("0e0")), copy=False)
 
 
 def _cast(node: exp.Expr, to: Any) -> exp.Cast:
