@@ -1,5 +1,6 @@
 """A query ends: at its limits, and on Ctrl-C; and what cannot be run is refused, never a crash."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import fence
+from strandline import sqltext
 from support import ITEMS, refused
 
 ENDLESS = [
@@ -204,11 +205,11 @@ def test_a_large_query_of_an_honest_size_is_answered(filled, statement):
 
 def test_brackets_are_counted_as_duckdb_reads_them():
     """Those in texts, names and comments do not count; the limits see through all of these."""
-    deep = "(" * (fence.MOST_NESTED + 1)
+    deep = "(" * (sqltext.MOST_NESTED + 1)
     for hidden in (f"'{deep}'", f'"{deep}"', f"$$ {deep} $$", f"1 /* {deep} */", f"1 -- {deep}\n", f"'é{deep}'"):
-        assert fence._measured(f"SELECT {hidden}")
+        assert sqltext.measured("the query", f"SELECT {hidden}")
     with refused(sl.Invalid):
-        fence._measured(f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
+        sqltext.measured("the query", f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
 
 
 INTERRUPTED = """
@@ -283,3 +284,43 @@ def test_a_wide_result_keeps_its_types(filled):
     assert found.schema.names == ["a", "b", "c", "d", "e"]
     assert found.schema.field("a").type == pa.int8()
     assert found.num_rows == 0
+
+
+def test_the_command_line_has_the_same_limits(tmp_path):
+    lake = sl.Lake(tmp_path)
+    lake.create_table("items", ITEMS, key=["id"]).upsert([{"id": 1}, {"id": 2}])
+    deaf = "SELECT levenshtein(repeat('ab', 50000), repeat('ba', 50000))"
+    for arguments, kind in (
+        ([ENDLESS[0], "--timeout", "1s"], "Unavailable"),
+        ([deaf, "--timeout", "1s"], "Unavailable"),
+        (["SELECT * FROM items", "--max-rows", "1"], "Invalid"),
+        (["SELECT * FROM range(1000000000000)", "--max-bytes", "100000"], "Invalid"),
+        (["SELECT 1", "--timeout", "0s"], "Invalid"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "strandline", "--lake", str(tmp_path), "query", "--json", *arguments],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (1, kind), done.stderr
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "(" * 20000 + "id = 1" + ")" * 20000, "(" * 150 + "id = 1" + ")" * 150 + " + 1" * 500, "NOT " * 9000 + "true",
+        "id = 1" + " + 1" * 100000, "id = 1" + " OR id = 1" * 4000, "id = " + "- " * 9000 + "1",
+        "id IN (" + "1, " * 100000 + "1)",
+        "coalesce(id, " * 190 + "1" + ")" * 190 + " = 'x'", "((((((", "id = 1 /* ", "CASE WHEN " * 5000 + "true",
+    ],
+)  # fmt: skip
+def test_a_condition_that_is_too_large_is_refused(filled, items, where):
+    with refused(sl.Invalid):
+        items.to_arrow(where=where)
+    assert items.to_arrow(where="id IN (1" + ", 2" * 2000 + ")").num_rows == 2
+
+
+def test_what_duckdb_makes_of_ctrl_c_is_ctrl_c_again(filled):
+    """A read on the main thread ends as a RuntimeError of DuckDB's."""
+    with pytest.raises(KeyboardInterrupt), filled.duck.transaction():
+        raise RuntimeError("Query interrupted")
+    assert filled.sql("SELECT count(*) AS n FROM items").to_pylist() == [{"n": 10}]

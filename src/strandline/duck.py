@@ -25,6 +25,7 @@ from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, faults
 
+_CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
 _ENDED = "database has been invalidated"
 # How DuckDB begins what it says, also when Arrow passes it on from the middle of a stream, as an error of its own.
 _SAID = re.compile(r"([A-Za-z][\w ]*) Error: ")
@@ -167,6 +168,8 @@ class Duck:
                     self._let_go_if_dead(connection)
                 if is_of_duckdb(error):
                     raise translated(error) from error
+                if isinstance(error, RuntimeError) and str(error) == _CTRL_C:
+                    raise KeyboardInterrupt from error
                 raise
 
     def run(self, *statements: str, life: int | None = None) -> None:

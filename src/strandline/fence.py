@@ -1,10 +1,10 @@
 """Read a query from a stranger, and rewrite it so that it can name nothing but the lake's tables.
 
-The query is measured first, as a parser of its own could be brought down by it. It is then read as DuckDB's syntax
-tree. Names are resolved scope by scope: a table is one of a WITH around it, or one of the lake. Every table of the
-lake and every name of a WITH gets a new name that nobody can guess, where it is defined and where it is used. So no
-table name that the query holds ever reaches DuckDB, which would look for a file, a catalog or a Python variable of
-that name: a name that is resolved wrongly finds nothing. Functions are called from a list.
+The query is measured (`sqltext`) and then read as DuckDB's syntax tree. Names are resolved scope by scope: a table is
+one of a WITH around it, or one of the lake. Every table of the lake and every name of a WITH gets a new name that
+nobody can guess, where it is defined and where it is used. So no table name that the query holds ever reaches DuckDB,
+which would look for a file, a catalog or a Python variable of that name: a name that is resolved wrongly finds
+nothing. Functions are called from a list.
 
 What runs is the text of the new tree. That text is read and checked once more: it names the new names alone.
 """
@@ -20,21 +20,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import duckdb
-
 from strandline.duck import Duck
 from strandline.errors import Internal, Invalid, NotFound
 from strandline.sqlfunctions import SCALAR_FUNCTIONS, TABLE_FUNCTIONS
-from strandline.text import check_text
+from strandline.sqltext import measured, too_deep
 
-MOST_CHARACTERS = 1 << 20
-MOST_TOKENS = 20_000
-MOST_NESTED = 200  # brackets inside each other
 MOST_LEVELS = 700  # of the tree as JSON; Python reads 1,000
 MOST_TABLES = 10_000  # that are read when each name of a WITH stands for its query
-# DuckDB reads a WITH right inside a WITH several times, in a wrong query several times more with each level.
-_MOST_RETRIES = 500_000
-_RETRIES = 6
 _MOST_SAID = 500  # characters of what DuckDB's parser says, which repeats the query
 
 _QUERIES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"}
@@ -65,7 +57,7 @@ class Fenced:
 
 def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
     """The query `statement` over the lake's `tables`; `Invalid` when it is anything but one SELECT over them."""
-    text = _measured(statement)
+    text = measured("the query", statement)
     rewriting = _Rewriting({name.lower(): name for name in tables})
     with duck.transaction(read_only=True) as cursor:
         try:
@@ -75,60 +67,8 @@ def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
             sql = str(cursor.execute("SELECT json_deserialize_sql(?)", [new]).fetchall()[0][0])
             _verify(_tree(cursor, sql), rewriting.names)
         except RecursionError:
-            raise _too_deep() from None
+            raise too_deep("the query") from None
     return Fenced(sql, rewriting.views, rewriting.names)
-
-
-def _too_deep() -> Invalid:
-    return Invalid(
-        "the query is nested too deeply: expressions, subqueries or joins in each other",
-        hint="Split it: give parts of it a name in WITH, or put long lists into a table.",
-    )
-
-
-def _measured(statement: object) -> str:
-    """The text, if it is one that DuckDB's parser can be given."""
-    text = check_text("the query", statement)
-    if not text.strip():
-        raise Invalid("the query is empty")
-    if len(text) > MOST_CHARACTERS:
-        raise Invalid(
-            f"the query has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed",
-            hint="Put long lists of values into a table and join it.",
-        )
-    return _counted(text)
-
-
-def _counted(text: str) -> str:
-    starts = [start for start, _ in duckdb.tokenize(text)]
-    if len(starts) > MOST_TOKENS:
-        raise Invalid(
-            f"the query has {len(starts):,} words and signs; at most {MOST_TOKENS:,} are allowed",
-            hint="Put long lists of values into a table and join it.",
-        )
-    raw = text.encode()
-    open_: list[bool] = []
-    deepest, last, before = 0, b"", b""
-    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
-        token = raw[start:end].strip()[:12].upper()
-        if token in (b"(", b"[", b"{"):
-            open_.append(False)
-            if len(open_) > MOST_NESTED:
-                raise _too_deep()
-        elif token in (b")", b"]", b"}") and open_:
-            open_.pop()
-        elif token == b"WITH" and last == b"(" and before in (b"AS", b"MATERIALIZED"):
-            open_[-1] = True
-            deepest = max(deepest, sum(open_))
-        before, last = last, token
-    if open_:
-        raise Invalid("the query is not SQL: a bracket is opened and not closed")
-    if deepest and len(starts) * _RETRIES ** (deepest + 1) > _MOST_RETRIES:
-        raise Invalid(
-            f"the query begins a WITH right inside of another {deepest} times, with {len(starts):,} words and signs",
-            hint="Take the inner names out: WITH a AS (WITH b AS (…) …) is the same as WITH b AS (…), a AS (…).",
-        )
-    return text
 
 
 def _tree(cursor: Any, text: str) -> dict[str, Any]:
@@ -136,12 +76,12 @@ def _tree(cursor: Any, text: str) -> dict[str, Any]:
     raw = str(cursor.execute("SELECT json_serialize_sql(?)", [text]).fetchall()[0][0])
     steps = (1 if sign in "[{" else -1 for sign in _BRACKETS.findall(_TEXTS.sub("", raw)))
     if max(accumulate(steps)) > MOST_LEVELS:
-        raise _too_deep()
+        raise too_deep("the query")
     found = json.loads(raw)
     if found["error"]:
         said = str(found.get("error_message", ""))[:_MOST_SAID]
         if found.get("error_type") != "not implemented":
-            raise _too_deep() if "depth limit" in said else Invalid(f"the query is not SQL: {said}")
+            raise too_deep("the query") if "depth limit" in said else Invalid(f"the query is not SQL: {said}")
         raise Invalid(
             "the query must be one SELECT",
             hint="Rows are written with upsert, delete, append or ingest. A PIVOT needs its values: PIVOT … IN (…).",

@@ -18,7 +18,7 @@ from sqlglot import exp
 from strandline import sense
 from strandline.condition import Bound, Predicate
 from strandline.errors import Invalid
-from strandline.text import check_text
+from strandline.sqltext import measured, too_deep
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
@@ -27,7 +27,14 @@ def parse(text: str, schema: pa.Schema) -> Predicate:
     """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
     if not isinstance(text, str) or not text.strip():
         raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
-    check_text("where", text)
+    measured("where", text)
+    try:
+        return _parse(text, schema)
+    except RecursionError:
+        raise too_deep("where") from None
+
+
+def _parse(text: str, schema: pa.Schema) -> Predicate:
     try:
         trees = sqlglot.parse(text, read="duckdb")
     except sqlglot.errors.SqlglotError as error:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 # How long the caller waits for work that was asked to stop.
 _PATIENCE_S = 2.0
 _AGAIN_S = 0.05
-THREAD_NAME = "strandline-query"
+_THREAD = "strandline-query"
 
 
 class Watch(Generic[T]):
@@ -55,7 +55,7 @@ class Watch(Generic[T]):
             raise Internal("this work was stopped")
 
     def result(self, timeout_s: float | None) -> T:
-        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
         try:
             is_done = self._done.wait(timeout_s)
         except BaseException:
@@ -95,3 +95,8 @@ class Watch(Generic[T]):
 def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None) -> T:
     """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`."""
     return Watch(act).result(timeout_s)
+
+
+def is_query_left_behind() -> bool:
+    """Whether work that was stopped is still under way in this process."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from strandline import duration
 from strandline.cli.answer import Answer, counted, plain, show_rows
 from strandline.cli.verb import Call, verb
 
@@ -29,11 +30,21 @@ def query(
     ],
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N rows.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print every row as CSV.")] = False,
+    timeout: Annotated[str | None, typer.Option(metavar="30s", help="Stop it after this long.")] = None,
+    max_rows: Annotated[int | None, typer.Option(metavar="N", help="Refuse a result of more rows.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="Refuse a larger result; 1/8 of this machine's memory if not said.")
+    ] = None,
 ) -> Answer:
-    """Ask a question in SQL (DuckDB's). With --json or --csv every row is printed."""
+    """Ask a question in SQL (DuckDB's). With --json or --csv every row is printed. Ctrl-C ends it."""
     if as_csv and call.is_json:
         raise typer.BadParameter("give --csv or --json, not both")
-    result = call.lake().sql(sys.stdin.read() if sql == "-" else sql)
+    result = call.lake().sql(
+        sys.stdin.read() if sql == "-" else sql,
+        timeout_s=None if timeout is None else duration.seconds(timeout, "--timeout"),
+        max_rows=max_rows,
+        max_bytes=max_bytes,
+    )
     data = {
         "columns": [{"name": field.name, "type": str(field.type)} for field in result.schema],
         "rows": result.to_pylist() if call.is_json else [],
