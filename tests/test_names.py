@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 import strandline as sl
 from strandline.names import folded
+from support import nothing_written
 
 PAIRS = [
     ("a", "A"), ("s", "ſ"), ("k", "\u212a"), ("i", "İ"), ("i", "ı"), ("İ", "i\u0307"), ("å", "\u212b"), ("ß", "ẞ"),
@@ -82,3 +85,33 @@ def test_fields_with_any_other_sign_are_read_by_every_engine(lake, spark):
     for path in files:
         with pa.parquet.ParquetFile(table.log.storage.input(path)) as file:
             assert file.read(columns=["c"]).to_pylist()[0]["c"] == value
+
+
+def with_bytes(schema: pa.Schema) -> pa.Schema:
+    """`schema` with a name that is no text where it has `abc`."""
+    return pa.ipc.read_schema(pa.py_buffer(schema.serialize().to_pybytes().replace(b"abc", b"a\xffc")))
+
+
+def test_names_that_are_not_text_are_refused_at_every_door(lake, tmp_path):
+    table = lake.create_table("t", pa.schema([("id", pa.int64()), ("v", pa.struct([("x", pa.int64())]))]), key=["id"])
+    top = with_bytes(pa.schema([("id", pa.int64()), ("abc", pa.int64())]))
+    inner = with_bytes(pa.schema([("id", pa.int64()), ("v", pa.struct([("abc", pa.int64())]))]))
+    number = pa.array([1])
+    for schema, value in (
+        (top, number),
+        (inner, pa.Array.from_buffers(inner.field(1).type, 1, [None], children=[number])),
+    ):
+        rows = pa.Table.from_arrays([number, value], schema=schema)
+        file = str(tmp_path / f"{len(lake.tables())}-{value.type.id}.parquet")
+        pa.parquet.write_table(rows, file)
+        for call in (
+            partial(lake.create_table, "other", schema),
+            partial(table.evolve, schema),
+            partial(table.upsert, rows),
+            partial(lake.ingest, "t", [file]),
+            partial(lake.ingest, "other", [file], key=["id"]),
+            partial(lake.import_table, "other", file, key=["id"]),
+        ):
+            with nothing_written(table), pytest.raises(sl.Invalid, match="not UTF-8 text"):
+                call()
+    assert lake.tables() == ["t"]

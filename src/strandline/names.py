@@ -6,7 +6,8 @@ that any of them takes for one are refused together, at the top and inside a str
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from strandline.errors import Invalid
 
@@ -20,6 +21,15 @@ def folded(name: str) -> str:
     """One form for all names that some engine takes for the same: by Java's `equalsIgnoreCase` (ſ is s, İ and ı are i,
     the Kelvin sign is k), by lower or upper case, or by Unicode's case folding (ß is ss)."""
     return name.upper().casefold().replace("i\u0307", "i")
+
+
+@contextmanager
+def as_text() -> Iterator[None]:
+    """`Invalid` when a name that the block looks at is not text: Arrow keeps bytes, and files may hold any."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise Invalid(f"the name {error.object!r:.80} of a column or field is not UTF-8 text") from error
 
 
 def check_columns(names: Iterable[str]) -> None:

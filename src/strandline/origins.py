@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from strandline.errors import Invalid, NotFound
+from strandline.names import as_text
 from strandline.storage import Storage, open_storage
 
 _BATCH_ROWS = 16_384
@@ -158,7 +159,8 @@ class ParquetOrigin:
 
 def _opened(storage: Storage, name: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(storage.input(name))
+        with as_text():
+            return pq.ParquetFile(storage.input(name))
     except FileNotFoundError as error:
         raise NotFound(f"no file {storage.url(name)}", path=storage.url(name)) from error
     except (pa.ArrowException, OSError) as error:

@@ -16,6 +16,7 @@ import pyarrow.types as pt
 
 from strandline import moments
 from strandline.errors import Invalid
+from strandline.names import as_text
 from strandline.schema import conform_column, is_json, storage_type
 from strandline.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.values import first_unfit
@@ -39,8 +40,9 @@ def checked(
     offset = first_row
     for piece in _pieces(data, schema):
         if isinstance(piece, pa.Table):
-            _refuse(first_unsound(piece), offset)
-            table = _typed(piece, schema, offset)
+            with as_text():
+                _refuse(first_unsound(piece), offset)
+                table = _typed(piece, schema, offset)
         else:
             table = _from_dicts(piece, schema, offset)
         _refuse(first_unreadable(table), offset)

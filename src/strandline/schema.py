@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.names import check_columns, check_fields
+from strandline.names import as_text, check_columns, check_fields
 
 JSON = pa.json_(pa.string())
 
@@ -99,6 +99,7 @@ def _inner_field(field: pa.Field, column: str, depth: int) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, column, depth))
 
 
+@as_text()
 def relaxed(schema: pa.Schema) -> pa.Schema:
     """`schema` with all that lies inside its columns nullable: for schemas that nobody declared for a table."""
     return pa.schema([field.with_type(_relaxed_type(field.type)) for field in schema])
@@ -120,6 +121,7 @@ def canonical_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, field.name), field.nullable)
 
 
+@as_text()
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The schema a table keeps for a declared one; names are checked here."""
     check_columns(schema.names)

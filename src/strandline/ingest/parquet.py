@@ -12,13 +12,15 @@ from strandline import decode
 from strandline.errors import Invalid, NotFound
 from strandline.ingest.sift import Fault, sift
 from strandline.ingest.source import Source
+from strandline.names import as_text
 from strandline.rows import checked
 from strandline.soundness import shown
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        return decode.open_file(source.storage, source.path)
+        with as_text():
+            return decode.open_file(source.storage, source.path)
     except FileNotFoundError as error:
         raise NotFound(f"{source.uri} is gone", file=source.uri) from error
     except (pa.ArrowException, OSError) as error:
