@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from receiving import ARROW, NDJSON, arrow, asking
 from strandline import soundness
 from strandline.rejects import Rejects
+from strandline.server.app import make_app
 from support import nothing_written, refused
 from unsound import nested, of_bytes, of_numbers, with_offsets
 
@@ -152,6 +154,32 @@ def test_text_files_hold_no_such_values_either(lake, tmp_path, suffix):
         except sl.Invalid as error:
             assert error.fields["column"] == "v"
     assert table.to_arrow().cast(pa.schema([("id", pa.int64()), ("v", pa.int32())])).num_rows == table.head
+
+
+@pytest.mark.parametrize("place", ["plain", "struct", "list", "map values"])
+@pytest.mark.parametrize("what", ["text", "decimal", "hugeint", "day", "moment"])
+def test_a_server_refuses_such_values_by_row_and_column(lake, what, place):
+    values, path = nested(GOOD_BAD[what])[place]
+    table = table_for(lake, values.type)
+    rows = pa.table({"id": range(4), "v": values})
+    with asking(make_app(lake)) as client, nothing_written(table):
+        answer = client.post("/ingest/t", content=arrow(rows), headers={"Content-Type": ARROW})
+        error = answer.json()["error"]
+        assert answer.status_code in (400, 422)
+        assert error["kind"] == "Invalid"
+        assert (error["row"], error["column"]) == (2, "v")
+        assert repr(path) in error["message"]
+
+
+def test_a_server_refuses_lines_with_such_values_by_row_and_column(lake):
+    kinds = {"text": pa.string(), "moment": pa.timestamp("us"), "price": pa.decimal128(4, 2)}
+    table = lake.create_table("t", pa.schema([("id", pa.int64()), *kinds.items()]), key=["id"])
+    with asking(make_app(lake)) as client, nothing_written(table):
+        for name, value in [("text", b'"\xff"'), ("text", b'"\\ud800"'), ("price", b'"123.45"'), ("price", b"1e9")]:
+            content = b'{"id": 1}\n{"id": 2, "' + name.encode() + b'": ' + value + b"}\n"
+            answer = client.post("/ingest/t", content=content, headers={"Content-Type": NDJSON})
+            assert answer.status_code in (400, 422), value
+            assert answer.json()["error"]["row"] == 1
 
 
 def test_what_lies_inside_a_column_cannot_be_required(lake):

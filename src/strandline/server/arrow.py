@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from strandline.server.errors import malformed, too_large
 from strandline.server.flat import Flat, schema_size, texts_size
 from strandline.server.weight import COPIES, ROW_BYTES, SLOT_BYTES, Weight
+from strandline.soundness import first_unsound
 
 _SCHEMA_BYTES = 4 << 20
 _ARRAY_BYTES = 1024
@@ -30,17 +31,24 @@ def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
     """The rows of a stream, sound and weighed."""
     try:
         _weigh_messages(data, weight)
-        batches = []
+        batches: list[pa.RecordBatch] = []
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             _check_columns(reader.schema)
             for batch in reader:
                 batch.validate()
                 weight.add(COPIES * sum(_unfolded(column) for column in batch.columns))
-                batch.validate(full=True)
+                _check_sound(batch, sum(each.num_rows for each in batches))
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema)
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
         raise malformed(f"the body is not an Arrow IPC stream: {_first_line(error)}") from error
+
+
+def _check_sound(batch: pa.RecordBatch, before: int) -> None:
+    fault = first_unsound(pa.Table.from_batches([batch]))
+    if fault is not None:
+        error = fault.error(before)
+        raise malformed(error.message, **error.fields)
 
 
 def _first_line(error: Exception) -> str:
