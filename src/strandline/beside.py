@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _LOOK_S = 1.0
 
@@ -43,5 +43,6 @@ def beside(name: str, work: Callable[[Callable[[float], bool]], None]) -> Iterat
             yield
     finally:
         del block
-        if thread.ident is not None:
+        # One that was interrupted while it started cannot be waited for; it finds the lock given back.
+        with suppress(RuntimeError):
             thread.join()

@@ -153,13 +153,13 @@ class Held:
 
     def keep(self, is_over: Callable[[float], bool]) -> None:
         """Renew the lease until the work is over, then release it: what the thread does."""
-        self._renew(is_over)
+        self.renew_until(is_over)
         try:
             self._leases.release(self.lease)
         except StrandlineError as error:
             _log.warning("lease %s could not be released and will expire: %s", self.lease.name, error)
 
-    def _renew(self, is_over: Callable[[float], bool]) -> None:
+    def renew_until(self, is_over: Callable[[float], bool]) -> None:
         wait_s = self._length_s / 3
         while not is_over(wait_s):
             asked_s = time.monotonic()
