@@ -252,7 +252,7 @@ def read_record(storage: Storage) -> Record | None:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Corrupt(
             f"{storage.url(FILE)} cannot be read: {type(error).__name__}: {error}",
-            hint="Put it back from a backup, or delete it and run: strandline doctor --adopt-state",
+            hint="Put it back from a backup. Without one, move it aside and run: strandline doctor --adopt-state",
             path=FILE,
         ) from error
     raise Invalid(

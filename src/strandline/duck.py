@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -20,10 +21,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline import spill
+from strandline import secret, spill
 from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, faults
+from strandline.words import first_line
 
 _CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
 _ENDED = "database has been invalidated"
@@ -97,6 +99,7 @@ class Duck:
         self._memory_bytes = whole - self.result_bytes
         self._opening = threading.Lock()
         self._connection: Any = None
+        self._outages: Any = None
         self.life = 0
         """How many instances have ended: tables that were made in an earlier life are gone."""
 
@@ -105,6 +108,7 @@ class Duck:
         filesystem = self._storage.duckdb_filesystem()
         if filesystem is not None:
             connection.register_filesystem(filesystem)
+            self._outages = filesystem.outages
         for setting in (
             f"memory_limit = '{self._memory_bytes}B'",
             f"temp_directory = {literal(spill.new_folder())}",
@@ -156,6 +160,7 @@ class Duck:
         """A cursor inside a transaction, which is kept when the block ends well and undone when it raises.
 
         With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
+        started_s = time.monotonic()
         connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
         with closing(begun) as cursor:
             try:
@@ -166,11 +171,22 @@ class Duck:
                     cursor.execute("ROLLBACK")
                 if isinstance(error, Exception):
                     self._let_go_if_dead(connection)
+                # A store that did not answer has damaged nothing, whatever DuckDB makes of it.
+                if is_of_duckdb(error) or isinstance(error, Corrupt):
+                    self._raise_outage(started_s)
                 if is_of_duckdb(error):
                     raise translated(error) from error
                 if isinstance(error, RuntimeError) and str(error) == _CTRL_C:
                     raise KeyboardInterrupt from error
                 raise
+
+    def _raise_outage(self, started_s: float) -> None:
+        outage = self._outages.since(started_s) if self._outages is not None else None
+        if outage is not None:
+            said = first_line(outage, secret.of_store(self._storage.delta_options))
+            raise Unavailable(
+                f"{self._storage.uri} does not answer: {said}", hint="Try again when it does."
+            ) from outage
 
     def run(self, *statements: str, life: int | None = None) -> None:
         """Run statements as one transaction: all of them or none."""

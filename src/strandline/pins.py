@@ -85,7 +85,7 @@ class Pins:
                 # Whatever it wanted to hold is not known: nothing may go until a person has looked.
                 raise Invalid(
                     f"pin {self._storage.url(info.path)} is not readable: {error}",
-                    hint="Delete that file if nobody holds it.",
+                    hint="Ask who pinned this table before you remove that file: someone may still need what it holds.",
                     path=info.path,
                 ) from error
         return sorted(found, key=lambda pin: pin.name)

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import writer
+from strandline import decode, writer
 from strandline.change import UPSERT
 from strandline.consumers import compaction
 from strandline.doctor import examine
@@ -284,6 +284,7 @@ def test_rows_expire_and_tables_are_restored(s3_lake):
 CARETAKER = """
 import json, sys, time
 import strandline as sl
+from strandline import decode
 table = sl.Lake(sys.argv[1], storage_options=json.loads(sys.argv[2])).table("items")
 deleted, end_s = 0, time.monotonic() + 7
 while time.monotonic() < end_s:
@@ -351,3 +352,31 @@ def test_when_no_answer_comes_at_all_a_token_makes_the_retry_safe(s3_lake, proxy
     proxy.faults = []
     commit = table.append([{"id": 1}], token="t")
     assert (commit.seq, honest.to_arrow()["id"].to_pylist(), honest.head) == (1, [1], 1)
+
+
+def is_data(command, path):
+    return command == "GET" and ".parquet" in path and "_delta_log" not in path
+
+
+def read_by_arrow(table):
+    path = next(iter(table.log.refresh().snapshot.files))
+    with decode.open_file(table.log.storage, f"{table.log.folder}/{path}") as opened:
+        return list(decode.batches(opened))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda table: table.to_arrow(), read_by_arrow, lambda table: table.compact(full=True)],
+    ids=["duckdb", "arrow", "fold"],
+)
+def test_a_store_that_goes_away_in_the_middle_of_a_read_is_unavailable_and_no_file_is_blamed(s3_lake, proxy, read):
+    s3_lake().create_table("items", ITEMS, key=["id"], vnodes=1).upsert([{"id": 1, "name": "n"}])
+    table = s3_lake(proxy.endpoint).table("items")
+    assert table.head == 1
+    proxy.is_aimed, proxy.faults = is_data, ["down"]
+    with refused(sl.Unavailable):
+        read(table)
+    assert proxy.seen == ["down"]
+    proxy.is_down, proxy.faults = False, []
+    read(table)
+    assert by_id(table) == {1: "n"}

@@ -54,7 +54,8 @@ def lake_health(storage: Storage) -> list[Finding]:
             found.table,
             f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
             if found.is_deletable
-            else f"a folder of {counted(len(found.infos))} {found.what}; delete it by hand",
+            else f"a folder of {counted(len(found.infos))} {found.what}; a lost catalog entry may hide its table:"
+            " compare catalog/ with a backup before you remove anything",
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )

@@ -112,7 +112,7 @@ class Destination:
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(
                 f"{self.storage.url(MANIFEST)} is not readable: {error!r}",
-                hint="Choose another destination, or delete what is there.",
+                hint="Choose another destination: what is there stays.",
                 path=MANIFEST,
             ) from error
 

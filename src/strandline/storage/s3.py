@@ -137,7 +137,7 @@ class S3Storage:
         import obstore
 
         with self._translated(path):
-            return pa.PythonFile(_Download(obstore.open_reader(self._store, path)), mode="r")
+            return pa.PythonFile(_Download(self, path, obstore.open_reader(self._store, path)), mode="r")
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
         import obstore
@@ -219,7 +219,9 @@ class S3Storage:
 class _Download(io.RawIOBase):
     """An obstore reader as the file object that Arrow expects."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, storage: S3Storage, path: str, reader: Any) -> None:
+        self._storage = storage
+        self._path = path
         self._reader = reader
 
     def readable(self) -> bool:
@@ -238,4 +240,12 @@ class _Download(io.RawIOBase):
         return int(self._reader.seek(offset, whence))
 
     def read(self, size: int = -1) -> bytes:
-        return bytes(self._reader.read(None if size < 0 else size))
+        try:
+            with self._storage._translated(self._path):
+                return bytes(self._reader.read(None if size < 0 else size))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            # The reader says so of a store that goes away in the middle of a file. That has not damaged the file.
+            said = first_line(error, secret.of_store(self._storage.options))
+            raise Unavailable(f"{self._storage.url(self._path)}: {said}", path=self._path) from error

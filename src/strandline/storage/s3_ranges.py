@@ -7,9 +7,14 @@ thread reads where another one has just sought to.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import obstore
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.fsspec import BufferedFile, FsspecStore
 
 
@@ -21,6 +26,7 @@ class RangedFile(BufferedFile):  # type: ignore[misc]
         bucket, self._key = fs._split_path(path)
         self._bucket = fs._construct_store(bucket)
         self._place = threading.local()
+        self._outages = fs.outages
 
     def tell(self) -> int:
         return int(getattr(self._place, "at", 0))
@@ -36,9 +42,38 @@ class RangedFile(BufferedFile):  # type: ignore[misc]
         if end <= start:
             return b""
         self._place.at = end
-        return bytes(obstore.get_range(self._bucket, self._key, start=start, end=end))
+        with self._outages.noting():
+            return bytes(obstore.get_range(self._bucket, self._key, start=start, end=end))
+
+
+class Outages:
+    """When the store did not answer last, and what it said then: DuckDB passes on neither the kind nor the cause of an
+    error from here."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, BaseError] | None = None
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotFoundError, FileNotFoundError):
+            raise
+        except BaseError as error:
+            self._last = (time.monotonic(), error)
+            raise
+
+    def since(self, moment_s: float) -> BaseError | None:
+        """What the store failed with since a moment of the monotonic clock."""
+        last = self._last
+        return last[1] if last is not None and last[0] >= moment_s else None
 
 
 class RangedStore(FsspecStore):  # type: ignore[misc]
+    @cached_property
+    def outages(self) -> Outages:
+        return Outages()
+
     def _open(self, path: str, mode: Any = "rb", **options: Any) -> Any:
-        return RangedFile(self, path, mode) if mode == "rb" else super()._open(path, mode, **options)
+        with self.outages.noting():
+            return RangedFile(self, path, mode) if mode == "rb" else super()._open(path, mode, **options)
