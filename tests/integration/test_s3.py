@@ -373,10 +373,12 @@ def test_a_store_that_goes_away_in_the_middle_of_a_read_is_unavailable_and_no_fi
     s3_lake().create_table("items", ITEMS, key=["id"], vnodes=1).upsert([{"id": 1, "name": "n"}])
     table = s3_lake(proxy.endpoint).table("items")
     assert table.head == 1
-    proxy.is_aimed, proxy.faults = is_data, ["down"]
-    with refused(sl.Unavailable):
-        read(table)
-    assert proxy.seen == ["down"]
-    proxy.is_down, proxy.faults = False, []
+    proxy.is_aimed, proxy.faults, proxy.seen = is_data, ["down"], []
+    try:
+        with refused(sl.Unavailable):
+            read(table)
+        assert proxy.seen == ["down"]
+    finally:
+        proxy.is_down, proxy.faults = False, []
     read(table)
     assert by_id(table) == {1: "n"}
