@@ -141,14 +141,23 @@ def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
     )
 
 
+def may_hold(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of type `found` may go into a column of type `wanted`, each if it fits."""
+    return found == wanted or _is_day(found, wanted) or _may_cast(found, wanted)
+
+
+def _is_day(found: pa.DataType, wanted: pa.DataType) -> bool:
+    return bool(pt.is_date(wanted) and pt.is_timestamp(found) and found.tz is None)
+
+
 def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
     if column.type == field.type:
         return column
     if column.null_count == len(column):
         # Without a value the type says nothing: an empty frame of pandas has floats or objects everywhere.
         return pa.chunked_array([pa.nulls(len(column), field.type)])
-    is_day = pt.is_date(field.type) and pt.is_timestamp(column.type) and column.type.tz is None
-    if not is_day and not _may_cast(column.type, field.type):
+    is_day = _is_day(column.type, field.type)
+    if not may_hold(column.type, field.type):
         row = offset + _first_of_extra(column, field.type)
         raise Invalid(
             f"row {row}, column {field.name!r}: {column.type} is not {field.type}",

@@ -13,7 +13,7 @@ from strandline.errors import Invalid, NotFound
 from strandline.ingest.sift import Fault, sift
 from strandline.ingest.source import Source
 from strandline.names import as_text
-from strandline.rows import checked
+from strandline.rows import checked, may_hold
 from strandline.soundness import shown
 
 
@@ -38,15 +38,15 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
                 file=source.uri,
                 column=unknown[0],
             )
-        try:
-            # A column of another type is no row's fault: it shows without any row.
-            next(checked(file.schema_arrow.empty_table(), schema, required=()))
-        except Invalid as error:
-            raise Invalid(
-                f"{source.uri}: column {error.fields.get('column')!r}: {error.message.partition(': ')[2]}",
-                file=source.uri,
-                column=error.fields.get("column"),
-            ) from error
+        for field in file.schema_arrow:
+            kind = schema.field(field.name).type
+            # No row's fault: it shows without any row.
+            if not may_hold(field.type, kind):
+                raise Invalid(
+                    f"{source.uri}: column {field.name!r}: {field.type} is not {kind}",
+                    file=source.uri,
+                    column=field.name,
+                )
         row, count = 0, max(1, file.metadata.num_rows)
         try:
             for batch in decode.batches(file):
