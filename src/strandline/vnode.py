@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 HASH_BITS = 32
+_PIECE_ROWS = 8192
 
 
 def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
@@ -33,8 +34,10 @@ def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     joined = pc.binary_join_element_wise(
         *(pc.cast(p, pa.large_string()) for p in parts), pa.scalar("", pa.large_string())
     )
-    crc32 = zlib.crc32
-    return pa.array([crc32(text) for text in joined.cast(pa.large_binary()).to_pylist()], pa.int64())
+    crc32, texts = zlib.crc32, joined.cast(pa.large_binary())
+    # Python's objects take many times the room of the texts, so there are never many of them at once.
+    pieces = (texts.slice(at, _PIECE_ROWS).to_pylist() for at in range(0, len(texts), _PIECE_ROWS))
+    return pa.array([crc32(text) for piece in pieces for text in piece], pa.int64())
 
 
 def _text(column: pa.Array) -> pa.Array:

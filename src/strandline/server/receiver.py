@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from strandline.change import OP
 from strandline.definitions import TableDef
-from strandline.errors import Invalid, Unavailable
+from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.lake import Lake
 from strandline.server import body, positions
 from strandline.server.body import Body, Form
@@ -258,7 +258,19 @@ class Receiver:
         return _together(await queue.put(posts))
 
     async def _run(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._checks, act)
+        found = await asyncio.get_running_loop().run_in_executor(self._checks, _settled, act)
+        if isinstance(found, Refusal | StrandlineError):
+            raise found
+        return found
+
+
+def _settled(act: Callable[[], T]) -> T | Refusal | StrandlineError:
+    """What became of a check. An error goes without its traceback, which would hold the body for as long."""
+    try:
+        return act()
+    except (Refusal, StrandlineError) as error:
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
 
 
 def _together(results: Sequence[Result]) -> Outcome:

@@ -1,0 +1,86 @@
+"""Whether a text is JSON, without making anything of it.
+
+Python's reader makes objects of what it reads: `[],` becomes 80 bytes. So long texts are only walked through.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_LONG = 1 << 20
+_DEPTH = 900
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
+_TOKEN = re.compile(
+    rf"[ \t\r\n]*+(?:(?P<text>{_STRING})|(?P<plain>{_NUMBER}|true|false|null)|(?P<sign>[\[\]{{}},:]))[ \t\r\n]*+"
+)
+
+
+def check(text: str) -> None:
+    """Raise `ValueError` or `RecursionError` for a text that is not JSON, or not to every reader."""
+    if len(text) > _LONG:
+        _walk(text)
+        return
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if "\\u" in text:
+        # Half of a surrogate pair is JSON to Python, and to no other reader.
+        json.dumps(value, ensure_ascii=False).encode()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _walk(text: str) -> None:
+    """One token after the other; `open_` are the objects and lists around it."""
+    open_: list[str] = []
+    at, wanted = 0, "value"
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise json.JSONDecodeError("Expecting value", text, at)
+        wanted = _after(found, wanted, open_)
+        if not wanted:
+            raise json.JSONDecodeError("Unexpected token", text, at)
+        at = found.end()
+    if wanted != "end":
+        raise json.JSONDecodeError("The text ends too soon", text, at)
+
+
+def _after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
+    """What has to come after a token where `wanted` was; nothing when the token is not that."""
+    sign = found["sign"]
+    if sign is None:
+        if found["text"] is not None and "\\u" in found["text"] and _has_half(found["text"]):
+            return ""
+        if wanted in ("name", "name or }"):
+            return ":" if found["text"] is not None else ""
+        return _closed(open_) if wanted in ("value", "value or ]") else ""
+    if sign in "[{" and wanted in ("value", "value or ]"):
+        open_.append(sign)
+        if len(open_) > _DEPTH:
+            raise RecursionError("nested too deeply")
+        return "value or ]" if sign == "[" else "name or }"
+    if sign == ":" and wanted == ":":
+        return "value"
+    if sign == "," and wanted == ", or close":
+        return "value" if open_[-1] == "[" else "name"
+    opening, empty = ("[", "value or ]") if sign == "]" else ("{", "name or }")
+    if sign in "]}" and open_[-1:] == [opening] and wanted in (", or close", empty):
+        open_.pop()
+        return _closed(open_)
+    return ""
+
+
+def _closed(open_: list[str]) -> str:
+    return ", or close" if open_ else "end"
+
+
+def _has_half(text: str) -> bool:
+    """Whether a text has half of a surrogate pair. Backslashes that are themselves escaped begin nothing."""
+    try:
+        json.loads(text).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
