@@ -25,7 +25,8 @@ from strandline.server.body import Form, decode
 from strandline.server.chunk import HEADER, Chunk
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import Refusal
-from strandline.server.posts import posts_of
+from strandline.server.posts import hidden_columns, posts_of
+from strandline.server.weight import Weight
 from strandline.sinks.base import Batch, Producer
 from strandline.sinks.forward import HttpLane
 from support import ITEMS, by_id, nothing_written
@@ -105,7 +106,9 @@ def test_sinks_do_not_end_each_others_lives(client, items):
 
 def posts(table, ranges, rows, **told):
     chunk = Chunk.parse(chunk_of(*ranges, **told)[HEADER])
-    return posts_of(decode(arrow(rows), Form(True, False), most=1 << 20), table.definition, chunk=chunk)
+    body = decode(arrow(rows), Form(True, False), Weight(1 << 24, 1000, 100))
+    columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
+    return posts_of(body.rows(columns), table.definition, chunk=chunk)
 
 
 def test_lives_that_meet_in_one_commit_follow_each_other(items):
