@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,24 +17,35 @@ Say = Callable[[socket.socket, bytes], None]
 @dataclass
 class Hostile:
     port: int
+    host: str = "127.0.0.1"
+    scheme: str = "http"
     requests: list[bytes] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/ingest/items"
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{shown}:{self.port}/ingest/items"
 
 
 @contextlib.contextmanager
-def hostile(say: Say, *, is_reading: bool = True) -> Iterator[Hostile]:
+def hostile(
+    say: Say, *, is_reading: bool = True, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+) -> Iterator[Hostile]:
     """A server that gives each request to `say`, one thread for each connection."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    server = Hostile(listener.getsockname()[1])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=64)
+    server = Hostile(listener.getsockname()[1], host, "http" if tls is None else "https")
     threads: list[threading.Thread] = []
     held: list[socket.socket] = []
 
     def serve(connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError))
+            connection = stack.enter_context(connection)
+            if tls is not None:
+                connection = stack.enter_context(tls.wrap_socket(connection, server_side=True))
+                held.append(connection)
             request = read_request(connection) if is_reading else b""
             server.requests.append(request)
             say(connection, request)

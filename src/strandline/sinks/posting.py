@@ -22,7 +22,8 @@ import strandline
 from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
-from strandline.sinks.wire import Failed, Wire
+from strandline.sinks.proxy import proxy_secrets
+from strandline.sinks.wire import Failed, Untrusted, Wire
 from strandline.words import plain
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Secrets:
 
     @property
     def texts(self) -> list[str]:
-        return [*self.headers.values(), *self.params.values()]
+        """What nobody's words may repeat: these, and the login at the proxy that the request went through."""
+        return [*self.headers.values(), *self.params.values(), *proxy_secrets()]
 
 
 class Line:
@@ -189,6 +191,13 @@ class Line:
         params = {**self._secrets.params, **params}
         try:
             status, told, body = self._wire.exchange(method, url, headers, params, content)
+        except Untrusted as error:
+            raise Invalid(
+                f"{self._sink.url} was not asked: {plain(str(error), self._secrets.texts)}",
+                hint="Check the address. If its certificate comes from an authority of your own, name the file with the"
+                " authority's certificate in the variable SSL_CERT_FILE. Then the next tick sends the rows.",
+                url=self._sink.url,
+            ) from error
         except Failed as error:
             return None, plain(str(error), self._secrets.texts)
         return Answer(status, told, body, self._secrets.texts), ""

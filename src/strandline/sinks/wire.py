@@ -1,26 +1,35 @@
 """One request and its answer over HTTP/1.1, with bounds that no server can stretch.
 
-There are two clocks: one to connect, and one for all that follows, from the first byte of the request to the last one
-of the answer, however slowly they drip. Of an answer no more is read than `ANSWER_BYTES`, as it comes: it is asked for
-without an encoding and never decoded. Nothing is followed, and a connection of which anything looks odd is not used
-again. No thread works here: a request that ran out of time is over.
+There are two clocks: one to connect, with the proxy and TLS, and one for all that follows, from the first byte of the
+request to the last one of the answer, however slowly they drip. (How long the system looks for a host's address is the
+system's own bound.) Of an answer no more is read than `ANSWER_BYTES`, as it comes: it is asked for without an encoding
+and never decoded. Redirects are not followed, and a connection of which anything looks odd is not used again. No thread
+works here: a request that ran out of time is over.
+
+Why no library does this: the time-outs of httpx and httpcore are for each read, so an answer that drips has no end, and
+httpx unpacks what it reads. httpcore does not unpack, and would keep one clock over a network backend of our own. But
+it uses a connection again when bytes came behind an answer, and takes them for the answer to the next request: rows
+would count as sent that nobody took.
 """
 
 from __future__ import annotations
 
-import base64
-import select
+import os
+import re
 import socket
 import ssl
 import time
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Final
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
+import certifi
 import h11
+import idna
+
+from strandline.sinks.proxy import Proxy, proxy_for
 
 ANSWER_BYTES: Final = 1 << 20
 """As many of an answer's body are read; the positions of a table with 4096 vnodes are less."""
@@ -31,11 +40,16 @@ _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
 _INTERIM = 16
 _PORTS = {"http": 80, "https": 443}
+_LONE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _UNQUOTED = "/%:@!$&'()*+,;=~-._"
 
 
 class Failed(Exception):
     """There is no answer; why, in words that may be the server's."""
+
+
+class Untrusted(Failed):
+    """The server did not prove that it is the one that the address names. Nothing was sent to it."""
 
 
 class Wire:
@@ -44,6 +58,7 @@ class Wire:
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._place: tuple[str, str, int] | None = None
+        self._proxy: Proxy | None = None
         self._socket: socket.socket | None = None
         self._connection = h11.Connection(h11.CLIENT)
 
@@ -56,11 +71,15 @@ class Wire:
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         """The answer: its status, its headers by their names in lower case, and the beginning of its body. `Failed`
-        when there is none; the request may have arrived nevertheless."""
+        when there is none; the request may have arrived nevertheless. `params` are all of the query: a query of the
+        url itself is not sent."""
         try:
             target = self._ready(url, params)
-            answer = self._asked(method, url, target, headers, body)
-        except (OSError, UnicodeError, h11.ProtocolError) as error:
+            answer = self._asked(method, target, headers, body)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise Untrusted(f"its certificate is not trusted: {error.verify_message}") from error
+        except (OSError, ValueError, h11.ProtocolError) as error:
             self.close()
             raise Failed(_reason(error)) from error
         except BaseException:
@@ -74,23 +93,29 @@ class Wire:
     def _ready(self, url: str, params: Mapping[str, str]) -> str:
         """Have a connection to where the url is; what to name as the target of a request there."""
         parts = urlsplit(url)
-        host = (parts.hostname or "").encode("ascii" if parts.netloc.isascii() else "idna").decode()
+        host = parts.hostname or ""
+        host = host if host.isascii() else idna.encode(host).decode()
         place = (parts.scheme, host, parts.port or _PORTS[parts.scheme])
-        proxy = _proxy(*place)
-        if self._place != place or not self._is_quiet():
+        proxy = proxy_for(*place)
+        if (self._place, self._proxy) != (place, proxy) or not self._is_quiet():
             self.close()
             self._connect(place, proxy)
-        path = quote(parts.path or "/", safe=_UNQUOTED)
+        path = quote(_LONE_PERCENT.sub("%25", parts.path) or "/", safe=_UNQUOTED)
         target = f"{path}?{urlencode(params, quote_via=quote)}" if params else path
         return f"http://{_authority(*place)}{target}" if proxy and parts.scheme == "http" else target
 
     def _is_quiet(self) -> bool:
         """Whether the connection is open and says nothing: what comes unasked is its end, or no answer of ours."""
-        if self._socket is None or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+        if self._socket is None:
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return False
 
     def _is_reusable(self) -> bool:
         done = self._connection.our_state is h11.DONE and self._connection.their_state is h11.DONE
@@ -99,37 +124,37 @@ class Wire:
         self._connection.start_next_cycle()
         return True
 
-    def _connect(self, place: tuple[str, str, int], proxy: str | None) -> None:
+    def _connect(self, place: tuple[str, str, int], proxy: Proxy | None) -> None:
         until_s = time.monotonic() + self._timeout_s
         scheme, host, port = place
-        through = urlsplit(proxy) if proxy else None
-        there = (host, port) if through is None else (through.hostname or "", through.port or 80)
-        opened = _open(*there, until_s)
+        # Read before anything is opened: without it nothing may be sent.
+        trust = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
+        opened = _open(host, port, until_s) if proxy is None else _open_proxy(proxy, until_s)
         try:
-            if through is not None and scheme == "https":
-                _tunnel(opened, f"{host}:{port}", _proxy_headers(proxy), until_s)
-            if scheme == "https":
+            if proxy is not None and trust is not None:
+                _tunnel(opened, f"{_bracketed(host)}:{port}", proxy, until_s)
+            if trust is not None:
                 opened.settimeout(_left_s(until_s))
-                opened = _trust().wrap_socket(opened, server_hostname=host)
+                opened = trust.wrap_socket(opened, server_hostname=host)
         except BaseException:
             opened.close()
             raise
-        self._socket, self._place = opened, place
+        self._socket, self._place, self._proxy = opened, place, proxy
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
     def _asked(
-        self, method: str, url: str, target: str, headers: Mapping[str, str], body: bytes
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         assert self._socket is not None and self._place is not None
         own = {"Host": _authority(*self._place), "Accept-Encoding": "identity", "Content-Length": str(len(body))}
-        if target.startswith("http://"):
-            own |= _proxy_headers(_proxy(*self._place))
+        if self._proxy is not None and self._place[0] == "http":
+            own |= self._proxy.headers
         request = h11.Request(method=method, target=target, headers=[*own.items(), *headers.items()])
         connection = self._connection
         data = [connection.send(request), connection.send(h11.Data(body)), connection.send(h11.EndOfMessage())]
         until_s = time.monotonic() + self._timeout_s + len(body) / SLOWEST_BYTES_S
         # Some say what is wrong with a request before they have all of it, and hang up.
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
             _send(self._socket, b"".join(piece for piece in data if piece), until_s)
         return self._answer(until_s)
 
@@ -170,11 +195,17 @@ class Wire:
 def _open(host: str, port: int, until_s: float) -> socket.socket:
     """A connection to the first of a host's addresses that takes one; all of them share one clock."""
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        opened = socket.socket(family, kind, protocol)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for at, (family, kind, protocol, _, address) in enumerate(found):
+        try:
+            opened = socket.socket(family, kind, protocol)
+        except OSError as error:
+            failure = error
+            continue
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            opened.settimeout(_left_s(until_s))
+            # An address that says nothing leaves time for those behind it.
+            opened.settimeout(_left_s(until_s) / (len(found) - at))
             opened.connect(address)
             return opened
         except OSError as error:
@@ -184,6 +215,33 @@ def _open(host: str, port: int, until_s: float) -> socket.socket:
             opened.close()
             raise
     raise failure or OSError(f"{host} has no address")
+
+
+def _open_proxy(proxy: Proxy, until_s: float) -> socket.socket:
+    try:
+        return _open(proxy.host, proxy.port, until_s)
+    except (OSError, ValueError) as error:
+        raise OSError(f"the proxy {proxy} cannot be reached: {_reason(error)}") from error
+
+
+def _tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
+    """Have the proxy pass on what is sent from here on to the server, and what the server says."""
+    try:
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+        headers = [("Host", authority), *proxy.headers.items()]
+        request = h11.Request(method="CONNECT", target=authority, headers=headers)
+        _send(through, connection.send(request) or b"", until_s)
+        event: object = h11.NEED_DATA
+        while event is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
+            if (event := connection.next_event()) is h11.NEED_DATA:
+                through.settimeout(_left_s(until_s))
+                connection.receive_data(through.recv(_PIECE_BYTES))
+    except (OSError, h11.ProtocolError) as error:
+        raise OSError(f"the proxy {proxy} did not answer: {_reason(error)}") from error
+    if not isinstance(event, h11.Response):
+        raise OSError(f"the proxy {proxy} closed the connection without an answer")
+    if not 200 <= event.status_code < 300:
+        raise OSError(f"the proxy {proxy} answered {event.status_code}")
 
 
 def _send(to: socket.socket, data: bytes, until_s: float) -> None:
@@ -207,47 +265,20 @@ def _reason(error: Exception) -> str:
 
 
 def _authority(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return shown if port == _PORTS[scheme] else f"{shown}:{port}"
+    return _bracketed(host) if port == _PORTS[scheme] else f"{_bracketed(host)}:{port}"
 
 
-# --- proxies, as the environment names them --------------------------------------------------------------------------
-
-
-def _proxy(scheme: str, host: str, port: int) -> str | None:
-    known = urllib.request.getproxies_environment()
-    found = known.get(scheme) or known.get("all")
-    if not found or urllib.request.proxy_bypass(f"{host}:{port}"):
-        return None
-    kind, mark, _ = found.partition("://")
-    if mark and kind.lower() != "http":
-        raise OSError(f"the environment names a proxy of the kind {kind}, and only http:// proxies are used")
-    return found if mark else f"http://{found}"
-
-
-def _proxy_headers(proxy: str | None) -> dict[str, str]:
-    parts = urlsplit(proxy or "")
-    if parts.username is None:
-        return {}
-    who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(who.encode()).decode()}"}
-
-
-def _tunnel(through: socket.socket, authority: str, headers: Mapping[str, str], until_s: float) -> None:
-    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-    request = h11.Request(method="CONNECT", target=authority, headers=[("Host", authority), *headers.items()])
-    _send(through, connection.send(request) or b"", until_s)
-    while (event := connection.next_event()) is h11.NEED_DATA:
-        through.settimeout(_left_s(until_s))
-        connection.receive_data(through.recv(_PIECE_BYTES))
-    status = event.status_code if isinstance(event, h11.Response) else 0
-    if not 200 <= status < 300:
-        raise OSError(f"the proxy answered {status}")
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @cache
-def _trust() -> ssl.SSLContext:
-    """Loaded once: it takes longer than a request."""
-    import httpx
-
-    return httpx.create_ssl_context()
+def _trust(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """Those whose certificates are believed. Loaded once: it takes longer than a request."""
+    if not file and not folder:
+        return ssl.create_default_context(cafile=certifi.where())
+    try:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    except OSError as error:
+        names = " or ".join(name for name, value in (("SSL_CERT_FILE", file), ("SSL_CERT_DIR", folder)) if value)
+        raise Untrusted(f"the certificates that {names} names cannot be read: {_reason(error)}") from error
