@@ -19,11 +19,15 @@ from strandline.storage import Storage
 from strandline.storage.snapshot import DataFile
 
 CHUNK_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 10
 _AT_ONCE = 8
 
 
 class Tap:
-    """A stream to write to that takes the digest of what passes."""
+    """A stream to write to that takes the digest of what passes.
+
+    Give it to Arrow through `buffered`: a Parquet file of a few rows is written in some fifty pieces, and each call
+    from Arrow into Python costs as much as the digest of ten kilobytes."""
 
     closed = False
 
@@ -31,9 +35,14 @@ class Tap:
         self._stream = stream
         self.crc = 0
 
+    def buffered(self) -> pa.NativeFile:
+        """What Arrow writes to; the digest is that of everything once it is flushed."""
+        return pa.BufferedOutputStream(pa.PythonFile(self, mode="w"), _BUFFER_BYTES)
+
     def write(self, data: bytes | memoryview) -> int:
-        self.crc = zlib.crc32(data, self.crc)
-        self._stream.write(data)
+        if not self._stream.closed:
+            self.crc = zlib.crc32(data, self.crc)
+            self._stream.write(data)
         return len(data)
 
     def tell(self) -> int:
@@ -41,6 +50,9 @@ class Tap:
 
     def flush(self) -> None:
         self._stream.flush()
+
+    def close(self) -> None:
+        """Whoever opened the stream closes it, or gives it up."""
 
 
 def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:

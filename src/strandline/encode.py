@@ -127,8 +127,9 @@ class _Source:
         self._is_cut = False
         raw_bytes = count = 0
         tap = Tap(stream)
+        output = tap.buffered()
         writer = pq.ParquetWriter(
-            tap,
+            output,
             group.schema,
             compression="zstd",
             compression_level=_LEVEL,
@@ -153,7 +154,7 @@ class _Source:
                 writer.write_table(group.table(), row_group_size=group.rows)
                 # Let go of it before the next one is gathered.
                 self._next = group = None
-                if stream.tell() >= self._budget.file_bytes:
+                if output.tell() >= self._budget.file_bytes:
                     break
                 self._next = group = next(self._groups, None)
         except BaseException:
@@ -161,6 +162,7 @@ class _Source:
             writer.is_open = False
             raise
         writer.close()
+        output.flush()
         stats = file_stats(writer.writer.metadata, self._schema)
         return _Written(stream.tell(), raw_bytes, json.dumps(stats), tap.crc)
 
