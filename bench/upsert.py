@@ -5,15 +5,24 @@ is compared with the rows the contender was given, so nobody is quick by being w
 
 from __future__ import annotations
 
+import json
 import subprocess
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
 import common
+import strandline as sl
 from common import Contender, Samples, Worker, ratio, say, show
+from strandline.digest import Tap
+from strandline.storage import commits
+from strandline.storage.chain import Chain
 
 SMALL, LARGE = 100, 10_000
 NEW_SHARE = 0.1
@@ -107,6 +116,53 @@ def measure_growth(rows: int, repeats: int, folder: Path, venvs: Path) -> dict[i
     return {count: run.writes[SMALL].median for count, run in runs.items()}
 
 
+def measure_digests(base: pa.Table, batches: common.Batches, repeats: int, folder: Path) -> dict[str, float]:
+    """Seconds of small commits in this process, and how many of them go into noticing damage: the digest of the data
+    file (with the writing that it stands beside), the seal of the commit file against the same actions without one,
+    and the look for a lost commit."""
+    table = sl.Lake(str(folder / "digests")).create_table("t", base.schema, key=["id"], vnodes=16)
+    table.upsert(base)
+    spent: dict[str, float] = defaultdict(float)
+    original = commits.sealed
+
+    def timed(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return act(*args)
+            finally:
+                spent[name] += time.perf_counter() - start
+
+        return call
+
+    def plain(actions: list[commits.Action]) -> bytes:
+        return b"\n".join(json.dumps(action, separators=(",", ":")).encode() for action in actions)
+
+    def seal(path: str, actions: list[commits.Action], previous: str) -> tuple[bytes, str]:
+        timed("unsealed", plain)(actions)
+        return timed("sealed", original)(path, actions, previous)
+
+    for round_ in range(WARMUPS + repeats):
+        batch = batches.make(SMALL)
+        if round_ == WARMUPS:
+            spent.clear()
+        with (
+            mock.patch.object(commits, "sealed", seal),
+            mock.patch.object(Tap, "write", timed("tap", Tap.write)),
+            mock.patch.object(Chain, "sees_later", timed("look", Chain.sees_later)),
+        ):
+            timed("commit", table.upsert)(batch)
+    return dict(spent)
+
+
+def digest_share(spent: dict[str, float]) -> float | None:
+    """What noticing damage takes of a small commit."""
+    if not spent:
+        return None
+    extra = spent["sealed"] - spent["unsealed"] + spent["tap"] + spent["look"]
+    return ratio(extra, spent["commit"] - spent["unsealed"])
+
+
 def seconds(samples: dict[int, Samples]) -> dict[int, list[float | None]]:
     return {size: samples[size].rounded for size in (SMALL, LARGE)}
 
@@ -124,6 +180,7 @@ def main() -> None:
 
     runs: dict[str, Run] = {}
     growth: dict[int, float | None] = {}
+    digests: dict[str, float] = {}
     fold_bytes = 0
     with common.workspace(args.dir) as folder:
         base = common.base_rows(args.rows)
@@ -143,6 +200,7 @@ def main() -> None:
             run.worker.close()
         if ours:
             growth = measure_growth(args.rows, max(args.repeats, 15), folder, venvs)
+            digests = measure_digests(base, batches, 10 * args.repeats, folder)
 
     def write(name: str, size: int) -> float | None:
         return runs[name].writes[size].median if name in runs else None
@@ -183,6 +241,7 @@ def main() -> None:
         "vs_ducklake_100": ratio(write("ducklake", SMALL), ours_100),
         "vs_pypaimon_100": ratio(write("pypaimon", SMALL), ours_100),
         "growth": ratio(growth[max(growth)], growth[min(growth)]) if growth else None,
+        "digest_share": digest_share(digests),
         "write_amp": ours.write_amp(LARGE) if ours else None,
         "read_after_write_vs_ducklake": ratio(read("ducklake", LARGE), read("strandline", LARGE)),
     }
@@ -193,6 +252,7 @@ def main() -> None:
         "read_s": {name: seconds(run.reads) for name, run in runs.items()},
         "write_amp": {name: run.write_amp(LARGE) for name, run in runs.items()},
         "write_amp_with_fold": ours.write_amp(LARGE, extra_bytes=fold_bytes) if ours else None,
+        "digests_s": {name: common.significant(value) for name, value in digests.items()},
         "growth_s": {count: common.significant(seconds) for count, seconds in growth.items()},
     }
     common.print_result("upsert", figures, detail)
