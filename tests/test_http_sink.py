@@ -295,10 +295,10 @@ def test_a_dead_letter_that_is_sent_again_fails_by_what_the_receiver_says(endpoi
     delivery = any_sink(endpoint.url, patience="0s").open(PRODUCER)
     endpoint.control(script=[{"status": status, "body": {"error": {"message": "no", "row": 1}}}])
     with pytest.raises(kind) as caught:
-        delivery.resend("letter", rows)
+        delivery.resend("letter", rows, 7)
     assert type(caught.value) is kind and caught.value.fields["status"] == status
-    delivery.resend("letter", rows)
-    delivery.resend("letter", rows)
+    delivery.resend("letter", rows, 7)
+    delivery.resend("letter", rows, 7)
     delivery.close()
     assert [row["id"] for row in endpoint.rows()] == [0, 1]
 

@@ -3,7 +3,8 @@
 A letter holds the keys of rows that a destination refused, not the rows: what is sent is the current row of each key,
 in the sink's own shape, or a delete where there is none any more, if the sink sends deletes. It goes to the place that
 refused it and to no other. The request's id comes from the letter and from what is sent, so a repeated attempt that
-sends the same counts once.
+sends the same counts once. A receiver that keeps positions is told at which seq the rows were read: a request that
+arrives late puts no older row over a newer one.
 
 Only a refusal by the destination counts as an attempt; after anything else the letter is as it was.
 
@@ -109,7 +110,7 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
             hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
-    rows = current_rows(table, sink, letter.key_table)
+    rows, as_of = current_rows(table, sink, letter.key_table)
     if not rows.num_rows:
         return 0
     lake_id = lake.catalog.refresh().lake_id
@@ -120,7 +121,7 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
     try:
         if not isinstance(delivery, Redelivery):
             raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
-        delivery.resend(letter.id, rows)
+        delivery.resend(letter.id, rows, as_of)
     finally:
         delivery.close()
     return int(rows.num_rows)
@@ -135,13 +136,15 @@ def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
     except NotFound:
         return None
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
-    rows = pa.Table.from_batches([current_rows(table, sink, letter.key_table)])
+    current, _ = current_rows(table, sink, letter.key_table)
+    rows = pa.Table.from_batches([current])
     return rows.filter(pc.equal(rows.column(OP), UPSERT))
 
 
-def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> pa.RecordBatch:
-    """What a sink would send of these keys now: `_op`, `_seq` and the columns. Of a table without a key the rows that
-    are still there, otherwise also a delete for each key that is not, unless the sink sends none."""
+def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> tuple[pa.RecordBatch, int]:
+    """What a sink would send of these keys now: `_op`, `_seq` and the columns; and the seq at which that is so. Of a
+    table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
+    sends none."""
     log = table.log.refresh()
     shape = sink.shape(log.definition)
     vnodes = range(log.definition.vnodes)
@@ -156,7 +159,8 @@ def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> pa.RecordBatch:
         deletes = {OP: pa.array([DELETE] * gone.num_rows), SEQ: pa.array([log.head] * gone.num_rows, pa.int64())}
         told = pa.table({**deletes, **{name: gone.column(name) for name in names}})
         found = pa.concat_tables([found, schemas.conform(_padded(told, found.schema), found.schema)])
-    return found.combine_chunks().to_batches()[0] if found.num_rows else pa.RecordBatch.from_pylist([], found.schema)
+    rows = found.combine_chunks().to_batches()[0] if found.num_rows else pa.RecordBatch.from_pylist([], found.schema)
+    return rows, log.head
 
 
 def _padded(rows: pa.Table, schema: pa.Schema) -> pa.Table:

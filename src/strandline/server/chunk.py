@@ -18,6 +18,7 @@ from strandline.server.errors import malformed, other_version
 
 VERSION = 1
 HEADER = "Strandline-Chunk"
+REPLAY_HEADER = "Strandline-Replay"
 INDEX_BITS = 31
 _SEQS = 1 << 32
 _INDEXES = 1 << INDEX_BITS
@@ -59,6 +60,29 @@ class Sender:
         """The transaction whose version is the position in a vnode."""
         return f"from/{self.sink}/{self.life}/{vnode}"
 
+    @property
+    def replay_app(self) -> str:
+        """The transaction whose version is the highest `as_of` of the replays that were applied."""
+        return f"from/{self.sink}/{self.life}/replay"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The header `Strandline-Replay`: dead letters that are sent again, with each key as it was at seq `as_of` of the
+    sender's table."""
+
+    sender: Sender
+    as_of: int
+
+    @staticmethod
+    def parse(text: str) -> Replay:
+        facts = _facts(text, REPLAY_HEADER)
+        sender = Sender.of(facts.get("sink"), facts.get("life"))
+        as_of = facts.get("as_of")
+        if type(as_of) is not int or not 0 <= as_of < _SEQS:
+            raise malformed(f"as_of is {as_of!r:.40}; expected a number from 0 to {_SEQS - 1}")
+        return Replay(sender, as_of)
+
 
 @dataclass(frozen=True)
 class Places:
@@ -81,14 +105,7 @@ class Chunk:
 
     @staticmethod
     def parse(text: str) -> Chunk:
-        try:
-            facts = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise malformed(f"the header {HEADER} is not JSON: {error}") from error
-        if not isinstance(facts, dict):
-            raise malformed(f"the header {HEADER} is not a JSON object")
-        if facts.get("version") != VERSION:
-            raise other_version(f"the chunk has version {facts.get('version')!r:.40}; this receiver knows {VERSION}")
+        facts = _facts(text, HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         if not isinstance(facts.get("is_first"), bool):
             raise malformed(f"is_first is {facts.get('is_first')!r:.40}; expected true or false")
@@ -137,6 +154,19 @@ class Chunk:
             chunks.append(replace(self, is_first=self.is_first and not chunks, ranges=ranges))
             starts = ends
         return chunks
+
+
+def _facts(text: str, header: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise malformed(f"the header {header} is not JSON: {error}") from error
+    if not isinstance(facts, dict):
+        raise malformed(f"the header {header} is not a JSON object")
+    if facts.get("version") != VERSION:
+        found = f"{facts.get('version')!r:.40}"
+        raise other_version(f"the header {header} has version {found}; this receiver knows {VERSION}")
+    return facts
 
 
 def _checked(one: Any) -> tuple[int, int, int, int]:

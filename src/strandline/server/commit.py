@@ -29,7 +29,7 @@ from strandline.server.chunk import Chunk, Places, Sender
 from strandline.server.errors import Failure, Refusal
 from strandline.server.growth import Growth
 from strandline.server.keys import Key, reused
-from strandline.server.positions import forgotten, verdict
+from strandline.server.positions import forgotten, looked_at, replayed, verdict
 from strandline.server.posts import Post, columns_of
 from strandline.storage.snapshot import Draft, Snapshot
 
@@ -138,8 +138,18 @@ class _Plan:
         if post.chunk is not None and post.places is not None:
             self._add_chunk(post, post.chunk, post.places)
             return
+        moved: Mapping[str, int] = {}
+        if post.replay is not None and not self._is_repeated(post.key):
+            self.expected.update((app, self._txns.get(app)) for app in looked_at(post.replay.sender))
+            try:
+                moved = replayed(post.replay, ChainMap(self.moved, self._txns))
+            except (Conflict, Refusal) as refused:
+                self._results.append((refused, False))
+                return
         if post.key is None or self._is_new(post.key, post.rows.num_rows):
             self._take(post.rows, post)
+            if post.replay is not None:
+                self._move(post.replay.sender, moved)
             self._results.append((Outcome(post.rows.num_rows), True))
 
     def _is_held(self, post: Post) -> bool:
@@ -149,6 +159,9 @@ class _Plan:
         except Invalid:
             return False
         return {OP, *definition.schema.names}.issuperset(post.rows.column_names)
+
+    def _is_repeated(self, key: Key | None) -> bool:
+        return key is not None and (key.app in self._txns or key.text in self.keys)
 
     def _is_new(self, key: Key, count: int) -> bool:
         """Whether a request with this key is to be applied; otherwise what became of it is known."""
@@ -179,19 +192,19 @@ class _Plan:
         except (Conflict, Refusal) as refused:
             self._results.append((refused, False))
             return
-        if sender.life_app in found.moved:
-            self._begin(sender)
         new = post.rows if found.is_new is None else post.rows.filter(pa.array(found.is_new))
         self._take(new, post)
-        self.moved.update(found.moved)
+        self._move(sender, found.moved)
         outcome = Outcome(new.num_rows, post.rows.num_rows - new.num_rows)
         self._results.append((outcome, bool(found.moved)))
 
-    def _begin(self, sender: Sender) -> None:
-        """A new life sends for the first time: what this commit would have kept of an older one is not kept."""
-        self.begun.add(sender)
-        own = f"from/{sender.sink}/"
-        self.moved = {app: at for app, at in self.moved.items() if not app.startswith(own)}
+    def _move(self, sender: Sender, moved: Mapping[str, int]) -> None:
+        if sender.life_app in moved:
+            # A new life sends for the first time: what this commit would have kept of an older one is not kept.
+            self.begun.add(sender)
+            own = f"from/{sender.sink}/"
+            self.moved = {app: at for app, at in self.moved.items() if not app.startswith(own)}
+        self.moved.update(moved)
 
     def _take(self, rows: pa.Table, post: Post) -> None:
         if not rows.num_rows:

@@ -7,6 +7,9 @@ rows, positions and lives cannot disagree, whatever crashes or repeats.
 A sink that starts again is a new life, with positions of its own. From its first commit on nothing of an older life is
 taken: a request of that life which was on its way until then would put old rows over newer ones. The positions of the
 older life are forgotten in the same commit.
+
+Dead letters that are sent again come outside of all positions. They say at which seq of the sender's table their rows
+were read, and are applied only if nothing of the sink that may be newer is here.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy.typing as npt
 
 from strandline.definitions import MAX_VNODES
 from strandline.errors import Conflict
-from strandline.server.chunk import Chunk, Places, Sender, unpack
+from strandline.server.chunk import INDEX_BITS, Chunk, Places, Replay, Sender, unpack
 from strandline.server.errors import outlived
 
 
@@ -46,12 +49,17 @@ def known(txns: Mapping[str, int], sender: Sender) -> list[list[int]]:
 
 
 def forgotten(txns: Mapping[str, int], sender: Sender) -> dict[str, int]:
-    """The positions of the life before a sender's, which its first commit forgets."""
+    """What is kept of the life before a sender's, which its first commit forgets."""
     life = txns.get(sender.life_app, sender.life)
     if life == sender.life:
         return {}
     older = Sender(sender.sink, life)
-    return {older.position_app(vnode): position for vnode, position in _kept(txns, older).items()}
+    return {app: txns[app] for app in looked_at(older) if app in txns and app != older.life_app}
+
+
+def looked_at(sender: Sender) -> list[str]:
+    """Every transaction that a replay is judged by."""
+    return [sender.life_app, sender.replay_app, *map(sender.position_app, range(MAX_VNODES))]
 
 
 def has_all(chunk: Chunk, txns: Mapping[str, int]) -> bool:
@@ -90,6 +98,27 @@ def verdict(chunk: Chunk, places: Places, txns: Mapping[str, int]) -> Verdict:
     if moved and txns.get(sender.life_app) != sender.life:
         moved[sender.life_app] = sender.life
     return Verdict(None if is_all else places.positions >= floors[places.vnodes], moved)
+
+
+def replayed(replay: Replay, txns: Mapping[str, int]) -> dict[str, int]:
+    """Where life and replays stand after a replay; 410 when its life is over; `Conflict` when something of the sink is
+    here that is newer than its rows may be. Then nothing of it may be applied.
+
+    Changes that the table does not have yet may be older than these rows. They come later, up to that seq and beyond,
+    so each key ends in its newest state."""
+    sender, as_of = replay.sender, replay.as_of
+    check_life(sender, txns)
+    earlier = txns.get(sender.replay_app, -1)
+    # The seq of the last change before a position, as far as the position tells.
+    newest = max([earlier, *((position - 1) >> INDEX_BITS for position in _kept(txns, sender).values())])
+    if newest > as_of:
+        raise Conflict(
+            f"the rows are as of seq {as_of} of sink {sender.sink!r}; this table has rows of it up to seq {newest}",
+            hint="Nothing was applied. Send the rows as they are now.",
+            as_of=newest,
+        )
+    moved = {} if earlier == as_of else {sender.replay_app: as_of}
+    return moved if txns.get(sender.life_app) == sender.life else {**moved, sender.life_app: sender.life}
 
 
 def _kept(txns: Mapping[str, int], sender: Sender) -> dict[int, int]:

@@ -17,7 +17,7 @@ from strandline.definitions import TableDef
 from strandline.errors import Invalid
 from strandline.rows import checked
 from strandline.server.body import INDEX, PLACE
-from strandline.server.chunk import Chunk, Numbers, Places
+from strandline.server.chunk import Chunk, Numbers, Places, Replay
 from strandline.server.growth import Growth
 from strandline.server.keys import Key
 from strandline.vnode import hash_keys
@@ -28,7 +28,8 @@ class Post:
     """Rows with `_op` and the table's columns, in the order in which they count.
 
     A chunk's rows have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. Of a table with
-    versions, `upserted` and `deleted` are the hashes of the keys. `growth` is what the table needs before."""
+    versions, `upserted` and `deleted` are the hashes of the keys. `growth` is what the table needs before.
+    `replay` says as of which seq the rows of dead letters are."""
 
     rows: pa.Table
     chunk: Chunk | None = None
@@ -37,6 +38,7 @@ class Post:
     upserted: npt.NDArray[np.int64] | None = None
     deleted: npt.NDArray[np.int64] | None = None
     growth: Growth | None = None
+    replay: Replay | None = None
 
 
 def columns_of(definition: TableDef) -> pa.Schema:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.lake import Lake
 from strandline.server import body, positions
 from strandline.server.body import Body, Form
-from strandline.server.chunk import HEADER, Chunk, Sender
+from strandline.server.chunk import HEADER, REPLAY_HEADER, Chunk, Replay, Sender
 from strandline.server.commit import Outcome
 from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large, unprepared
 from strandline.server.growth import check_cuts, growth_of, narrowed, widest
@@ -75,14 +75,22 @@ class Head:
 
     form: Form
     chunk: Chunk | None
+    replay: Replay | None
     key: str | None
     length: int | None
+
+    @property
+    def sender(self) -> Sender | None:
+        said = self.chunk or self.replay
+        return None if said is None else said.sender
 
     @staticmethod
     def of(headers: Mapping[str, str]) -> Head:
         """The headers, checked; a chunk's positions say more than its `Idempotency-Key`, which is then left alone."""
         form = Form.of(headers.get("Content-Type"), headers.get("Content-Encoding"))
-        said = headers.get(HEADER)
+        said, again = headers.get(HEADER), headers.get(REPLAY_HEADER)
+        if said is not None and again is not None:
+            raise malformed(f"the request has both {HEADER} and {REPLAY_HEADER}; expected one of them")
         chunk = None if said is None else Chunk.parse(said)
         key = headers.get("Idempotency-Key")
         if key is not None and not (1 <= len(key) <= 256 and key.isprintable()):
@@ -91,6 +99,7 @@ class Head:
         return Head(
             form,
             chunk,
+            None if again is None else Replay.parse(again),
             None if chunk is not None else key,
             None if length is None else int(length),
         )
@@ -182,7 +191,8 @@ class Receiver:
         if head.chunk is None and not content.count:
             return Outcome(0)
         try:
-            return table, self._posts(content, table.definition, head.chunk, key)
+            posts = self._posts(content, table.definition, head.chunk, key)
+            return table, [replace(post, replay=head.replay) for post in posts]
         except Invalid as error:
             error.fields.setdefault("table", name)
             raise
@@ -214,8 +224,8 @@ class Receiver:
     def _done(self, table: Table, head: Head, key: Key | None, data: bytearray | None, claim: Claim) -> Outcome | None:
         """What became of a request that is done already; None for one that is new."""
         txns = table.log.refresh().snapshot.txns
-        if head.chunk is not None:
-            positions.check_life(head.chunk.sender, txns)
+        if head.sender is not None:
+            positions.check_life(head.sender, txns)
         seq = None if key is None else key.seq_in(txns)
         is_had = head.chunk is not None and positions.has_all(head.chunk, txns)
         if seq is None and not is_had:
@@ -229,8 +239,9 @@ class Receiver:
     def _is_known(self, name: str, head: Head) -> bool:
         """Whether a request is done already, as far as its head tells."""
         txns = self._table(name).log.refresh().snapshot.txns
+        if head.sender is not None:
+            positions.check_life(head.sender, txns)
         if head.chunk is not None:
-            positions.check_life(head.chunk.sender, txns)
             return positions.has_all(head.chunk, txns)
         return head.key is not None and app_of(head.key) in txns
 

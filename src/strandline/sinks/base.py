@@ -137,9 +137,9 @@ class Delivery(Protocol):
 class Redelivery(Protocol):
     """A delivery to a destination that can refuse rows, and take them later."""
 
-    def resend(self, id: str, rows: pa.RecordBatch) -> None:
-        """Send rows outside of every range, with `_op` and `_seq`. The same rows under the same id count once; an error
-        when they are refused again."""
+    def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
+        """Send rows outside of every range, with `_op` and `_seq`, as they are at seq `as_of` of the table. The same
+        rows under the same id count once; an error when they are refused again."""
         ...
 
 

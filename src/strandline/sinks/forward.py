@@ -164,20 +164,7 @@ class _Run:
         return answer
 
     def _described(self, chunk: Chunk) -> dict[str, Any]:
-        producer = self._producer
-        return {
-            "version": _VERSION,
-            "sink": producer.sink,
-            "life": producer.life,
-            "is_first": chunk.is_first,
-            "ranges": chunk.ranges,
-            "source": {
-                "lake": producer.lake_id,
-                "consumer": producer.consumer,
-                "table": producer.table,
-                "table_generation": producer.table_generation,
-            },
-        }
+        return {**described(self._producer), "is_first": chunk.is_first, "ranges": chunk.ranges}
 
     def _acknowledged(self, chunk: Chunk) -> None:
         crash_point("sink.chunk_acked")
@@ -213,6 +200,17 @@ class _Run:
             expected=list(expected),
             found=None if found is None else list(found),
         )
+
+
+def described(producer: Producer) -> dict[str, Any]:
+    """What a header says of who sends."""
+    source = {
+        "lake": producer.lake_id,
+        "consumer": producer.consumer,
+        "table": producer.table,
+        "table_generation": producer.table_generation,
+    }
+    return {"version": _VERSION, "sink": producer.sink, "life": producer.life, "source": source}
 
 
 def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:

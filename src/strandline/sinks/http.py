@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
 from strandline.sinks.chunks import Rule, positions_of
-from strandline.sinks.forward import HttpLane, outlived
+from strandline.sinks.forward import HttpLane, described, outlived
 from strandline.sinks.posting import CONFLICT, GONE, Answer, Line, Secrets
 
 STRANDLINE, ANY = "strandline", "any"
@@ -33,7 +34,7 @@ _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 _OWN = {
     "accept", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key",
-    "strandline-chunk", "transfer-encoding",
+    "strandline-chunk", "strandline-replay", "transfer-encoding",
 }  # fmt: skip
 _MOST_LANES = 256
 _MOST_ROWS = 1_000_000
@@ -191,15 +192,25 @@ class HttpDelivery:
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         """Nothing is left to do: what is acknowledged is durable."""
 
-    def resend(self, id: str, rows: pa.RecordBatch) -> None:
-        """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent."""
+    def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
+        """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. One that keeps
+        positions takes nothing when it may have newer rows: a request that was given up may still arrive."""
         data, headers = body.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
-        answer = self._opened().post(data, {**headers, "Idempotency-Key": key})
+        headers = {**headers, "Idempotency-Key": key}
+        if self._sink.keeps_positions:
+            headers["Strandline-Replay"] = json.dumps({**described(self._producer), "as_of": as_of})
+        answer = self._opened().post(data, headers)
+        if answer.status == GONE and self._sink.keeps_positions:
+            raise outlived(self._producer, self._sink, answer)
         if not answer.is_ack:
+            is_late = answer.status == CONFLICT and self._sink.keeps_positions
             kind = Conflict if answer.status == CONFLICT else Invalid
             raise kind(
                 f"{self._sink.url} refuses the rows again ({answer.status}): {answer.message}",
+                hint=f"The letter stays. To read its rows anew and send them: strandline deadletter replay {id[:8]}"
+                if is_late
+                else None,
                 consumer=self._producer.consumer,
                 url=self._sink.url,
                 status=answer.status,
