@@ -105,6 +105,8 @@ SELECT count(*) FROM people /* a comment ' with ( signs */ WHERE id > 0; -- and 
 SELECT count(*) FROM people, people p2, people p3 WHERE people.id = p2.id AND p3.id = 1
 SELECT current_date > DATE '2020-01-01', now() IS NOT NULL, length(uuid()::VARCHAR), random() < 1
 SELECT (1, (2, (3, (4, (5, (6, (7, 8)))))))
+SELECT town.upper(), people.town.upper().lower(), 'x'.upper() FROM people
+WITH q AS (FROM people) SELECT q.town.replace('o', '0') FROM q WHERE town.length() > 3
 """.strip().split("\n")  # noqa: E501
 QUERIES = [query for query in QUERIES if query != "SELECT -- a comment"]
 

@@ -103,7 +103,7 @@ class JsonLines:
         except UnicodeDecodeError as error:
             return None, f"byte {error.start + 1} of the line is not UTF-8"
         except json.JSONDecodeError as error:
-            return None, f"the line is not a JSON object: {error.msg} at character {error.pos + 1}"
+            return None, f"the line is not a JSON object: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
         except (ValueError, RecursionError) as error:
             return None, f"the line is not a JSON object: {error}"
         if not isinstance(row, JsonObject):
