@@ -213,6 +213,45 @@ def test_an_open_table_does_not_take_the_number_of_a_lost_commit(root: Path, gap
     assert by_id(sleeper)[0] == "newer"
 
 
+def test_an_open_table_that_has_rested_does_not_take_the_number_of_the_first_of_several_lost_commits(
+    root: Path, monkeypatch: Any
+) -> None:
+    sleeper = sl.Lake(root).table("items")
+    head = sleeper.head
+    writer = sl.Lake(root).table("items")
+    for at in range(4):
+        writer.upsert([{"id": at, "name": "newer"}])
+    heals = [damage(delta_log(root) / name(head + at), lambda data: None) for at in (1, 2, 3)]
+    before = files_below(delta_log(root))
+    monkeypatch.setattr(deltas, "_ASLEEP_S", -1.0)
+    with refused(sl.Corrupt, path=str((delta_log(root) / name(head + 1)).relative_to(root))):
+        sleeper.upsert([{"id": 0, "name": "older"}])
+    assert files_below(delta_log(root)) == before
+    for heal in heals:
+        heal()
+    sleeper.upsert([{"id": 5, "name": "newest"}])
+    assert (sleeper.head, by_id(sleeper)[0]) == (head + 5, "newer")
+
+
+def test_a_writer_lists_the_folder_of_its_commits_now_and_then_and_not_for_every_commit(
+    root: Path, monkeypatch: Any
+) -> None:
+    listed: list[str] = []
+    walk = LocalStorage._walk
+
+    def counted(self: LocalStorage, prefix: str, after: str = "") -> Any:
+        listed.append(prefix)
+        return walk(self, prefix, after)
+
+    table = sl.Lake(root).table("items")
+    assert table.head
+    monkeypatch.setattr(LocalStorage, "_walk", counted)
+    monkeypatch.setattr(deltas, "_ASLEEP_S", 600.0)
+    for at in range(5):
+        table.upsert([{"id": at, "name": "again"}])
+    assert not any(prefix.endswith("log/_delta_log") for prefix in listed)
+
+
 def test_a_commit_that_was_seen_and_is_gone_is_missed_by_those_who_saw_it(root: Path, monkeypatch: Any) -> None:
     table = sl.Lake(root).table("items")
     table.upsert([{"id": 9, "name": "n9"}])

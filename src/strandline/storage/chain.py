@@ -98,7 +98,7 @@ class Chain:
 
     def sees_later(self, version: int) -> bool:
         """Whether there are commits after the next one, by two looks: for a folder, where files may be many and looks
-        are cheap. When several in a row are missing, it takes a checkpoint after them to notice."""
+        are cheap. When several in a row are missing, it takes a checkpoint after them or a listing to notice."""
         return self.commits.exists(version + 2) or (self.checkpoints.pointed() or -1) > version
 
     def read_all(self, head: int) -> dict[int, list[Action]]:

@@ -67,20 +67,25 @@ class DeltaLog:
         self._commits = self.chain.commits
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
-        self._looked_s = _clocks()
+        self._looked_s = self._listed_s = _clocks()
         self._has_gap = False
 
     def refresh(self) -> Snapshot:
         """The newest snapshot. Costs one look when nothing is new."""
+        return self._refresh(by_list=not self.storage.is_local)
+
+    def _refresh(self, *, by_list: bool) -> Snapshot:
         with self._lock:
             known = self._snapshot
-            snapshot = self.chain.load() if known is None else self._read_on(known)
+            snapshot = self.chain.load() if known is None else self._read_on(known, by_list)
             self._snapshot, self._looked_s = snapshot, _clocks()
+            if known is None or by_list:
+                self._listed_s = self._looked_s
             return snapshot
 
-    def _read_on(self, known: Snapshot) -> Snapshot:
+    def _read_on(self, known: Snapshot, by_list: bool) -> Snapshot:
         """The newest snapshot, by what came after a known one."""
-        look = self.chain.sees_later if self.storage.is_local else self._commits.lists_later
+        look = self._commits.lists_later if by_list else self.chain.sees_later
         if not self.storage.is_local and not look(known.version):
             return known
         try:
@@ -128,7 +133,9 @@ class DeltaLog:
         commit_id = uuid.uuid4().hex
         with self._lock:
             while True:
-                snapshot = self.refresh()
+                # Two looks do not see past several lost commits. A writer, who would take the number of the first one,
+                # lists the folder now and then.
+                snapshot = self._refresh(by_list=not self.storage.is_local or not _is_awake(self._listed_s))
                 looked_s = self._looked_s
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
