@@ -346,6 +346,30 @@ def test_a_checkpoint_that_disagrees_with_the_commits_gets_no_digests(root: Path
     assert not list(delta_log(root).glob("*.digest"))
 
 
+@pytest.mark.parametrize("part", ["log", "baseline"])
+@pytest.mark.parametrize("gone", ["commit", "commit and checkpoint", "all but the pointer"])
+def test_no_repair_forgets_a_commit_that_only_a_checkpoint_holds(root: Path, part: str, gone: str) -> None:
+    """The commit file at a checkpoint is lost: the checkpoint is all that is left of it."""
+    table = sl.Lake(root).table("items")
+    expected = by_id(table)
+    (table.log if part == "log" else table.baseline).delta.checkpoint()
+    file = max(delta_log(root, part).glob("*[0-9].json"))
+    kept = {"commit": ".checkpoint", "commit and checkpoint": ".digest", "all but the pointer": "_last_checkpoint"}
+    for each in delta_log(root, part).glob(f"{file.name[:20]}*"):
+        if kept[gone] not in each.name:
+            each.unlink()
+    before = files_below(root)
+    for repair in (False, True):
+        report = examine(LocalStorage(str(root)), repair=repair)
+        assert not report.is_sound
+        found = [finding for finding in report.findings if finding.severity == "wrong"]
+        assert any(finding.where == str(file) and "backup" in finding.what for finding in found)
+        assert not any(finding.repair or finding.is_repaired for finding in report.findings)
+    assert files_below(root) == before
+    if gone == "commit":
+        assert by_id(sl.Lake(root).table("items")) == expected
+
+
 # --- any bit ---------------------------------------------------------------------------------------------------
 
 

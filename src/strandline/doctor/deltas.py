@@ -17,11 +17,12 @@ from strandline.storage import FileInfo, Storage
 from strandline.storage.checkpoints import differing
 from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
-from strandline.storage.snapshot import Snapshot
+from strandline.storage.snapshot import NOTHING, Snapshot
 from strandline.vacuum import is_ours
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_OF_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:parquet|digest)\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.(parquet|digest))\Z")
 _OF_SEQS = ("fold/", "trim", "token/", "ingest/")
 
@@ -72,13 +73,20 @@ class DeltaExam:
             self.is_complete = False
             self.add("there are no commit files. Restore them from a backup", "_delta_log")
         first = versions[0] if versions else 0
-        lost = [version for version in range(first, versions[-1] if versions else 0) if version not in versions]
+        last = versions[-1] if versions else 0
+        lost = [version for version in range(first, last) if version not in versions]
+        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it.
+        lost += [version for version in self.checkpointed if version > last and not commits.exists(version)]
         if first > 0 and not any(version >= first - 1 for version in self.checkpoints):
             lost.insert(0, 0)
         for version in lost:
             self.is_complete = False
-            what = f"commit {version} is missing before others. {RESTORE}"
-            self.add(what, f"_delta_log/{version:020d}.json")
+            what = f"commit {version} is missing"
+            if version > last:
+                what += f": a checkpoint of it was written, but the commit files end with {last}"
+            else:
+                what += " before others"
+            self.add(f"{what}. {RESTORE}", f"_delta_log/{version:020d}.json")
         self.is_complete &= first == 0
         return {version: commit.actions for version, commit in found.items()}
 
@@ -86,6 +94,13 @@ class DeltaExam:
     def checkpoints(self) -> list[int]:
         """The versions that have a checkpoint."""
         return [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
+
+    @cached_property
+    def checkpointed(self) -> list[int]:
+        """The versions of which anything says that they have, or had, a checkpoint."""
+        named = {int(found.group(1)) for name in self.names("_delta_log/") if (found := _OF_CHECKPOINT.search(name))}
+        pointed = self.delta.chain.checkpoints.pointed()
+        return sorted(named | ({pointed} if pointed is not None else set()))
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -99,7 +114,7 @@ class DeltaExam:
             self.add(f"the table cannot be opened: {error.message}")
             return None
         if self.is_complete:
-            replayed = self.delta.chain.replay()
+            replayed = self.delta.chain.extend(NOTHING, snapshot.version)
             difference = differing(snapshot, replayed)
             if difference:
                 self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
@@ -108,6 +123,7 @@ class DeltaExam:
 
     def check_checkpoints(self) -> None:
         """Every checkpoint is as it was written, and the pointer names one that exists."""
+        _ = self.commits
         repair: Repair | None = "checkpoint" if self.is_complete else None
         for version in self.checkpoints:
             name = f"_delta_log/{version:020d}.checkpoint.parquet"
