@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline import digest
 from strandline.catalog import Entry
 from strandline.change import UPSERT
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
-from strandline.errors import Conflict, NotFound
+from strandline.errors import Conflict, Corrupt, NotFound
 from strandline.log import Log, LogState, prepare
 from strandline.storage import Storage
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
@@ -76,11 +77,22 @@ class Rejects:
         self.log = Log(storage, self.folder)
 
     def state(self) -> LogState | None:
-        """The log of refused rows, or None when there has been none."""
+        """The log of refused rows, or None when there has been none; `Corrupt` when there are files of rows without
+        it."""
         try:
             return self.log.refresh()
         except NotFound:
-            return None
+            if not any(info.path.endswith(".parquet") for info in self._storage.list(self.folder)):
+                return None
+        # The log is made before the first file.
+        try:
+            return self.log.refresh()
+        except NotFound as error:
+            raise Corrupt(
+                f"{self._storage.url(self.folder)} holds refused rows, but the log that names them is gone",
+                hint="Restore its folder _delta_log from a backup. If this lake is an unfinished copy, copy it again.",
+                path=f"{self.folder}/_delta_log",
+            ) from error
 
     def count(self) -> int:
         state = self.state()
@@ -92,13 +104,15 @@ class Rejects:
         return () if state is None else state.snapshot.txns.keys()
 
     def latest(self, limit: int) -> list[dict[str, object]]:
-        """The last `limit` refused rows, oldest first."""
+        """The last `limit` refused rows, oldest first; `Corrupt` when a file of them is missing or damaged."""
         state = self.state()
         found: list[dict[str, object]] = []
         for seq, file in reversed(state.by_seq if state else []):
             if len(found) >= limit:
                 break
-            rows = pq.read_table(self._storage.input(f"{self.folder}/{file.path}")).to_pylist()
+            path = f"{self.folder}/{file.path}"
+            digest.check(self._storage, [(path, file)])
+            rows = pq.read_table(self._storage.input(path)).to_pylist()
             found = [{"seq": seq, **{name: row.get(name) for name in _SHOWN}} for row in rows] + found
         return found[-limit:] if limit else []
 

@@ -42,6 +42,9 @@ def copy_table(run: Run, plan: Plan) -> None:
         for step in steps:
             put(step)
 
+    refused = plan.rejects.commits if plan.rejects else []
+    # The first commit claims no file. Files of refused rows without a log would count as damage.
+    put_all([commit for commit in refused if commit.version == 0])
     run.each(stream, [file for part in plan.parts for file in part.data])
     crash_point("backup.data_copied")
     # A checkpoint counts for readers here when the pointer names it, for others at once: its data are there.
@@ -49,7 +52,7 @@ def copy_table(run: Run, plan: Plan) -> None:
     for part in (plan.baseline, plan.log, *([plan.rejects] if plan.rejects else [])):
         run.each(stream, part.checkpoints)
     if plan.rejects:
-        put_all([*plan.rejects.commits, plan.rejects])
+        put_all([*(commit for commit in refused if commit.version > 0), plan.rejects])
     early, late = plan.in_order()
     put_all(early)
     crash_point("backup.log_copied")

@@ -18,8 +18,8 @@ from strandline.catalog import Catalog, CatalogState, Entry
 from strandline.errors import NotFound
 from strandline.log import DROPPED, Log, LogState
 from strandline.pins import Pins, new_pin
+from strandline.rejects import Rejects
 from strandline.storage import Storage
-from strandline.storage.delta import DeltaLog
 from strandline.storage.snapshot import Snapshot
 
 Step = Commit | Part
@@ -115,8 +115,5 @@ def _fixed(source: Storage, entry: Entry) -> tuple[BaselineState, LogState, Snap
             raise corrupt(source, log.folder, entry.name, what)
     except NotFound as error:
         raise corrupt(source, entry.folder, entry.name, f"is in the catalog, but: {error.message}") from error
-    try:
-        rejects = DeltaLog(source, f"{entry.folder}/rejects").refresh()
-    except NotFound:
-        rejects = None
-    return folded, changes, rejects
+    rejects = Rejects(source, entry).state()
+    return folded, changes, None if rejects is None else rejects.snapshot
