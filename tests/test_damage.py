@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.doctor import examine
+from strandline.rejects import Rejects
 from strandline.storage import LocalStorage
 from strandline.storage import delta as deltas
 from strandline.storage.commits import CommitLog
@@ -370,6 +371,23 @@ def test_no_repair_forgets_a_commit_that_only_a_checkpoint_holds(root: Path, par
         assert by_id(sl.Lake(root).table("items")) == expected
 
 
+def test_a_damaged_checkpoint_is_left_out_of_a_backup_and_of_cleaning_while_commits_lead_there(
+    root: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
+    table = sl.Lake(root).table("items")
+    table.log.delta.checkpoint()
+    damage(checkpoint_of(root), lambda data: data[: len(data) // 2])
+    before = {path.name for path in delta_log(root).iterdir()}
+    sl.Lake(root).table("items").vacuum(**NOW)
+    assert {path.name for path in delta_log(root).iterdir()} >= before
+    sl.Lake(root).backup(tmp_path / "backup")
+    copied = {path.name for path in delta_log(tmp_path / "backup").iterdir()}
+    assert copied == {path.name for path in delta_log(root).glob("*.json")}
+    assert by_id(sl.Lake(tmp_path / "backup").table("items")) == by_id(table)
+    assert examine(LocalStorage(str(tmp_path / "backup")), deep=True).is_sound
+
+
 # --- any bit ---------------------------------------------------------------------------------------------------
 
 
@@ -433,3 +451,45 @@ def test_an_open_catalog_does_not_take_the_number_of_a_lost_entry(root: Path) ->
         lake.create_table("mine", ITEMS)
     heal()
     assert lake.tables() == ["fourth", "items", "later", "third"]
+
+
+# --- refused rows ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(root: Path, tmp_path: Path) -> Rejects:
+    (tmp_path / "a.jsonl").write_text('{"id": 20, "name": "fine"}\n{"id": "no number"}\n')
+    lake = sl.Lake(root)
+    assert lake.ingest("items", [str(tmp_path / "a.jsonl")], rejects=True).rejects == 1
+    return Rejects(lake.storage, lake.table("items").entry)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: flip(data, len(data) // 2), lambda data: data[:-30], lambda data: None]
+)
+def test_a_damaged_or_missing_file_of_refused_rows_is_corrupt_with_its_path(
+    root: Path, refusing: Rejects, change: Callable[[bytes], bytes | None]
+) -> None:
+    (file,) = (root / refusing.folder).glob("*.parquet")
+    heal = damage(file, change)
+    with refused(sl.Corrupt, path=str(file.relative_to(root))) as caught:
+        refusing.latest(10)
+    assert "doctor --deep" in caught.value.hint
+    heal()
+    assert [row["line"] for row in refusing.latest(10)] == [2]
+
+
+def test_refused_rows_without_their_log_are_not_taken_for_none(root: Path, refusing: Rejects, tmp_path: Path) -> None:
+    folder = delta_log(root, "rejects")
+    shutil.move(folder, tmp_path / "aside")
+    before = files_below(root)
+    for call in (
+        lambda: Rejects(LocalStorage(str(root)), sl.Lake(root).table("items").entry).count(),
+        lambda: sl.Lake(root).table("items").vacuum(**NOW),
+        lambda: sl.Lake(root).backup(tmp_path / "backup"),
+    ):
+        with refused(sl.Corrupt, path=str(folder.relative_to(root))):
+            call()
+    assert files_below(root) == before
+    shutil.move(tmp_path / "aside", folder)
+    assert refusing.count() == 1

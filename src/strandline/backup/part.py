@@ -114,8 +114,8 @@ def compare(
     data = [here[path] for name in sorted(needed) if (path := f"{folder}/{name}") in here]
     names = {info.path: info.path.removeprefix(f"{folder}/") for info in data}
     streamed = [Streamed(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
-    # None that is damaged is passed on.
-    run.each(chain.checkpoints.read, [v for v, info in checkpoints.items() if lacking([info])])
+    sound = set(checkpoints) - _damaged(run, chain, [v for v in sorted(checkpoints) if lacking([checkpoints[v]])])
+    checkpoints = {version: info for version, info in checkpoints.items() if version in sound}
     digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
     known = [*checkpoints.values(), *digests]
     new_checkpoints = [Streamed(info, False) for info in lacking(known)]
@@ -151,6 +151,16 @@ def _unbroken(
         {at: commits[at] for at in range(first, version + 1)},
         {at: info for at, info in checkpoints.items() if first - 1 <= at <= version},
     )
+
+
+def _damaged(run: Run, chain: Chain, versions: Sequence[int]) -> set[int]:
+    """The checkpoints among these that are damaged: none of them is passed on. `Corrupt` when commits or an older
+    checkpoint do not tell what one of them said."""
+    found = dict(zip(versions, run.each(chain.try_checkpoint, versions), strict=True))
+    for version, (_, damage) in found.items():
+        if damage is not None and not chain.leads_to(version):
+            raise damage
+    return {version for version, (_, damage) in found.items() if damage is not None}
 
 
 def pointer_path(folder: str) -> str:

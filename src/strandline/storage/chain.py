@@ -128,26 +128,19 @@ class Chain:
         """Where reading starts: the checkpoint `base`, or what leads to it: an older one, or commit 0.
 
         `Corrupt` when that checkpoint is damaged and nothing else says the same."""
-        checkpoint, damage = self._try_checkpoint(base)
+        checkpoint, damage = self.try_checkpoint(base)
         if checkpoint is not None and checkpoint.is_verified:
             return checkpoint.snapshot
         if base < 0 and self.commits.exists(0):
             return NOTHING
-        commits, checkpoints = self.files()
         if checkpoint is None and damage is None:
-            if commits and version is None:
+            if self.files()[0] and version is None:
                 raise self.commits.missing(0)
             what = "no Delta table at" if version is None else f"version {version} is gone from"
             raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
-        first = base + 1
-        while first - 1 in commits:
-            first -= 1
-        for older in sorted((v for v in checkpoints if first - 1 <= v < base), reverse=True):
-            found, _ = self._try_checkpoint(older)
-            if found is not None and found.is_verified:
-                return found.snapshot
-        if first == 0:
-            return NOTHING
+        before = self._before(base)
+        if before is not None:
+            return before
         if damage is not None:
             raise damage
         # Without its digests it is believed where nothing contradicts it.
@@ -157,7 +150,24 @@ class Chain:
         timestamp_ms = int(commit_info(commit.actions)["timestamp"])
         return replace(checkpoint.snapshot, timestamp_ms=timestamp_ms, digest=commit.digest)
 
-    def _try_checkpoint(self, version: int) -> tuple[Checkpoint | None, Corrupt | None]:
+    def _before(self, base: int) -> Snapshot | None:
+        """An older snapshot from which commits lead to the checkpoint `base` without a gap."""
+        commits, checkpoints = self.files()
+        first = base + 1
+        while first - 1 in commits:
+            first -= 1
+        for older in sorted((v for v in checkpoints if first - 1 <= v < base), reverse=True):
+            found, _ = self.try_checkpoint(older)
+            if found is not None and found.is_verified:
+                return found.snapshot
+        return NOTHING if first == 0 else None
+
+    def leads_to(self, version: int) -> bool:
+        """Whether commits tell what the checkpoint of that version says, from an older one on or from the first."""
+        return self._before(version) is not None
+
+    def try_checkpoint(self, version: int) -> tuple[Checkpoint | None, Corrupt | None]:
+        """The checkpoint of a version, if there is one, and its damage, if it is damaged."""
         try:
             return (self.checkpoints.read(version) if version >= 0 else None), None
         except Corrupt as error:

@@ -239,7 +239,7 @@ class DeltaLog:
         purged = self.refresh().txns.get(PURGE, 0)
         if base < purged:
             base = min((v for v in checkpoints if purged <= v <= unread), default=base)
-        found = self.chain.checkpoints.read(base) if base > 0 else None
+        found, _ = self.chain.try_checkpoint(base) if base > 0 else (None, None)
         if found is None or not found.is_verified:
             # What nothing proves must not be all that is left.
             return []
