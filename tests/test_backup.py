@@ -983,3 +983,10 @@ def test_a_copy_to_s3_that_was_cut_off_is_completed(lake, tmp_path, seaweed):
 
 def cut() -> None:
     raise Cut
+
+
+def test_a_place_that_takes_no_folders_is_refused_by_name(lake):
+    lake.create_table("items", ITEMS, key=["id"])
+    with refused(sl.Unavailable) as caught:
+        lake.backup("/proc/nothing/here")
+    assert "/proc/nothing" in caught.value.message

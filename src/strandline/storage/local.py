@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from strandline.errors import Unavailable
 from strandline.storage import faults
 from strandline.storage.base import FileInfo, Stage, Staged, cleared_away, inside
 
@@ -186,8 +187,17 @@ def _make_folder(folder: str) -> None:
         return
     parent = os.path.dirname(folder)
     _make_folder(parent)
-    with suppress(FileExistsError):
-        os.mkdir(folder)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder)
+    except FileNotFoundError as error:
+        # What it would lie in is there, so this is a file system that takes no folders.
+        raise Unavailable(
+            f"the folder {folder} cannot be made: {parent} takes no new folders",
+            hint="Choose another place.",
+            path=folder,
+            refusal="ENOENT",
+        ) from error
     _sync_folder(parent)
 
 
