@@ -121,7 +121,9 @@ def _blame(feed: Feed, error: Exception) -> None:
     storage = feed.table.log.storage
     for path, fault in damaged_files(storage, feed.files, error):
         raise Corrupt(
-            f"{storage.url(path)} cannot be read: {fault}", hint="See what is affected: strandline doctor", path=path
+            f"{storage.url(path)} cannot be read: {fault}",
+            hint="See what is affected: strandline doctor --deep",
+            path=path,
         ) from error
 
 

@@ -111,6 +111,6 @@ def check(storage: Storage, files: Iterable[tuple[str, DataFile]], columns: Sequ
 def corrupt(storage: Storage, path: str, what: str) -> Corrupt:
     return Corrupt(
         f"{storage.url(path)} is damaged: {what}; nothing was made of it",
-        hint="Put the file back from a backup. See what is affected: strandline doctor",
+        hint="Put the file back from a backup. See what is affected: strandline doctor --deep",
         path=path,
     )

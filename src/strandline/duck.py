@@ -75,7 +75,7 @@ def translated(error: BaseException) -> StrandlineError:
         refused = faults.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
         return refused or Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
-            hint="See what is affected: strandline doctor",
+            hint="See what is affected: strandline doctor --deep",
             path=path,
         )
     return Invalid(f"the query failed: {said}")

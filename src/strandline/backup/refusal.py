@@ -36,7 +36,7 @@ def cleaned(source: Storage, path: str) -> Conflict:
 def corrupt(storage: Storage, path: str, table: str, what: str) -> Corrupt:
     return Corrupt(
         f"{storage.url(path)} {what}; this state of the table was not copied",
-        hint=f"Look at the lake: strandline --lake {storage.uri} doctor",
+        hint=f"Look at the lake: strandline --lake {storage.uri} doctor --deep",
         table=table,
         path=path,
     )

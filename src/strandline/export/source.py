@@ -147,7 +147,7 @@ class Source(ABC):
         for path, fault in damaged_files(storage, self.files, error):
             raise Corrupt(
                 f"{storage.url(path)} cannot be read: {fault}",
-                hint="See what is affected: strandline doctor",
+                hint="See what is affected: strandline doctor --deep",
                 path=path,
             ) from error
 
