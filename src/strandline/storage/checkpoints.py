@@ -86,6 +86,12 @@ class Checkpoints:
         # Loaded late: Spark tasks use this module and need not have the library.
         from deltalake import DeltaTable
 
+        pointed = self.pointed()
+        if pointed is not None and pointed >= 0 and not self.storage.exists(self.path(pointed)):
+            # A pointer to a lost checkpoint keeps the library from opening the log. It says nothing more once that
+            # version is proved without it; while it is not, the pointer is the record of a loss.
+            at(pointed)
+            self.storage.delete([f"{self.folder}/_last_checkpoint"])
         table = DeltaTable(
             self.storage.url(self.folder.rsplit("/", 1)[0]), storage_options=dict(self.storage.delta_options) or None
         )
