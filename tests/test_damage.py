@@ -388,6 +388,42 @@ def test_a_damaged_checkpoint_is_left_out_of_a_backup_and_of_cleaning_while_comm
     assert examine(LocalStorage(str(tmp_path / "backup")), deep=True).is_sound
 
 
+def test_a_pointer_to_a_lost_checkpoint_does_not_end_checkpoints(cleaned: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    table = sl.Lake(root).table("items")
+    table.log.delta.checkpoint()
+    checkpoint_of(root).unlink()
+    expected = by_id(sl.Lake(root).table("items"))
+    table = sl.Lake(root).table("items")
+    table.upsert([{"id": 1000, "name": "new"}])
+    table.log.delta.checkpoint()
+    assert table.log.delta.chain.checkpoints.pointed() == table.head
+    assert table.log.delta.chain.checkpoints.read(table.head).is_verified
+    assert DeltaTable(str(delta_log(root).parent)).version() == table.head
+    assert by_id(sl.Lake(root).table("items")) == {**expected, 1000: "new"}
+
+
+@pytest.mark.parametrize("part", ["log", "baseline"])
+def test_a_table_whose_log_or_baseline_is_gone_is_corrupt(root: Path, tmp_path: Path, part: str) -> None:
+    folder = delta_log(root, part).parent
+    expected = by_id(sl.Lake(root).table("items"))
+    shutil.move(folder, tmp_path / "aside")
+    before = files_below(root)
+    for operation, run in OPERATIONS.items():
+        if part == "baseline" and operation in ("upsert", "delete", "changes"):
+            continue  # these need the log alone
+        if operation == "backup":
+            with refused(sl.Corrupt):
+                run(root, tmp_path)
+            continue
+        with refused(sl.Corrupt, path=str(folder.relative_to(root))) as caught:
+            run(root, tmp_path)
+        assert "backup" in caught.value.hint
+    assert files_below(root) == before
+    shutil.move(tmp_path / "aside", folder)
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
 # --- any bit ---------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from strandline.change import VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
 from strandline.errors import Conflict, NotFound, NotRetained
-from strandline.log import schema_id_of
+from strandline.log import lost, schema_id_of
 from strandline.storage import Storage
 from strandline.storage.delta import DeltaLog
 from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
@@ -90,7 +90,10 @@ class Baseline:
         DeltaLog.create(storage, folder, _schema_draft(name, definition))
 
     def refresh(self) -> BaselineState:
-        snapshot = self.delta.refresh()
+        try:
+            snapshot = self.delta.refresh()
+        except NotFound as error:
+            raise lost(self.storage, self.folder) from error
         if self._state is None or self._state.snapshot is not snapshot:
             self._state = BaselineState(snapshot, self.storage, self.folder, self.vnodes)
         return self._state

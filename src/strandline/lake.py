@@ -21,13 +21,13 @@ from strandline.catalog import Catalog, Entry
 from strandline.consumers.compaction import CompactReport
 from strandline.definitions import TableDef, check_name
 from strandline.duck import Duck
-from strandline.errors import Invalid
+from strandline.errors import Invalid, NotFound
 from strandline.ingest.job import IngestReport, NewTable, ingest
 from strandline.intents import busy
 from strandline.leases import this_worker
 from strandline.ledger import Ledger, open_state
 from strandline.leftovers import Leftover, leftovers, sweep
-from strandline.log import Log
+from strandline.log import Log, lost
 from strandline.plan import Plan, plan_of
 from strandline.progress import Progress, silent
 from strandline.runner import TickReport
@@ -330,9 +330,11 @@ class Lake:
         with self._lock:
             table = self._tables.get(entry.generation)
             if table is None or table.entry != entry:
-                table = self._tables[entry.generation] = Table(
-                    entry, self.storage, self.duck, self.spark, readers=_Readers(self, entry)
-                )
+                try:
+                    table = Table(entry, self.storage, self.duck, self.spark, readers=_Readers(self, entry))
+                except NotFound as error:
+                    raise lost(self.storage, f"{entry.folder}/log") from error
+                self._tables[entry.generation] = table
             return table
 
 

@@ -24,7 +24,7 @@ from strandline.change import DELETE, HASH, OP, ROW, SEQ, Commit, Op
 from strandline.crash import crash_point
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.errors import Internal, Invalid, NotFound, NotRetained, StrandlineError
+from strandline.errors import Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError
 from strandline.expiry import horizon_at, horizon_txn, horizons
 from strandline.pins import Pins
 from strandline.storage import Storage
@@ -110,6 +110,15 @@ def new_file_name(schema_id: int) -> str:
 
 def schema_id_of(file: DataFile) -> int:
     return int(file.path.split("-", 1)[0])
+
+
+def lost(storage: Storage, folder: str) -> Corrupt:
+    """A table's log or baseline is not there, and the catalog names the table."""
+    return Corrupt(
+        f"the commit files in {storage.url(folder)} are gone, and the catalog names that table",
+        hint="Restore that folder from a backup, unless the table was dropped meanwhile.",
+        path=folder,
+    )
 
 
 class Log:

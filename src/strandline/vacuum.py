@@ -302,7 +302,8 @@ def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept
 
 
 def _deltas(table: Table) -> list[DeltaLog]:
-    """The table's Delta tables: log, baseline, and refused rows if there are any."""
+    """The table's Delta tables: log, baseline, and refused rows if there are any; `Corrupt` when one is gone."""
+    table.baseline.refresh()
     rejects = Rejects(table.log.storage, table.entry)
     return [table.log.delta, table.baseline.delta, *([rejects.log.delta] if rejects.state() is not None else [])]
 
