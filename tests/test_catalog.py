@@ -140,3 +140,16 @@ def test_a_storage_is_not_left_whatever_path_a_file_names(tmp_path, path):
         bucket.url(path)
     with refused(sl.Corrupt, path=path):
         bucket.read(path)
+
+
+def test_a_lost_last_entry_in_a_bucket_is_noticed(s3_lake):
+    lake = s3_lake()
+    lake.create_table("first", SCHEMA, key=["id"])
+    lake.create_table("last", SCHEMA, key=["id"]).upsert([{"id": 1}])
+    path = f"catalog/{2:020d}.json"
+    data = lake.storage.read(path)
+    lake.storage.delete([path])
+    with refused(sl.Corrupt, path=path):
+        lake.tables()
+    lake.storage.put_new(path, data)
+    assert lake.tables() == ["first", "last"]

@@ -15,8 +15,10 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import strandline as sl
+from strandline.cli import app
 from strandline.doctor import examine
 from strandline.rejects import Rejects
 from strandline.storage import LocalStorage
@@ -529,3 +531,69 @@ def test_refused_rows_without_their_log_are_not_taken_for_none(root: Path, refus
     assert files_below(root) == before
     shutil.move(tmp_path / "aside", folder)
     assert refusing.count() == 1
+
+
+@pytest.fixture
+def full(root: Path) -> Path:
+    """A lake whose last catalog entry is that of a table with rows."""
+    sl.Lake(root).create_table("last", ITEMS).append([{"id": 1, "name": "n1"}])
+    return root
+
+
+def test_a_lost_last_catalog_entry_is_noticed_before_the_catalog_changes(full: Path) -> None:
+    opened = sl.Lake(full)
+    assert opened.tables() == ["items", "last", "later"]
+    heal = damage(full / "catalog" / name(3), lambda data: None)
+    before = files_below(full)
+    for call in (
+        lambda: sl.Lake(full).create_table("new", ITEMS),
+        lambda: sl.Lake(full).drop("later"),
+        lambda: sl.Lake(full).rename("later", "earlier"),
+        opened.tables,
+        lambda: opened.create_table("new", ITEMS),
+    ):
+        with refused(sl.Corrupt):
+            call()
+    found = [finding for finding in examine(LocalStorage(str(full))).findings if finding.severity == "wrong"]
+    assert [finding.table for finding in found] == ["last"]
+    assert files_below(full) == before
+    heal()
+    assert opened.tables() == sl.Lake(full).tables() == ["items", "last", "later"]
+    sl.Lake(full).create_table("new", ITEMS)
+
+
+def test_an_entry_in_the_place_of_one_that_was_seen_is_noticed_before_a_change(full: Path) -> None:
+    opened = sl.Lake(full)
+    file = full / "catalog" / name(3)
+    ours = file.read_bytes()
+    file.unlink()
+    shutil.move(full / "tables" / "last", full.parent / "aside")
+    sl.Lake(full).create_table("other", ITEMS)
+    assert file.read_bytes() != ours
+    with refused(sl.Corrupt, path=f"catalog/{name(3)}"):
+        opened.create_table("new", ITEMS)
+
+
+def test_what_a_crashed_create_left_and_dropped_tables_keep_no_one_from_creating(root: Path) -> None:
+    lake = sl.Lake(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lake.catalog, "_change", lambda action: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            lake.create_table("half", ITEMS)
+    lake.drop("items")
+    sl.Lake(root).create_table("half", ITEMS)
+    assert sl.Lake(root).tables() == ["half", "later"]
+
+
+def test_a_lost_catalog_is_not_a_place_without_a_lake(root: Path) -> None:
+    shutil.move(root / "catalog", root.parent / "aside")
+    before = files_below(root)
+    with refused(sl.Corrupt, path="catalog"):
+        sl.Lake(root)
+    runner = CliRunner()
+    for words in (["status"], ["doctor"], ["vacuum"], ["init"], ["tick"]):
+        done = runner.invoke(app, ["--lake", str(root), *words])
+        assert done.exit_code == 1 and "catalog" in done.output and "strandline init" not in done.output
+    assert files_below(root) == before
+    shutil.move(root.parent / "aside", root / "catalog")
+    assert sl.Lake(root).tables() == ["items", "later"]

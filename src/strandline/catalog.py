@@ -2,7 +2,8 @@
 
 Entry 0 gives the lake its id and format; every later one creates, drops or renames a table. Entries are numbered
 commit files as everywhere else, so of two processes that create one name, one wins, and an entry that is damaged, or
-missing before later ones, is `Corrupt`: no table is hidden.
+missing before later ones, is `Corrupt`: no table is hidden. Nothing follows the last entry, so its loss is noticed by
+who has seen it, and before a change by the folder of its table: that holds commits which no entry explains.
 
 A copy of a lake gets its entries at once: the first of them is put last, and until then the file `COPYING` says that
 what comes after the gap does not count yet.
@@ -27,6 +28,8 @@ from strandline.storage.commits import FIRST, RESTORE, CommitLog
 
 FOLDER = "catalog"
 COPYING = f"{FOLDER}/copying"
+_NUMBERED = re.compile(r"/\d{20}\.json\Z")
+_LATER = re.compile(r"/(?!0{20})\d{20}\.json\Z")
 _GENERATION = re.compile(r"[0-9a-f]{32}\Z")
 _FOLDER = re.compile(r"tables/[A-Za-z][A-Za-z0-9_]{0,127}/[0-9a-f]{32}\Z")
 
@@ -77,13 +80,14 @@ class Catalog:
         self._commits = CommitLog(storage, FOLDER)
         self._state = CatalogState()
         self._lock = threading.Lock()
+        self._is_whole = False
 
     def refresh(self) -> CatalogState:
         with self._lock:
             state = self._state
-            # A bucket tells by one listing; a folder by the next two names, once all of it was seen.
+            # A bucket tells by one listing; a folder by the names around the last one, once all of it was seen.
             is_listed = not self._storage.is_local or not state.exists
-            has_later = self._commits.lists_later if is_listed else lambda version: self._commits.exists(version + 2)
+            has_later = self._lists_later if is_listed else self._sees_later
             if self._storage.is_local or has_later(state.version):
                 state = self._read_on(state)
                 while has_later(state.version):
@@ -96,6 +100,53 @@ class Catalog:
                         break
             self._state = state
             return state
+
+    def _sees_later(self, version: int) -> bool:
+        if not self._commits.exists(version):
+            raise self._gone(version)
+        return self._commits.exists(version + 2)
+
+    def _lists_later(self, version: int) -> bool:
+        if version < 0:
+            return self._commits.lists_later(version)
+        head = self._commits.path(version)
+        listed = {info.path for info in self._storage.list(FOLDER, after=self._commits.path(version - 1))}
+        if head not in listed:
+            raise self._gone(version)
+        return any(_NUMBERED.search(path) and path > head for path in listed)
+
+    def _gone(self, version: int) -> Corrupt:
+        path = self._commits.path(version)
+        return Corrupt(
+            f"catalog entry {self._storage.url(path)} was there and is gone, or another file is in its place",
+            hint=RESTORE,
+            path=path,
+        )
+
+    def check_whole(self) -> None:
+        """`Corrupt` when there are tables that no entry explains: then the last entries, or all, are lost."""
+        if self._is_whole:
+            return
+        # The listing first: a table is registered before its second commit, and a lake before its tables.
+        listing = list(self._storage.list("tables"))
+        state = self.refresh()
+        if state.is_partial:
+            return  # a copy is being made, and no change is taken before it is complete
+        known = {entry.folder for entry in state.tables.values()}
+        hidden = {folder for info in listing if (folder := _folder_of(info.path, state.exists))} - known
+        if hidden and state.exists:
+            dropped = self.lives().dropped_ms
+            hidden = {folder for folder in hidden if folder.rsplit("/", 1)[1] not in dropped}
+        if hidden:
+            what = "its last entry is" if state.exists else "all of its entries are"
+            raise Corrupt(
+                f"the catalog of {self._storage.uri} does not know the table in {min(hidden)}: {what} lost, or a backup"
+                " or restore to this place did not end",
+                hint="Restore the folder catalog/ from a backup, or run that backup or restore again."
+                " No table can be created, dropped or renamed until then.",
+                path=FOLDER,
+            )
+        self._is_whole = state.exists
 
     def _read_on(self, state: CatalogState) -> CatalogState:
         try:
@@ -138,6 +189,7 @@ class Catalog:
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""
         while not self.refresh().exists:
+            self.check_whole()
             self._commit(0, {"lake": uuid.uuid4().hex, "format": FORMAT})
         return self._state
 
@@ -146,6 +198,7 @@ class Catalog:
         generation = uuid.uuid4().hex
         entry = Entry(name, generation, f"tables/{name}/{generation}")
         _refuse_taken(self.ensure_lake(), name)
+        self.check_whole()
         prepare(entry)
 
         def action(state: CatalogState) -> dict[str, Any]:
@@ -168,8 +221,12 @@ class Catalog:
         self._change(action)
 
     def _change(self, action: Callable[[CatalogState], dict[str, Any]]) -> None:
+        self.check_whole()
         while True:
             state = self.refresh()
+            head = self._commits.read(state.version)
+            if head is None or head.digest != state.digest:
+                raise self._gone(state.version)
             if self._commit(state.version + 1, action(state)):
                 self.refresh()
                 return
@@ -205,6 +262,13 @@ class Catalog:
                 path=self._commits.path(state.version + 1),
             ) from error
         return replace(state, version=state.version + 1, tables=tables)
+
+
+def _folder_of(path: str, has_catalog: bool) -> str | None:
+    """The folder of the table that a file proves: a second commit does, and without a catalog any file."""
+    folder = "/".join(path.split("/")[:3])
+    is_proof = not has_catalog or ("/log/_delta_log/" in path and bool(_LATER.search(path)))
+    return folder if is_proof and _FOLDER.match(folder) else None
 
 
 def _entry(action: Mapping[str, Any]) -> Entry:

@@ -66,7 +66,8 @@ class Lake:
         self.spark = spark
         self.duck = Duck(self.storage, cache_bytes)
         self.catalog = Catalog(self.storage)
-        self.catalog.refresh()
+        if not self.catalog.refresh().exists:
+            self.catalog.check_whole()
         self.declared: dict[str, SinkDef] = {}
         self._tables: dict[str, Table] = {}
         self._lock = threading.Lock()
@@ -121,6 +122,7 @@ class Lake:
     def drop(self, name: str) -> None:
         """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
         entry = self.catalog.refresh().get(check_name(name))
+        self.catalog.check_whole()
         Log(self.storage, f"{entry.folder}/log").mark_dropped()
         self.catalog.drop(entry)
         with self._lock:

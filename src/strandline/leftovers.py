@@ -23,13 +23,15 @@ _EXPIRED_S = 86400.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """Files that lie together. Those that a person has to decide about are not `is_deletable`."""
+    """Files that lie together. Those that a person has to decide about are not `is_deletable`; `is_lost`: they are
+    those of a table that the catalog does not know."""
 
     table: str | None
     what: str
     where: str
     infos: tuple[FileInfo, ...]
     is_deletable: bool = True
+    is_lost: bool = False
 
     @property
     def bytes(self) -> int:
@@ -52,9 +54,9 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
         if len(parts) > 3 and parts[0] == "tables" and "/".join(parts[:3]) not in lives.live:
             folders["/".join(parts[:3])].append(info)
     for folder, infos in sorted(folders.items()):
-        if folder.rsplit("/", 1)[1] in pinned:
-            continue
-        found += _lifeless(storage, folder, infos, lives, before_s, now_s)
+        is_pinned = folder.rsplit("/", 1)[1] in pinned
+        lifeless = _lifeless(storage, folder, infos, lives, before_s, now_s)
+        found += [each for each in lifeless if not (is_pinned and each.is_deletable)]
     return found
 
 
@@ -109,7 +111,7 @@ def _lifeless(
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
     if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
         what = "holds commits, but the catalog does not know it"
-        return [Leftover(name, what, folder, tuple(infos), is_deletable=False)]
+        return [Leftover(name, what, folder, tuple(infos), is_deletable=False, is_lost=True)]
     # One that is being made looks the same, and making one takes a moment only.
     is_left = is_quiet and all(info.modified_s < now_s - _MAKING_S for info in infos)
     return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_left else []

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strandline.adoption import adopt_state
+from strandline.catalog import Catalog
 from strandline.cli.answer import Answer, counted
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
@@ -51,6 +52,7 @@ def doctor(
     call.check_folder()
     storage = open_storage(call.path)
     if not any(True for _ in storage.list("catalog")):
+        Catalog(storage).check_whole()
         raise call.no_lake(f"no lake at {storage.uri}")
     return _examined(call, storage, deep, repair)
 

@@ -47,15 +47,15 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
 
 
 def lake_health(storage: Storage) -> list[Finding]:
-    """Notes about what lies outside the lake's tables."""
+    """What lies outside the lake's tables: a table that the catalog lost is wrong, the rest are notes."""
     return [
         Finding(
-            "note",
+            "wrong" if found.is_lost else "note",
             found.table,
             f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
             if found.is_deletable
-            else f"a folder of {counted(len(found.infos))} {found.what}; a lost catalog entry may hide its table:"
-            " compare catalog/ with a backup before you remove anything",
+            else f"a folder of {counted(len(found.infos))} {found.what}; the last catalog entry may be lost, or"
+            " a backup to this place did not end: compare catalog/ with a backup before you remove anything",
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
