@@ -164,12 +164,15 @@ def test_a_receiver_killed_at_a_point_gets_every_row_once_when_it_is_back(lake, 
 def test_a_process_killed_when_its_dead_letters_are_saved_keeps_each_once(doomed, place_of, kind):
     """[12] The row that is refused is on record, the others arrive, and the mark passes them all."""
     place = place_of(kind)
-    place.expect(pa.schema([("id", pa.int64()), ("name", pa.string()), ("qty", pa.int8())]), "id")
+    required = pa.field("qty", pa.int64(), nullable=False)
+    place.expect(pa.schema([("id", pa.int64()), ("name", pa.string()), required]), "id")
+    bad = None
     if kind == "foreign":
-        place.endpoint.control(refuse={"column": "qty", "value": 1000, "status": 422, "names_row": True})
+        bad = 1000
+        place.endpoint.control(refuse={"column": "qty", "value": bad, "status": 422, "names_row": True})
     sink = place.sink()
     doomed.write()
-    doomed.items.upsert([{"id": -1, "qty": 1000}])
+    doomed.items.upsert([{"id": -1, "qty": bad}])
     armed = Armed(doomed.ticking("out", sink), "cursor.letters_saved")
     assert doomed.forks.run(armed) == KILLED
     doomed.write()
