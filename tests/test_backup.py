@@ -884,7 +884,7 @@ def test_a_missing_or_cut_file_stops_the_backup_before_anything_is_written(lake,
             assert not target.exists()
             file.write_bytes(data)
     shutil.rmtree(Path(lake.storage.uri) / table.baseline.folder)
-    with refused(sl.Corrupt, table="items"):
+    with refused(sl.Corrupt, path=table.baseline.folder):
         backup(lake, target)
     assert not target.exists()
 

@@ -67,10 +67,10 @@ class JsonLines:
                 if not self._texts:
                     raise
         lines = data.decode().split("\n")
-        quoted = "\n".join(quoted(line, self._texts) if line.strip() else "" for line in lines).encode()
-        table = self._parsed(quoted)
+        plain = "\n".join(quoted(line, self._texts) if line.strip() else "" for line in lines).encode()
+        table = self._parsed(plain)
         # Objects in JSON columns come in every block or in none: from now on they are expected.
-        self._is_nested = quoted != data
+        self._is_nested = plain != data
         return table
 
     def _parsed(self, data: bytes) -> pa.Table:
