@@ -110,7 +110,7 @@ def test_a_newer_table_format_is_refused_with_its_number():
 
 
 @pytest.mark.parametrize(
-    "configuration", [{}, {"strandline.format": "x"}, {"strandline.format": "1", "strandline.table": "{}"}]
+    "configuration", [{}, {"strandline.format": "x"}, {"strandline.format": str(FORMAT), "strandline.table": "{}"}]
 )
 def test_a_delta_table_that_is_not_ours_is_corrupt(configuration):
     with refused(sl.Corrupt, path="here"):
