@@ -18,7 +18,7 @@ from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
 from strandline import cursor
 from strandline.sinks.http import HttpSink
-from support import ITEMS, free_ports, refused
+from support import ITEMS, free_ports, refused, rows_of
 
 SINK_POINTS = ("sink.", "cursor.", "marks.")
 STATE_POINTS = ("state.", "bond.")
@@ -137,26 +137,32 @@ def test_the_same_holds_with_the_state_in_postgresql(postgres_url, servers, plac
         doomed.finish("out", sink, place)
 
 
-@pytest.mark.parametrize("point", ["receiver.queued", "receiver.committed"])
-def test_a_receiver_killed_at_a_point_gets_every_row_once_when_it_is_back(lake, items, servers, tmp_path, point):
+@pytest.mark.parametrize(
+    ("point", "ordinal"), [("receiver.queued", 2), ("receiver.grown", 1), ("receiver.committed", 2)]
+)
+def test_a_receiver_killed_at_a_point_gets_every_row_once_when_it_is_back(
+    lake, items, servers, tmp_path, point, ordinal
+):
+    """Its table lacks a column of the sender's, and gets it."""
     received = sl.Lake(tmp_path / "received")
-    table = received.create_table("items", ITEMS, key=["id"], vnodes=2)
+    table = received.create_table("items", ITEMS.remove(2), key=["id"], vnodes=2)
     port = free_ports(1)[0]
     sink = HttpSink(f"http://127.0.0.1:{port}/ingest/items", patience="0.1s", chunk_rows=2)
     lake.sink("out", "items", to=sink)
     items.upsert(some(*range(5)))
-    pid = servers.forks.start(Armed(Serving(str(tmp_path / "received"), port), point, 2))
+    pid = servers.forks.start(Armed(Serving(str(tmp_path / "received"), port), point, ordinal))
     wait_for_port(port)
     report = lake.tick().sinks[0]
     assert type(report.error) is sl.Unavailable
     servers.forks.kill(pid)
+    assert "qty" in table.schema.names or point == "receiver.queued"
     items.upsert(some(5, 6))
     items.delete([0])
     pid = servers.forks.start(Armed(Serving(str(tmp_path / "received"), port)))
     wait_for_port(port)
     tick(lake)
     servers.forks.kill(pid)
-    assert {row["id"] for row in table.to_arrow().to_pylist()} == set(range(1, 7))
+    assert rows_of(table.to_arrow()) == rows_of(items.to_arrow())
     assert table.changes().num_rows == 8
 
 
