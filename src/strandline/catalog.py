@@ -124,14 +124,14 @@ class Catalog:
         )
 
     def check_whole(self) -> None:
-        """`Corrupt` when there are tables that no entry explains: then the last entries, or all, are lost."""
-        if self._is_whole:
+        """`Corrupt` when there are tables that no entry explains: then the last entries, or all, are lost. `Conflict`
+        for a copy that is not complete: it takes no change."""
+        if self._is_whole and not self._state.is_partial:
             return
         # The listing first: a table is registered before its second commit, and a lake before its tables.
         listing = list(self._storage.list("tables"))
         state = self.refresh()
-        if state.is_partial:
-            return  # a copy is being made, and no change is taken before it is complete
+        self._check_complete()
         known = {entry.folder for entry in state.tables.values()}
         hidden = {folder for info in listing if (folder := _folder_of(info.path, state.exists))} - known
         if hidden and state.exists:
@@ -147,6 +147,13 @@ class Catalog:
                 path=FOLDER,
             )
         self._is_whole = state.exists
+
+    def _check_complete(self) -> None:
+        if self._state.is_partial:
+            raise Conflict(
+                f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
+                hint="Run the backup or restore again that makes it.",
+            )
 
     def _read_on(self, state: CatalogState) -> CatalogState:
         try:
@@ -234,11 +241,7 @@ class Catalog:
     def _commit(self, version: int, action: dict[str, Any]) -> bool:
         commit_id = uuid.uuid4().hex
         stamped = {**action, "at": int(time.time() * 1000), "commitId": commit_id}
-        if self._state.is_partial:
-            raise Conflict(
-                f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
-                hint="Run the backup or restore again that makes it.",
-            )
+        self._check_complete()
         return self._commits.create(version, [stamped], commit_id, self._state.digest) is not None
 
     def _apply(self, state: CatalogState, action: Mapping[str, Any]) -> CatalogState:
