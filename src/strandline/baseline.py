@@ -18,7 +18,7 @@ from strandline import schema as schemas
 from strandline.change import VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile
-from strandline.errors import Conflict, NotFound, NotRetained
+from strandline.errors import Conflict, Corrupt, NotFound, NotRetained
 from strandline.log import lost, schema_id_of
 from strandline.storage import Storage
 from strandline.storage.delta import DeltaLog
@@ -111,11 +111,25 @@ class Baseline:
         oldest = min((max(marks) for _, marks in kept), default=max(state.marks))
         found = max((version for version, marks in kept if max(marks) <= seq), default=None)
         if found is None:
+            if seq >= trimmed_to:
+                self.check_kept()
             raise NotRetained(f"seq {seq} can no longer be read; the oldest is {oldest}", seq=seq, oldest=oldest)
         try:
             return self.at(found)
         except NotFound as error:
             raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=max(state.marks)) from error
+
+    def check_kept(self) -> None:
+        """`Corrupt` when a version that is kept can no longer be loaded. It is given up before its files go."""
+        oldest = self.delta.oldest()
+        kept_from = self.refresh().kept_from
+        if oldest > kept_from:
+            path = self.delta.chain.commits.path(oldest - 1)
+            raise Corrupt(
+                f"commit files up to {self.storage.url(path)} are missing, and versions from {kept_from} on are kept",
+                hint="Restore them from a backup.",
+                path=path,
+            )
 
     def at(self, version: int) -> BaselineState:
         return BaselineState(self.delta.at(version), self.storage, self.folder, self.vnodes)

@@ -104,7 +104,11 @@ def holds(table: Table, *, now_s: float, keep_s: float) -> list[Hold]:
 def _decide(table: Table, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
     hold = holds(table, now_s=now_s, keep_s=keep_s)[0]
     kept = [(v, marks) for v, marks in table.baseline.versions(baseline) if v >= baseline.kept_from]
-    chosen = max(((v, m) for v, m in kept if max(m) <= hold.seq), default=(kept[0] if kept else (0, (0,))))
+    wanted = [(v, m) for v, m in kept if max(m) <= hold.seq]
+    if not wanted:
+        # A version that the hold wants may be lost.
+        table.baseline.check_kept()
+    chosen = max(wanted, default=(kept[0] if kept else (0, (0,))))
     # Of versions with the same folds the first: nothing is gained by giving it up.
     version, marks = next(((v, m) for v, m in kept if m == chosen[1]), chosen)
     return Decision(version, min(*marks, hold.seq), hold)
@@ -130,11 +134,14 @@ def vacuum(
     decided = _decide(table, baseline, now_s, keep_s)
     trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
     if not dry_run:
+        # Nothing is said about a table of which something is lost that is wanted.
+        for part in _parts(table, table.pins.live(now_s), now_s, grace_s, decided.version):
+            _unbroken_from(part)
         decided = _announce(table, now_s, keep_s)
         _checkpoint(table.baseline.delta)
         _checkpoint(table.log.delta)
     pins = table.pins.live(now_s)
-    parts = _parts(table, pins, now_s, grace_s, decided.version if dry_run and grace_s <= 0 else 0)
+    parts = _parts(table, pins, now_s, grace_s, decided.version)
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
     # A file may bear a time slightly before the moment at which its writer looked at the clock.
     before_s = min(now_s - grace_s, writing_s - 1) if grace_s > 0 or writing_s < now_s else float("inf")
@@ -143,9 +150,14 @@ def vacuum(
     floors = [min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor for part in parts]
     stale: list[FileInfo] = []
     for part, low in zip(parts, floors, strict=True):
-        old = part.delta.before(low, part.floor)
+        base = part.delta.base(low, part.floor)
+        old = part.delta.before(base) if base is not None else []
         # Nothing of a chain goes that does not hold: what is damaged could then no longer be found out.
-        stale += old if old and part.commits else []
+        if base is None or not old or not part.commits:
+            continue
+        stale += old
+        if not dry_run:
+            part.delta.chain.checkpoints.set_alone(base)
     if dry_run and grace_s <= 0:
         # What would be trimmed would also be deleted at once.
         paths = {f"{log.folder}/{file.path}" for file in trimmed}
@@ -204,19 +216,10 @@ def _checkpoint(delta: DeltaLog) -> None:
 
 def sweep(part: Part, *, before_s: float) -> Sweep:
     """What no version from the floor on needs and what is older than `before_s`; what else waits for that."""
-    delta, floor = part.delta, part.floor
+    delta = part.delta
     # The listing first: what is claimed after it is not in it, or is found among the commits.
     listing = {info.path.removeprefix(f"{delta.folder}/"): info for info in delta.storage.list(delta.folder)}
-    while True:
-        try:
-            delta.check_unbroken(floor)
-            needed = set(delta.at(floor).files)
-            break
-        except (Corrupt, NotFound):
-            # Another vacuum may have cleaned further than this one wanted to.
-            if delta.oldest() <= floor:
-                raise
-            floor = delta.oldest()
+    floor, needed = _unbroken_from(part)
     head = delta.refresh()
     found = Sweep(delta)
     spare = {name: info for name, info in listing.items() if is_ours(name) and name not in head.files}
@@ -240,6 +243,21 @@ def sweep(part: Part, *, before_s: float) -> Sweep:
         if name not in known:
             found.doomed.append(name)
     return found
+
+
+def _unbroken_from(part: Part) -> tuple[int, set[str]]:
+    """The floor, or what another vacuum left of it, and the files of that version; `Corrupt` when a commit file after
+    it is missing."""
+    delta, floor = part.delta, part.floor
+    while True:
+        try:
+            delta.check_unbroken(floor)
+            return floor, set(delta.at(floor).files)
+        except (Corrupt, NotFound):
+            # Another vacuum may have cleaned further than this one wanted to.
+            if delta.oldest() <= floor:
+                raise
+            floor = delta.oldest()
 
 
 def is_ours(name: str) -> bool:
@@ -288,11 +306,11 @@ class Part:
 
 
 def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
-    """Log, baseline and refused rows; `kept_from` is what the baseline is about to keep its versions from."""
+    """Log, baseline and refused rows; `kept_from` is what the baseline keeps its versions from, or is about to."""
     log, baseline = table.log.delta, table.baseline.delta
     then = _current_at(baseline, now_s, grace_s)
     # Versions that were given up only since then may still be read by someone who came before.
-    announced = min(max(table.baseline.at(then).kept_from, kept_from), then)
+    announced = min(max(table.baseline.at(then).kept_from, kept_from if grace_s <= 0 else 0), then)
     parts = [
         _part(log, _current_at(log, now_s, grace_s), [pin.log_version for pin in pins]),
         _part(baseline, announced, [pin.baseline_version for pin in pins], table.baseline.refresh().kept_from),

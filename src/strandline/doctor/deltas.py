@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,13 @@ import pyarrow.parquet as pq
 from strandline.doctor.finding import Finding, Repair, Severity
 from strandline.errors import Corrupt, StrandlineError, Unavailable
 from strandline.storage import FileInfo, Storage
-from strandline.storage.checkpoints import differing
+from strandline.storage.checkpoints import Checkpoint, differing
 from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
 from strandline.storage.snapshot import NOTHING, Snapshot
 from strandline.vacuum import is_ours
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _OF_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:parquet|digest)\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.(parquet|digest))\Z")
 _OF_SEQS = ("fold/", "trim", "token/", "ingest/")
@@ -43,6 +42,9 @@ class DeltaExam:
         path = f"{self.folder}/{where}" if where else self.folder
         paths = (self.folder,) if repair else ()
         self.findings.append(Finding(severity, self.table, what, self.storage.url(path), repair, paths))
+
+    def has_finding(self, where: str) -> bool:
+        return any(finding.where == self.storage.url(f"{self.folder}/{where}") for finding in self.findings)
 
     def names(self, prefix: str = "") -> list[str]:
         start = f"{self.folder}/{prefix}"
@@ -72,28 +74,47 @@ class DeltaExam:
         if not versions:
             self.is_complete = False
             self.add("there are no commit files. Restore them from a backup", "_delta_log")
-        first = versions[0] if versions else 0
-        last = versions[-1] if versions else 0
-        lost = [version for version in range(first, last) if version not in versions]
-        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it.
-        lost += [version for version in self.checkpointed if version > last and not commits.exists(version)]
-        if first > 0 and not any(version >= first - 1 for version in self.checkpoints):
-            lost.insert(0, 0)
-        for version in lost:
-            self.is_complete = False
-            what = f"commit {version} is missing"
-            if version > last:
-                what += f": a checkpoint of it was written, but the commit files end with {last}"
-            else:
-                what += " before others"
-            self.add(f"{what}. {RESTORE}", f"_delta_log/{version:020d}.json")
-        self.is_complete &= first == 0
+        self._check_gaps(versions)
         return {version: commit.actions for version, commit in found.items()}
+
+    def _check_gaps(self, versions: Sequence[int]) -> None:
+        """No commit file is missing, but for those that a checkpoint which stands alone has taken the place of."""
+        first = max(self.base.version, 0)
+        last = versions[-1] if versions else -1
+        missing = sorted({*range(first, last)} - {*versions})
+        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it.
+        after = [v for v in self.checkpointed if v > max(last, 0) and not self.delta.chain.commits.exists(v)]
+        for lost in _runs([*missing, *after]):
+            self.is_complete = False
+            several = len(lost) > 1
+            what = f"commits {lost[0]} to {lost[-1]} are missing" if several else f"commit {lost[0]} is missing"
+            under = min((v for v in self.proved if v >= lost[-1]), default=None)
+            if lost[-1] > last:
+                what += f": a checkpoint was written, but the commit files end with {max(last, 0)}. {RESTORE}"
+            elif under is None:
+                what += f" before others. {RESTORE}"
+            else:
+                files = "those files" if several else "that file"
+                what += f" under checkpoint {under}: what is newer holds, older versions are lost."
+                what += f" Restore {files} from a backup"
+            self.add(what, f"_delta_log/{lost[0]:020d}.json")
+
+    @cached_property
+    def proved(self) -> dict[int, Checkpoint]:
+        """The checkpoints that their digests prove, by version."""
+        found = {version: self.delta.chain.try_checkpoint(version)[0] for version in self.checkpoints}
+        return {version: each for version, each in found.items() if each is not None and each.is_verified}
+
+    @cached_property
+    def base(self) -> Snapshot:
+        """From where the commit files lead to the head: the checkpoint that stands alone, or nothing at all."""
+        alone = [version for version, found in self.proved.items() if found.is_alone]
+        return self.proved[max(alone)].snapshot if alone else NOTHING
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        """The versions that have a checkpoint."""
-        return [int(found.group(1)) for name in self.names("_delta_log/") if (found := _CHECKPOINT.search(name))]
+        """The versions that have a checkpoint now: another may have taken the place of a listed one."""
+        return sorted(self.delta.chain.files()[1])
 
     @cached_property
     def checkpointed(self) -> list[int]:
@@ -104,25 +125,23 @@ class DeltaExam:
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The newest snapshot; from commit files alone when a checkpoint is bad."""
+        """The newest snapshot; by its commit files, where they lead there."""
         _ = self.commits
         try:
             snapshot = self.delta.refresh()
+            replayed = self.delta.chain.extend(self.base, snapshot.version) if self.is_complete else snapshot
         except Unavailable:
             raise
         except StrandlineError as error:
             self.add(f"the table cannot be opened: {error.message}")
             return None
-        if self.is_complete:
-            replayed = self.delta.chain.extend(NOTHING, snapshot.version)
-            difference = differing(snapshot, replayed)
-            if difference:
-                self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
-            return replayed
-        return snapshot
+        if difference := differing(snapshot, replayed):
+            self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
+        return replayed
 
     def check_checkpoints(self) -> None:
-        """Every checkpoint is as it was written, and the pointer names one that exists."""
+        """Every checkpoint is as it was written, and the pointer names one that exists. One that nothing proves is
+        wrong where no commits say the same: it is then all that holds its facts, and a bit of it may be flipped."""
         _ = self.commits
         repair: Repair | None = "checkpoint" if self.is_complete else None
         for version in self.checkpoints:
@@ -135,7 +154,11 @@ class DeltaExam:
                 continue
             if checkpoint is not None and not checkpoint.is_verified:
                 what = f"nothing proves checkpoint {version}: its digest file is missing or damaged"
-                self.add(what, name, severity="note", repair=repair)
+                if self.delta.chain.leads_to(version):
+                    self.add(what, name, severity="note", repair=repair)
+                else:
+                    what += ", and no commits say the same. Restore the digest file from a backup"
+                    self.add(what, name.replace(".parquet", ".digest"))
         pointer = f"{self.folder}/_delta_log/_last_checkpoint"
         if pointer in self.listing:
             try:
@@ -185,3 +208,14 @@ class DeltaExam:
         """Files that nothing of ours has made."""
         names = [n for n in self.names() if not n.startswith("_delta_log/") and not is_ours(n)]
         return names + [n for n in self.names("_delta_log/") if not _LOG_FILE.search(n)]
+
+
+def _runs(versions: Iterable[int]) -> list[list[int]]:
+    """The versions, those that follow one another together."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and runs[-1][-1] == version - 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return runs

@@ -1,6 +1,7 @@
 """Put right what was found.
 
-After a crash: a table without checkpoints is read from its commit files, which are all there.
+After a crash: a table without its later checkpoints is read from the one that stands alone, or from its first commit.
+All commit files from there on exist.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ def repaired(storage: Storage, finding: Finding) -> Finding:
 
 
 def _write_checkpoint(storage: Storage, folder: str) -> bool:
-    """Replace the checkpoints of a Delta table by one made from its commit files, all of which must be there."""
+    """Replace the checkpoints of a Delta table by one made from its commit files, all of which must be there; but for
+    those that the checkpoint stands for from which they lead on."""
     before = _exam(storage, folder)
     if not before.commits or not before.is_complete:
         return False
-    checkpoints = [name for name in before.names("_delta_log/") if ".checkpoint." in name]
+    kept = f"{before.base.version:020d}.checkpoint."
+    checkpoints = [n for n in before.names("_delta_log/") if ".checkpoint." in n and kept not in n]
     storage.delete(f"{folder}/{name}" for name in ["_delta_log/_last_checkpoint", *checkpoints])
     DeltaLog(storage, folder).checkpoint()
     after = _exam(storage, folder)

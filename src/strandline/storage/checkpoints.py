@@ -2,7 +2,8 @@
 
 The `deltalake` library writes them, without checksums. So what was written is read back and compared with the state
 that the commits say, and a file beside it, `<20 digits>.checkpoint.digest`, then holds its digests. It is sealed as a
-commit file is and names the digest of the commit at that version, from where the chain of commits goes on.
+commit file is and names the digest of the commit at that version, from where the chain of commits goes on. Before
+anything older is cleaned away it says that the checkpoint stands `alone`. So a lost commit is told from a cleaned one.
 
 After a crash: a checkpoint without that file is as good as none while the commits before it are there.
 """
@@ -26,14 +27,16 @@ from strandline.storage.snapshot import FORGOTTEN_MS, Snapshot, data_file
 # Tokens expire after 30 days, and a checkpoint that is written again later may lack some of them.
 _SURE_MS = 29 * 86_400_000
 _EXPIRING = ("token/", "key/")
+_ALONE = "alone"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says. `is_verified`: its digests say the same."""
+    """What a checkpoint says. `is_verified`: its digests say the same. `is_alone`: older files may be cleaned away."""
 
     snapshot: Snapshot
     is_verified: bool
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class Checkpoints:
             return Checkpoint(snapshot, is_verified=False)
         if not is_verified:
             raise self._damaged(version, "its bytes do not match its digest")
-        return Checkpoint(replace(snapshot, timestamp_ms=facts["timestamp"], digest=said.previous), is_verified=True)
+        proved = replace(snapshot, timestamp_ms=facts["timestamp"], digest=said.previous)
+        return Checkpoint(proved, is_verified=True, is_alone=bool(facts.get(_ALONE)))
 
     def write(self, at: Callable[[int], Snapshot]) -> None:
         """Write a checkpoint of the newest version; `at` tells the state at a version by its commits. `Internal` when
@@ -110,9 +114,21 @@ class Checkpoints:
             "bytes": _of_bytes(data),
             "facts": _of_facts(found, rows, snapshot.timestamp_ms),
         }
+        said = self._digests(version)
+        if said is None or said.actions[0]["facts"] != facts["facts"]:
+            self._write_digests(version, facts, snapshot.digest)
+
+    def set_alone(self, version: int) -> None:
+        """Say that what is older than a verified checkpoint may be cleaned away, unless it went itself meanwhile."""
+        said = self._digests(version)
+        if said is not None and not said.actions[0].get(_ALONE):
+            facts = {name: said.actions[0][name] for name in ("version", "timestamp", "bytes", "facts")}
+            self._write_digests(version, {**facts, _ALONE: True}, said.previous)
+
+    def _write_digests(self, version: int, facts: Mapping[str, Any], previous: str) -> None:
         path = self.digest_path(version)
         with self.storage.output(path) as stream:
-            stream.write(sealed(path, [facts], snapshot.digest)[0])
+            stream.write(sealed(path, [dict(facts)], previous)[0])
 
     def _digests(self, version: int) -> CommitFile | None:
         path = self.digest_path(version)

@@ -27,7 +27,8 @@ from strandline.storage.faults import is_refusal
 Action = dict[str, Any]
 
 FIRST = ""  # what stands for the digest of the commit before the first one
-RESTORE = "Restore that file from a backup. Until then nothing here is changed or deleted."
+_UNTIL = "Until then whoever needs it is refused, and nothing is deleted for want of it."
+RESTORE = f"Restore that file from a backup. {_UNTIL}"
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.05
 _HEX = 32
@@ -91,7 +92,7 @@ class CommitLog:
             raise Corrupt(
                 f"commit file {self.storage.url(self.path(version))} does not follow the commit before it:"
                 " one of the two is not the file that was written",
-                hint="Restore both files from a backup. Until then nothing here is changed or deleted.",
+                hint=f"Restore both files from a backup. {_UNTIL}",
                 path=self.path(version),
             )
 

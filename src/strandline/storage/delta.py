@@ -229,20 +229,23 @@ class DeltaLog:
         if missing is not None and missing <= last:
             raise self._commits.missing(missing)
 
-    def before(self, version: int, unread: int) -> list[FileInfo]:
-        """Commit files and checkpoints without which every version from `version` on can still be loaded.
+    def base(self, version: int, unread: int) -> int | None:
+        """The checkpoint from which every version from `version` on can be loaded; None without one that is proved.
 
-        After a purge also those that tell of purged rows in their statistics: versions before the purge are then
-        given up, once nobody reads versions before `unread` any more."""
-        commits, checkpoints = self.chain.files()
+        After a purge one behind it: what is older tells of purged rows in its statistics. Versions before the purge are
+        then given up, once nobody reads versions before `unread` any more."""
+        checkpoints = self.chain.files()[1]
         base = max((v for v in checkpoints if v <= version), default=0)
         purged = self.refresh().txns.get(PURGE, 0)
         if base < purged:
             base = min((v for v in checkpoints if purged <= v <= unread), default=base)
         found, _ = self.chain.try_checkpoint(base) if base > 0 else (None, None)
-        if found is None or not found.is_verified:
-            # What nothing proves must not be all that is left.
-            return []
+        # What nothing proves must not be all that is left.
+        return base if found is not None and found.is_verified else None
+
+    def before(self, base: int) -> list[FileInfo]:
+        """Commit files and checkpoints before the checkpoint `base` that may go."""
+        commits, checkpoints = self.chain.files()
         # A writer that looked for the next number a moment ago must not find a used one free.
         rested_s = self.storage.now_s() - RESTED_S
         old = {v: [kind[v] for kind in (commits, checkpoints) if v in kind] for v in {*commits, *checkpoints}}

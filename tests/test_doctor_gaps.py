@@ -1,0 +1,138 @@
+"""The doctor tells commit files that were lost from those that a vacuum has cleaned away, and repairs behind either."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import strandline as sl
+from strandline.cli import app
+from strandline.doctor import Finding, examine
+from strandline.storage import LocalStorage
+from strandline.storage import delta as deltas
+from support import ITEMS, by_id, files_below, refused
+
+NOW = {"keep": 0, "grace": 0}
+
+
+def _lake(root: Path, *, is_cleaned: bool) -> Path:
+    """A lake with checkpoints in the middle of log and baseline: log 4 and 7 of 8, baseline 2 and 5."""
+    table = sl.Lake(root).create_table("items", ITEMS, key=["id"], vnodes=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deltas, "RESTED_S", -1.0)
+        for at in range(8):
+            table.upsert([{"id": at, "name": f"n{at}"}])
+            if at in (1, 3, 5, 6):
+                table.compact(full=True)
+            if at in (3, 6):
+                table.log.delta.checkpoint()
+                table.baseline.delta.checkpoint()
+            if at == 3 and is_cleaned:
+                table.vacuum(**NOW)
+                table.vacuum(**NOW)
+    assert table.log.delta.chain.commits.exists(0) is not is_cleaned
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _lake(tmp_path_factory.mktemp("gaps"), is_cleaned=False)
+
+
+@pytest.fixture(scope="module")
+def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _lake(tmp_path_factory.mktemp("cleaned"), is_cleaned=True)
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "lake"))
+
+
+def delta_log(root: Path, part: str) -> Path:
+    return next((root / "tables" / "items").iterdir()) / part / "_delta_log"
+
+
+def wrong(root: Path, *, repair: bool = False) -> list[Finding]:
+    found = examine(LocalStorage(str(root)), repair=repair).findings
+    return [finding for finding in found if finding.severity == "wrong" and not finding.is_repaired]
+
+
+@pytest.mark.parametrize(("part", "under"), [("log", 4), ("baseline", 2)])
+@pytest.mark.parametrize("lost", [[0], [0, 1], [1]])
+def test_commits_lost_under_a_checkpoint_are_one_finding_and_stay_so(
+    root: Path, part: str, under: int, lost: list[int]
+) -> None:
+    expected = by_id(sl.Lake(root).table("items"))
+    for version in lost:
+        (delta_log(root, part) / f"{version:020d}.json").unlink()
+    before = files_below(root)
+    for repair in (False, True):
+        (finding,) = wrong(root, repair=repair)
+        assert finding.where == str(delta_log(root, part) / f"{lost[0]:020d}.json")
+        assert f"under checkpoint {under}" in finding.what and "backup" in finding.what
+        assert finding.repair is None
+    assert files_below(root) == before
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
+@pytest.mark.parametrize("lost", [[0], [0, 1], [1]])
+def test_versions_that_are_kept_and_lost_are_corrupt_and_a_vacuum_changes_nothing(root: Path, lost: list[int]) -> None:
+    for version in lost:
+        (delta_log(root, "baseline") / f"{version:020d}.json").unlink()
+    before = files_below(root)
+    for grace in (None, 0):
+        with refused(sl.Corrupt) as caught:
+            sl.Lake(root).table("items").vacuum(grace=grace)
+        assert "baseline/_delta_log/" in caught.value.fields["path"]
+    if 0 in lost:
+        with refused(sl.Corrupt):
+            sl.Lake(root).table("items").to_arrow(at=1)
+    assert files_below(root) == before
+
+
+def test_what_nobody_wants_any_more_is_not_missed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
+    for part in ("log", "baseline"):
+        (delta_log(root, part) / f"{0:020d}.json").unlink()
+    expected = by_id(sl.Lake(root).table("items"))
+    for _ in range(2):
+        sl.Lake(root).table("items").vacuum(**NOW)
+    assert wrong(root) == []
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
+@pytest.mark.parametrize("part", ["log", "baseline"])
+@pytest.mark.parametrize("name", ["_last_checkpoint", "*.checkpoint.parquet", "*.checkpoint.digest"])
+def test_a_later_checkpoint_is_repaired_behind_a_vacuum(cleaned: Path, tmp_path: Path, part: str, name: str) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    assert wrong(root) == []
+    expected = by_id(sl.Lake(root).table("items"))
+    file = max(delta_log(root, part).glob(name))
+    file.write_bytes(file.read_bytes()[:-30])
+    before = examine(LocalStorage(str(root)))
+    assert {finding.repair for finding in before.findings if "checkpoint" in finding.what} == {"checkpoint"}
+    said = CliRunner().invoke(app, ["--lake", str(root), "doctor"]).output
+    assert "--repair" in said and "Everything holds" not in said
+    assert examine(LocalStorage(str(root)), repair=True).is_sound
+    assert not any("checkpoint" in finding.what for finding in examine(LocalStorage(str(root))).findings)
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
+@pytest.mark.parametrize("part", ["log", "baseline"])
+def test_a_checkpoint_that_nothing_proves_and_no_commits_lead_to_is_wrong(
+    cleaned: Path, tmp_path: Path, part: str
+) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    file = min(delta_log(root, part).glob("*.checkpoint.digest"))
+    data = file.read_bytes()
+    file.unlink()
+    found = [finding for finding in wrong(root) if finding.where == str(file)]
+    assert len(found) == 1 and found[0].repair is None and "backup" in found[0].what
+    before = files_below(root)
+    assert wrong(root, repair=True) and files_below(root) == before
+    file.write_bytes(data)
+    assert wrong(root) == []
