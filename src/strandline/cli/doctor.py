@@ -129,11 +129,14 @@ def _show(out: Console, call: Call, report: Report, is_damaged: bool) -> None:
     out.print(f"Examined {counted(report.tables, 'table')}, {counted(report.files, 'file')}{read} in {report.uri}")
     open_ = [finding for finding in report.findings if not finding.is_repaired]
     wrong = sum(finding.severity == "wrong" for finding in open_)
-    if not wrong:
-        out.print(Text("Everything holds.", "green"))
-    else:
+    can_repair = any(finding.repair for finding in open_)
+    if wrong:
         out.print(Text(f"{counted(wrong, 'thing is', 'things are')} wrong.", "bold red"))
-    if any(finding.repair for finding in open_):
+    elif can_repair:
+        out.print(Text("Nothing is lost, and something can be put right.", "yellow"))
+    else:
+        out.print(Text("Everything holds.", "green"))
+    if can_repair:
         out.print(f"Repair what can be: {call.command('doctor --repair')}")
     if is_damaged:
         out.print(f"Put files that are missing or damaged back from a backup; then: {call.command('compact')}")
