@@ -674,7 +674,9 @@ def test_a_damaged_file_degrades_its_vnode_and_no_other(request, folded, lake, p
         assert not status.is_healthy
         assert file.path in status.tables[0].degraded[0]
     assert report.vnodes == 0
+    assert {found.where for found in examine(lake.storage).findings if found.severity == "wrong"} == {str(path)}
     path.write_bytes(whole)
+    assert examine(lake.storage).is_sound
     report = compaction.compact(fresh, driver_rows=rows)
     assert (report.vnodes, report.degraded) == (1, ())
     assert lake.status().is_healthy

@@ -1,6 +1,6 @@
 """What the last compaction of a table could not fold: a small file beside the table, so that status can say it.
 
-It is advice: nothing is decided by it. `doctor` looks at the files themselves.
+It is advice: nothing is decided by it. `doctor` looks at the files that it names.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ class Health:
         except (FileNotFoundError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def files(self) -> set[str]:
+        """The names of the files at fault."""
+        return {str(found.get("path")).rsplit("/", 1)[-1] for found in self.read().values() if isinstance(found, dict)}
 
     def write(self, degraded: Mapping[str, Any], folded: Collection[int]) -> None:
         """Note the degraded vnodes; those that are `folded` by now are well again."""

@@ -41,6 +41,7 @@ def examine_rows(
                 advance(1)
                 if fault:
                     is_whole = False
+                if fault and not part.has_finding(file.path):
                     part.add(fault, file.path)
             if len(files) > 1 and is_whole and definition.is_keyed:
                 _check_across(part, files, definition.key, f"{partition[1:]} {number}", duck)

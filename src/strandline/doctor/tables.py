@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pyarrow as pa
 
+from strandline import digest
 from strandline.baseline import marks_of
 from strandline.catalog import Entry
 from strandline.change import SEQ, VNODE
@@ -13,6 +14,7 @@ from strandline.definitions import TableDef
 from strandline.doctor.deltas import DeltaExam
 from strandline.doctor.finding import Finding
 from strandline.errors import StrandlineError
+from strandline.health import Health
 from strandline.log import TRIM
 from strandline.schema import storage_schema
 from strandline.storage import FileInfo, Storage
@@ -57,8 +59,19 @@ class TableExam:
         }
         if self.rejects.names():
             self._check_seqs(self.rejects)
+        at_fault = Health(self.log.storage, self.entry.folder).files()
         for part in self.parts:
             self._check_files(part, definitions[id(part)], advance)
+            self._check_known(part, at_fault)
+
+    def _check_known(self, part: DeltaExam, at_fault: Collection[str]) -> None:
+        """A file that a compaction could not read is as its commit says again, or wrong without a deep look, too."""
+        for file in part.snapshot.files.values() if part.snapshot else ():
+            path = f"{part.folder}/{file.path}"
+            if file.path not in at_fault or part.has_finding(file.path):
+                continue
+            if fault := digest.fault(part.storage, path, file):
+                part.add(f"the file is damaged, a compaction found: {fault}", file.path)
 
     def _check_seqs(self, part: DeltaExam) -> None:
         """A log file's seq is the version of the commit that added it, or, when a purge wrote it anew, an older one."""
