@@ -15,7 +15,7 @@ from email.utils import format_datetime
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
@@ -846,6 +846,8 @@ def test_json_goes_to_a_receiver_that_keeps_positions_too(receiver):
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
     forgets=st.lists(st.booleans(), max_size=6),
 )
+@example([[(0, 1), (0, 1)]], set(), ["lost"], 100, {1}, False, [1, 2], [])
+@example([[(0, 1), (0, 1), (1, 1), (1, 1)]], set(), [200, 200, "lost"], 100, {1, 3}, False, [1, 1, 4], [])
 def test_a_receiver_with_positions_has_each_row_once_whatever_fails(
     server, ranges, withheld, faults, limit, bad, names_rows, sizes, forgets
 ):

@@ -133,9 +133,21 @@ class Chunk:
         return (self.rows if row is None else self.rows.slice(row, 1)).select(names)
 
     def halves(self) -> list[Chunk]:
-        middle = self.rows.num_rows // 2
-        left, right = (self.at(row) for row in (middle - 1, middle))
-        return self._split(middle, right if left[0] == right[0] else (right[0], self.of.after + 1, 0))
+        return self._split_before(self.rows.num_rows // 2)
+
+    def pieces(self, held: Mapping[int, tuple[int, int]]) -> list[Chunk]:
+        """The same, cut where the rows begin or end that a receiver with these positions has; itself alone when it has
+        none of them."""
+        places = [_numbers(self.rows, name) for name in (VNODE, SEQ, INDEX)]
+        is_known = np.zeros(self.rows.num_rows, np.bool_)
+        for vnode in np.unique(places[0]).tolist():
+            is_known |= (places[0] == vnode) & ~_from((vnode, *held.get(vnode, (0, 0))), *places)
+        if not is_known.any():
+            return [self]
+        if not is_known.all():
+            return self._split_before(int(np.argmax(is_known != is_known[0])))
+        border = _one(self.at(self.rows.num_rows - 1))[1]
+        return [self] if border == self.end else self._split(self.rows.num_rows, border)
 
     def parts(self) -> list[Chunk]:
         """The same, cut where its first vnode ends if it begins within that: what goes on must say so (`is_first`), and
@@ -146,6 +158,10 @@ class Chunk:
             return [self]
         own = int(np.searchsorted(_numbers(self.rows, VNODE), vnode, side="right"))
         return self._split(own, (vnode + 1, self.of.after + 1, 0))
+
+    def _split_before(self, row: int) -> list[Chunk]:
+        left, right = self.at(row - 1), self.at(row)
+        return self._split(row, right if left[0] == right[0] else (right[0], self.of.after + 1, 0))
 
     def _split(self, row: int, border: Position) -> list[Chunk]:
         left = replace(self, end=border, rows=self.rows.slice(0, row))

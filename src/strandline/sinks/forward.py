@@ -8,6 +8,9 @@ nothing to finish. The lane stops and asks for its rule to be saved
 - when a receiver refuses rows: they are on record before anything is sent without them. Otherwise a crash in between
   would leave rows that are neither there nor dead letters, or send the others again under another key.
 
+A receiver that keeps positions is asked for them before rows that it refuses are given up: those of them that it has,
+from a request whose answer was lost, are no dead letters.
+
 After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips what it has, row by row;
 any other one gets the same chunks under the same keys."""
 
@@ -22,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Internal, StrandlineError, Unavailable
+from strandline.definitions import MAX_VNODES
+from strandline.errors import Conflict, Internal, Invalid, StrandlineError, Unavailable
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Dead, Producer, Result
 from strandline.sinks.chunks import Chunk, Cutter, Rule, positions_of
@@ -123,6 +127,9 @@ class _Run:
             elif _is_for_halves(chunk, answer):
                 self._cutter.shrink(rows=chunk.rows.num_rows // 2)
                 waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
+            elif len(pieces := chunk.pieces(held_positions(self._line, self._sink, self._producer))) > 1:
+                # A row that is there must not become a dead letter.
+                waiting[:0] = [part for piece in pieces for part in piece.parts()]
             else:
                 return self._refused(chunk, answer)
         return None
@@ -211,6 +218,41 @@ def described(producer: Producer) -> dict[str, Any]:
         "table_generation": producer.table_generation,
     }
     return {"version": _VERSION, "sink": producer.sink, "life": producer.life, "source": source}
+
+
+def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, tuple[int, int]]:
+    """The position of each vnode at a receiver that keeps them."""
+    answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
+    if answer.status == GONE:
+        raise outlived(producer, sink, answer)
+    told = answer.document
+    held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
+    if held is not None:
+        return held
+    if answer.is_ack or answer.status in (404, 405):
+        raise _not_a_receiver(producer, sink, answer)
+    raise line.stopped(answer)
+
+
+def _not_a_receiver(producer: Producer, sink: HttpSink, answer: Answer) -> Invalid:
+    table = sink.url.rsplit("/", 1)[-1]
+    make = (
+        f"Nothing was sent. The table has to exist there: strandline table create {table} --schema … --key …, or"
+        f" strandline ingest {table} FILES --key …, there."
+    )
+    other = (
+        " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
+        " HttpSink(url, receiver='any')."
+    )
+    is_a_receiver = answer.error.get("kind") == "NotFound" and "table" in answer.error
+    return Invalid(
+        f"{sink.url} answered {answer.status} to the question for its positions: it is no Strandline receiver, or has"
+        f" no such table ({answer.message[:80]})",
+        hint=make if is_a_receiver else make + other,
+        consumer=producer.consumer,
+        url=sink.url,
+        status=answer.status,
+    )
 
 
 def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:

@@ -19,14 +19,13 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from strandline import duration, secret
-from strandline.definitions import MAX_VNODES
 from strandline.errors import Conflict, Invalid
 from strandline.sinks import body
 from strandline.sinks.base import Batch, Producer, Result
 from strandline.sinks.body import ARROW, FORMATS, NDJSON
-from strandline.sinks.chunks import Rule, positions_of
-from strandline.sinks.forward import HttpLane, described, outlived
-from strandline.sinks.posting import CONFLICT, GONE, Answer, Line, Secrets
+from strandline.sinks.chunks import Rule
+from strandline.sinks.forward import HttpLane, described, held_positions, outlived
+from strandline.sinks.posting import CONFLICT, GONE, Line, Secrets
 
 STRANDLINE, ANY = "strandline", "any"
 
@@ -159,7 +158,7 @@ class HttpDelivery:
         if not self._sink.keeps_positions:
             return False
         if self._found is None:
-            self._found = self._held()
+            self._found = held_positions(self._opened(), self._sink, self._producer)
         held = {vnode: self._found.get(vnode, (0, 0)) for vnode in batch.vnodes}
         if all(position == (batch.upto + 1, 0) for position in held.values()):
             return True
@@ -220,7 +219,7 @@ class HttpDelivery:
         """The last seq of each vnode that the receiver has completely, if the rows of that vnode came from the log."""
         if not self._sink.keeps_positions:
             return None
-        self._found = self._held()
+        self._found = held_positions(self._opened(), self._sink, self._producer)
         return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._found.items() if vnode < vnodes}
 
     def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
@@ -244,50 +243,14 @@ class HttpDelivery:
     def newest_life(self) -> int:
         if not self._sink.keeps_positions:
             return 0
-        told = self._asked({"sink": self._producer.sink}).document
+        told = self._opened().ask_positions({"sink": self._producer.sink}).document
         life = told.get("life") if isinstance(told, dict) else None
         return life if type(life) is int else 0
-
-    def _held(self) -> dict[int, tuple[int, int]]:
-        """The position of each vnode at the receiver."""
-        answer = self._asked({"sink": self._producer.sink, "life": str(self._producer.life)})
-        if answer.status == GONE:
-            raise outlived(self._producer, self._sink, answer)
-        told = answer.document
-        held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
-        if held is not None:
-            return held
-        if answer.is_ack or answer.status in (404, 405):
-            raise self._not_a_receiver(answer)
-        raise self._opened().stopped(answer)
-
-    def _asked(self, question: Mapping[str, str]) -> Answer:
-        return self._opened().ask(f"{self._sink.url.rstrip('/')}/positions", question)
 
     def _opened(self) -> Line:
         if self._line is None:
             self._line = Line(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
         return self._line
-
-    def _not_a_receiver(self, answer: Answer) -> Invalid:
-        table = self._sink.url.rsplit("/", 1)[-1]
-        make = (
-            f"Nothing was sent. The table has to exist there: strandline table create {table} --schema … --key …, or"
-            f" strandline ingest {table} FILES --key …, there."
-        )
-        other = (
-            " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
-            " HttpSink(url, receiver='any')."
-        )
-        is_a_receiver = answer.error.get("kind") == "NotFound" and "table" in answer.error
-        return Invalid(
-            f"{self._sink.url} answered {answer.status} to the question for its positions: it is no Strandline"
-            f" receiver, or has no such table ({answer.message[:80]})",
-            hint=make if is_a_receiver else make + other,
-            consumer=self._producer.consumer,
-            url=self._sink.url,
-            status=answer.status,
-        )
 
 
 def _check_number(name: str, value: object, most: int) -> None:

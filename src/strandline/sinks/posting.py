@@ -154,8 +154,9 @@ class Line:
             time.sleep(pause_s)
             self.retries += 1
 
-    def ask(self, url: str, parameters: Mapping[str, str]) -> Answer:
-        """The answer to a question, which is asked once; any answer but of a receiver that is busy."""
+    def ask_positions(self, parameters: Mapping[str, str]) -> Answer:
+        """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
+        url = f"{self._sink.url.rstrip('/')}/positions"
         answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
         if answer is not None and answer.status == _UNAUTHORIZED:
             self._refresh()
