@@ -113,6 +113,19 @@ def test_a_replay_that_was_done_is_answered_so_whatever_came_after_it(client, it
     assert by_id(items) == {1: "7"}
 
 
+def test_a_replay_grows_the_table_as_a_chunk_does(lake, client, items):
+    new = {"_op": "upsert", "_seq": 5, "id": 1, "name": "a", "qty": 1 << 40, "score": 1.5}
+    assert chunk(client, "7", upto=7, first=True).status_code == 200
+    with asking(make_app(lake, evolve=False, linger_ms=0)) as other, nothing_written(items):
+        assert send(client, replay_of(5), new).status_code == 409, "what is refused changes nothing"
+        answer = send(other, replay_of(7), new)
+        assert (answer.status_code, answer.json()["error"]["column"]) == (412, "score")
+        assert send(client, replay_of(7), {**new, "a b": 1}).status_code == 412
+    assert send(client, replay_of(7, key="k"), new).status_code == 200
+    assert send(client, replay_of(7, key="k"), new).json()["repeated"]
+    assert items.to_arrow().to_pylist() == [{"id": 1, "name": "a", "qty": 1 << 40, "score": 1.5}]
+
+
 def test_sinks_do_not_refuse_each_others_replays(client, items):
     assert chunk(client, "7", upto=7, first=True).status_code == 200
     assert again(client, "of t", as_of=3, sink="t").status_code == 200

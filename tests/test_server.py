@@ -222,7 +222,9 @@ def test_columns_that_cannot_be_are_refused_by_name(client, items):
     with nothing_written(items):
         for name, value, status in (("qty", "many", 422), ("a b", 1, 412), ("_hash", 1, 412)):
             rows = [row_at(0, 5, 0, id=1, **{name: value})]
-            assert error_of(send(client, [[0, 0, 5, 0, 6, 0]], rows, first=True), status)["column"] == name
+            error = error_of(send(client, [[0, 0, 5, 0, 6, 0]], rows, first=True), status)
+            assert error["column"] == name
+            assert "evolve" not in error.get("hint", ""), "that cannot add it"
 
 
 def test_a_receiver_may_be_told_not_to_evolve(lake, items):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.server.errors import malformed, too_large
+from strandline.server.errors import malformed, too_wide
 from strandline.server.flat import Flat, schema_size, texts_size
 from strandline.server.weight import COPIES, ROW_BYTES, SLOT_BYTES, Weight
 from strandline.soundness import first_unsound
@@ -109,13 +109,17 @@ def _weigh_messages(data: bytes | bytearray, weight: Weight) -> None:
 def _weigh_schema(metadata: Any, weight: Weight) -> None:
     fields, size = schema_size(metadata, most_fields=weight.most_columns, most_bytes=_SCHEMA_BYTES)
     if fields > weight.most_columns:
-        raise too_large(
+        raise too_wide(
             f"the body has more than {weight.most_columns} columns and fields of columns",
             hint="Raise --body-columns where the server is started.",
             limit=weight.most_columns,
         )
     if size > _SCHEMA_BYTES:
-        raise too_large(f"the names of the body's columns take more than {_SCHEMA_BYTES} bytes", limit=_SCHEMA_BYTES)
+        raise too_wide(
+            f"the names of the body's columns take more than {_SCHEMA_BYTES} bytes",
+            hint="Send fewer columns, or shorter names.",
+            limit=_SCHEMA_BYTES,
+        )
     weight.add(_ARRAY_BYTES * fields + size)
 
 

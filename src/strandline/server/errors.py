@@ -77,11 +77,15 @@ def too_slow(message: str) -> Refusal:
     return Refusal(408, Unavailable(message))
 
 
-def unprepared(error: Invalid) -> Refusal:
+def unprepared(error: Invalid, hint: str) -> Refusal:
     """The table is not ready for a sender's rows, whichever they are: that sender must wait, not give them up."""
     told = {name: value for name, value in error.fields.items() if name != "row"}
-    hint = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
     return Refusal(412, Conflict(error.message, hint=hint, **told))
+
+
+def too_wide(message: str, hint: str, **fields: Any) -> Refusal:
+    """The body has too many columns, or names of them: fewer rows would not help, so it is not 413."""
+    return Refusal(412, Conflict(message, hint=hint, **fields))
 
 
 def too_large(message: str, hint: str = "Send fewer rows at once.", **fields: Any) -> Refusal:

@@ -17,7 +17,10 @@ import pyarrow.types as pt
 from strandline.definitions import TableDef
 from strandline.errors import Invalid
 from strandline.schema import canonical_type, relaxed, wider
-from strandline.server.errors import unprepared
+from strandline.server.errors import Refusal, unprepared
+
+_EVOLVE = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
+_LEAVE_OUT = "The table cannot have it: leave the column out where it is sent, or give it another name there."
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,29 @@ class Growth:
         if count > self.most and count > len(definition.schema):
             raise Invalid(
                 f"the table would have {count} columns; by requests it gets {self.most} at most",
+                hint="Raise --table-columns where the server is started.",
                 column=grown.schema.names[-1],
             )
         return grown
+
+
+def grown(definition: TableDef, growth: Growth) -> TableDef:
+    """The table as a request needs it; 412 when it can never be so."""
+    try:
+        return growth.applied(definition)
+    except Invalid as never:
+        raise unprepared(never, never.hint or _LEAVE_OUT) from never
+
+
+def lacking(error: Invalid, definition: TableDef) -> Refusal:
+    """412 for rows with a column that a table lacks and does not get by itself."""
+    name = error.fields["column"]
+    if name not in definition.schema.names:
+        try:
+            definition.evolve(pa.schema([(name, pa.string())]))
+        except Invalid as never:
+            return unprepared(never, never.hint or _LEAVE_OUT)
+    return unprepared(error, _EVOLVE)
 
 
 def _is_held(field: pa.Field, definition: TableDef) -> bool:
@@ -121,7 +144,7 @@ def check_cuts(rows: pa.Table, definition: TableDef) -> None:
         at = rows.schema.get_field_index(field.name)
         if at >= 0 and is_cut(rows.column(at), field.type):
             said = f"column {field.name!r} is {field.type} here and {rows.schema.field(at).type} in the body"
-            raise unprepared(Invalid(f"{said}: numbers would be rounded", column=field.name))
+            raise unprepared(Invalid(f"{said}: numbers would be rounded", column=field.name), _EVOLVE)
 
 
 def is_cut(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> bool:

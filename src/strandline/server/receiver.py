@@ -24,8 +24,8 @@ from strandline.server import body, positions
 from strandline.server.body import Body, Form
 from strandline.server.chunk import HEADER, REPLAY_HEADER, Chunk, Replay, Sender
 from strandline.server.commit import Outcome
-from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large, unprepared
-from strandline.server.growth import check_cuts, growth_of, narrowed, widest
+from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large
+from strandline.server.growth import check_cuts, grown, growth_of, lacking, narrowed, widest
 from strandline.server.keys import Key, Summed, app_of
 from strandline.server.posts import Post, hidden_columns, posts_of
 from strandline.server.queue import Budget, Claim, Result, TableQueue
@@ -191,16 +191,17 @@ class Receiver:
         if head.chunk is None and not content.count:
             return Outcome(0)
         try:
-            posts = self._posts(content, table.definition, head.chunk, key)
+            posts = self._posts(content, table.definition, head, key)
             return table, [replace(post, replay=head.replay) for post in posts]
         except Invalid as error:
             error.fields.setdefault("table", name)
             raise
 
-    def _posts(self, content: Body, definition: TableDef, chunk: Chunk | None, key: Key | None) -> list[Post]:
-        """The rows of a request, checked against the table as it will be when they are applied."""
+    def _posts(self, content: Body, definition: TableDef, head: Head, key: Key | None) -> list[Post]:
+        """The rows of a request, checked against the table as it will be when they are applied. It grows for a sink."""
+        chunk = head.chunk
         hidden = hidden_columns(is_chunk=chunk is not None)
-        if chunk is None:
+        if head.sender is None:
             return posts_of(content.rows(pa.schema([*hidden, *definition.schema])), definition, key=key)
         known = {*definition.schema.names, *(field.name for field in hidden)}
         try:
@@ -212,13 +213,13 @@ class Receiver:
                 known -= set(growth.columns.names)
                 growth = None
             if growth is not None:
-                definition = growth.applied(definition)
+                definition = grown(definition, growth)
                 known.update(definition.schema.names)
             check_cuts(rows, definition)
-            return posts_of(rows, definition, chunk=chunk, growth=growth)
+            return posts_of(rows, definition, chunk=chunk, key=key, growth=growth)
         except Invalid as error:
             if error.fields.get("column", OP) not in known:
-                raise unprepared(error) from error
+                raise lacking(error, definition) from error
             raise
 
     def _done(self, table: Table, head: Head, key: Key | None, data: bytearray | None, claim: Claim) -> Outcome | None:
