@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -37,10 +38,14 @@ def unfit(value: object, field: pa.Field) -> str:
     """Why `value` cannot stand in the column."""
     if value is None:
         return "a value is required, found none"
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    shown = str(value) if isinstance(value, str | Decimal) else json.dumps(value, ensure_ascii=False, default=_shown)
     shown = shown if len(shown) <= 60 else shown[:57] + "…"
     shown = f"'{shown}'" if isinstance(value, str) else shown
     return f"{shown} is not {_expected(field.type)}"
+
+
+def _shown(value: object) -> object:
+    return float(value) if isinstance(value, Decimal) else str(value)
 
 
 def _expected(kind: pa.DataType) -> str:

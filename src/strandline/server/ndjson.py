@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import islice
@@ -40,6 +41,7 @@ _LIST_COPIES = 18
 """How much larger it may become in Arrow: `1,` takes 36 bytes in a list of decimals."""
 _SUSPECT = (re.compile(rb"\n[^{\n\r]"), re.compile(rb"\}[ \t\r]*(?:\{|null)"))
 _CONSTANT = re.compile(rb"[^\w\"](?:NaN|Inf)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?\Z")
 _DECIMAL_DIGITS = 100
@@ -148,7 +150,14 @@ class _Reader:
     def _by_hand(self, lines: list[bytes], first: int) -> pa.Table:
         with self._weight.lent(_OBJECT_COPIES * sum(map(len, lines))):
             rows = [self._values(line, row) for row, line in enumerate(lines, first)]
-            read = pa.concat_tables(checked(rows, self._read, required=(), first_row=first))
+            try:
+                read = pa.concat_tables(checked(rows, self._read, required=(), first_row=first))
+            except Invalid as error:
+                row, name = error.fields.get("row"), error.fields.get("column")
+                if row is None or name not in self._names:
+                    raise
+                # In the words of JSON: that error shows what Python made of it.
+                raise _refused(row, self._schema.field(name), rows[row - first][name]) from error
             try:
                 return self._finished(read)
             except _UNFIT:
@@ -183,6 +192,8 @@ class _Reader:
 def _refused(row: int, field: pa.Field, value: object) -> Invalid:
     try:
         why = unfit(value, field)
+        if isinstance(value, str) and _SURROGATE.search(value):
+            why = "the text has half of a surrogate pair"
     except RecursionError:
         why = f"the value is not {field.type}"
     return Invalid(f"row {row}, column {field.name!r}: {why}", row=row, column=field.name)
@@ -226,10 +237,11 @@ class _Twice(ValueError):
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise Invalid(f"{name} is not JSON")
 
 
 _parse = json.JSONDecoder(object_pairs_hook=JsonObject, parse_float=Decimal, parse_constant=_refuse_constant).decode
+_KINDS = {bool: "true or false", str: "a text", list: "a list", type(None): "null"}
 
 
 def _object(line: bytes, row: int, texts: frozenset[str]) -> JsonObject:
@@ -237,9 +249,11 @@ def _object(line: bytes, row: int, texts: frozenset[str]) -> JsonObject:
     column = None
     try:
         text = line.decode()
+        if text.startswith("\ufeff"):
+            raise Invalid("it begins with a byte order mark")
         said = _parse(quoted(text, texts) if texts else text)
         if not isinstance(said, JsonObject):
-            why = f"the line is {'null' if said is None else f'a {type(said).__name__}'}; expected an object"
+            why = f"the line is {_KINDS.get(type(said), 'a number')}; expected an object"
         elif said.twice is not None:
             column, why = said.twice, f"the name {said.twice!r} occurs twice"
         else:
@@ -250,8 +264,10 @@ def _object(line: bytes, row: int, texts: frozenset[str]) -> JsonObject:
         why = f"the line is not one JSON object: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
     except RecursionError:
         why = "the line is nested too deeply"
-    except (ValueError, Invalid) as error:
-        why = f"the line is not one JSON object: {error}"
+    except Invalid as error:
+        why = f"the line is not one JSON object: {error.message}"
+    except ValueError:
+        why = f"a number has more than {sys.get_int_max_str_digits()} digits"
     raise malformed(f"row {row}: {why}", row=row, **({} if column is None else {"column": column}))
 
 
