@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.backup import BackupReport, backup, copy_lake, restore
 from strandline.backup import plan as backups
+from strandline.baseline import Baseline
 from strandline.doctor import examine
 from strandline.pins import Pin, Pins
 from strandline.rejects import Rejects
@@ -451,9 +452,12 @@ def test_a_copy_that_lasts_keeps_vacuum_from_what_it_reads(lake, target, monkeyp
 
 
 def clean(part: Any) -> None:
-    """Delete what lies before the last checkpoint of a log or baseline, as cleaning will."""
+    """Delete what lies before the last checkpoint of a log or baseline, and say so before, as a vacuum does."""
     folder = Path(part.storage.uri) / part.folder / "_delta_log"
     last = json.loads((folder / "_last_checkpoint").read_text())["version"]
+    if isinstance(part, Baseline):
+        part.keep_from(lambda state: last)
+    part.delta.chain.checkpoints.set_alone(last)
     for path in folder.glob("*"):
         if path.name[:20].isdigit() and int(path.name[:20]) < last:
             path.unlink()
