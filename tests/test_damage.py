@@ -255,15 +255,24 @@ def test_a_writer_lists_the_folder_of_its_commits_now_and_then_and_not_for_every
     assert not any(prefix.endswith("log/_delta_log") for prefix in listed)
 
 
-def test_a_commit_that_was_seen_and_is_gone_is_missed_by_those_who_saw_it(root: Path, monkeypatch: Any) -> None:
+def test_a_commit_that_was_seen_and_is_gone_is_missed_by_those_who_saw_it(root: Path) -> None:
     table = sl.Lake(root).table("items")
     table.upsert([{"id": 9, "name": "n9"}])
-    monkeypatch.setattr(deltas, "_ASLEEP_S", -1.0)
     heal = damage(delta_log(root) / name(table.head), lambda data: None)
-    with refused(sl.Corrupt):
-        table.to_arrow()
+    for call in (table.to_arrow, lambda: table.upsert([{"id": 10, "name": "n10"}])):
+        with refused(sl.Corrupt):
+            call()
     heal()
     assert by_id(table)[9] == "n9"
+
+
+def test_a_commit_that_was_seen_and_is_gone_from_a_bucket_is_missed(s3_lake: Callable[..., sl.Lake]) -> None:
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=1)
+    table.upsert([{"id": 1, "name": "n1"}])
+    table.log.storage.delete([table.log.delta.chain.commits.path(table.head)])
+    for call in (table.to_arrow, lambda: table.upsert([{"id": 2, "name": "n2"}])):
+        with refused(sl.Corrupt):
+            call()
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -409,11 +418,17 @@ def test_a_pointer_to_a_lost_checkpoint_does_not_end_checkpoints(cleaned: Path, 
 def test_a_table_whose_log_or_baseline_is_gone_is_corrupt(root: Path, tmp_path: Path, part: str) -> None:
     folder = delta_log(root, part).parent
     expected = by_id(sl.Lake(root).table("items"))
+    opened = sl.Lake(root).table("items")
+    assert by_id(opened) == expected
     shutil.move(folder, tmp_path / "aside")
     before = files_below(root)
+    for call in (opened.to_arrow, opened.vacuum, lambda: opened.compact(full=True)):
+        with refused(sl.Corrupt, path=str(folder.relative_to(root))):
+            call()
+    if part == "log":
+        with refused(sl.Corrupt, path=str(folder.relative_to(root))):
+            opened.upsert([{"id": 9, "name": "n9"}])
     for operation, run in OPERATIONS.items():
-        if part == "baseline" and operation in ("upsert", "delete", "changes"):
-            continue  # these need the log alone
         if operation == "backup":
             with refused(sl.Corrupt):
                 run(root, tmp_path)

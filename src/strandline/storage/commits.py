@@ -76,6 +76,11 @@ class CommitLog:
         later = self.storage.list(self.folder, after=self.path(version))
         return any(_NUMBERED.search(info.path) for info in later)
 
+    def is_last(self, version: int) -> bool:
+        """Whether a commit is there and none after it, by a listing."""
+        listed = (info.path for info in self.storage.list(self.folder, after=self.path(version - 1)))
+        return {path for path in listed if _NUMBERED.search(path)} == {self.path(version)}
+
     def check(self, version: int, data: bytes) -> CommitFile:
         """What the bytes of a commit file say; `Corrupt` when they are not as they were written."""
         try:

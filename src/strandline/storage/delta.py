@@ -22,7 +22,7 @@ from typing import Any
 
 from strandline import secret
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Corrupt, Unavailable
+from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.storage.base import FileInfo, Storage
 from strandline.storage.chain import Chain
 from strandline.storage.commits import RESTORE, Action
@@ -86,22 +86,24 @@ class DeltaLog:
     def _read_on(self, known: Snapshot, by_list: bool) -> Snapshot:
         """The newest snapshot, by what came after a known one."""
         look = self._commits.lists_later if by_list else self.chain.sees_later
-        if not self.storage.is_local and not look(known.version):
+        if not self.storage.is_local and self._commits.is_last(known.version):
             return known
         try:
             snapshot = self.chain.catch_up(known, look)
-            is_behind = (
-                snapshot.version == known.version
-                and not _is_awake(self._looked_s)
-                and not self._commits.exists(known.version)
-            )
-            if not is_behind:
+            if snapshot.version > known.version or self._commits.exists(known.version):
                 return snapshot
         except Corrupt:
             # A checkpoint may stand for what is damaged or missing.
             pass
         # The commit files after our version were cleaned away while nobody looked here, or they are lost.
-        snapshot = self.chain.load()
+        try:
+            snapshot = self.chain.load()
+        except NotFound as error:
+            raise Corrupt(
+                f"the commit files in {self.storage.url(self.folder)} were there and are gone",
+                hint="Restore that folder from a backup, unless the table was dropped meanwhile.",
+                path=self.folder,
+            ) from error
         if snapshot.version < known.version:
             raise Corrupt(
                 f"commit file {self.storage.url(self._commits.path(known.version))} was there and is gone",
