@@ -14,6 +14,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import strandline as sl
+from strandline.catalog import IMPORTING
+from strandline.leftovers import leftovers, sweep
 from support import BUCKET, files_below, options_for, python, refused, rows_of
 
 ROWS = pa.table(
@@ -149,7 +151,32 @@ def test_after_a_kill_there_is_no_table_and_the_import_can_be_repeated(
     code = "import sys, strandline as sl; sl.Lake(sys.argv[1]).import_table('t', sys.argv[2], key=['id'])"
     assert python(code, lake.storage.uri, str(tmp_path / "a.parquet"), crash=point).returncode == -9
     assert lake.tables() == []
+    lake.create_table("other", ROWS.schema, key=["id"])
     assert lake.import_table("t", tmp_path / "a.parquet", key=["id"]).to_arrow().num_rows == 100
+    assert rest_of_imports(lake) == ["tables/t"]
+    late = lake.storage.now_s() + 10 * 86400
+    (left,) = leftovers(lake.storage, now_s=late, grace_s=3600)
+    assert (left.table, left.what, left.is_lost) == ("t", "of an import that did not end", False)
+    assert not left.is_deletable
+
+
+def rest_of_imports(lake: sl.Lake) -> list[str]:
+    """The tables whose folders say that an import is under way."""
+    paths = [info.path for info in lake.storage.list("tables")]
+    return [path.rsplit("/", 2)[0] for path in paths if path.endswith(f"/{IMPORTING}")]
+
+
+def test_an_import_killed_after_it_is_registered_is_a_table(lake: sl.Lake, tmp_path: Path) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    code = "import sys, strandline as sl; sl.Lake(sys.argv[1]).import_table('t', sys.argv[2], key=['id'])"
+    ended = python(code, lake.storage.uri, str(tmp_path / "a.parquet"), crash="import.registered")
+    assert ended.returncode == -9
+    assert lake.table("t").to_arrow().num_rows == 100
+    assert rest_of_imports(lake) == ["tables/t"]
+    late = lake.storage.now_s() + 10 * 86400
+    sweep(lake.storage, leftovers(lake.storage, now_s=late, grace_s=3600))
+    assert rest_of_imports(lake) == []
+    assert sl.Lake(lake.storage.uri).table("t").to_arrow().num_rows == 100
 
 
 def test_tables_on_an_object_store_are_imported(s3_lake: Callable[..., sl.Lake], seaweed: str) -> None:

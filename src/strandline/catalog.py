@@ -28,6 +28,8 @@ from strandline.storage.commits import FIRST, RESTORE, CommitLog
 
 FOLDER = "catalog"
 COPYING = f"{FOLDER}/copying"
+# Lies in the folder of a table that gets rows before it is registered, until it is.
+IMPORTING = "importing"
 _NUMBERED = re.compile(r"/\d{20}\.json\Z")
 _LATER = re.compile(r"/(?!0{20})\d{20}\.json\Z")
 _GENERATION = re.compile(r"[0-9a-f]{32}\Z")
@@ -135,8 +137,10 @@ class Catalog:
         known = {entry.folder for entry in state.tables.values()}
         hidden = {folder for info in listing if (folder := _folder_of(info.path, state.exists))} - known
         if hidden and state.exists:
-            dropped = self.lives().dropped_ms
-            hidden = {folder for folder in hidden if folder.rsplit("/", 1)[1] not in dropped}
+            hidden = {folder for folder in hidden if not self._storage.exists(f"{folder}/{IMPORTING}")}
+            # What was imported meanwhile is registered before its mark goes.
+            lives = self.lives()
+            hidden = {folder for folder in hidden - set(lives.live) if _generation(folder) not in lives.dropped_ms}
         if hidden:
             what = "its last entry is" if state.exists else "all of its entries are"
             raise Corrupt(
@@ -272,6 +276,10 @@ def _folder_of(path: str, has_catalog: bool) -> str | None:
     folder = "/".join(path.split("/")[:3])
     is_proof = not has_catalog or ("/log/_delta_log/" in path and bool(_LATER.search(path)))
     return folder if is_proof and _FOLDER.match(folder) else None
+
+
+def _generation(folder: str) -> str:
+    return folder.rsplit("/", 1)[1]
 
 
 def _entry(action: Mapping[str, Any]) -> Entry:

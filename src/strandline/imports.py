@@ -1,7 +1,8 @@
 """Make a table of this lake from one that exists elsewhere.
 
 The rows are written and committed before the name points to them: after a crash or an error there is no such table,
-only files of a generation that was never registered.
+only files of a generation that was never registered. The file `IMPORTING` lies beside them until it is, so that nobody
+takes them for a table that the catalog lost.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.baseline import Baseline
-from strandline.catalog import Entry
+from strandline.catalog import IMPORTING, Entry
 from strandline.change import UPSERT
 from strandline.crash import crash_point
 from strandline.definitions import TableDef, check_name
@@ -56,6 +57,7 @@ def import_table(
     def prepare(entry: Entry) -> None:
         made.append(entry)
         try:
+            lake.storage.put_new(f"{entry.folder}/{IMPORTING}", b"")
             Log.create(lake.storage, f"{entry.folder}/log", name, definition)
             Baseline.create(lake.storage, f"{entry.folder}/baseline", name, definition)
             _fill(lake, entry, origin, definition, order_by, progress)
@@ -65,12 +67,14 @@ def import_table(
             raise
 
     try:
-        lake.catalog.add(name, prepare)
+        entry = lake.catalog.add(name, prepare)
     except Invalid:
         # The name was taken meanwhile. Any other failure leaves open whether the catalog has the table by now.
         for entry in made:
             _clear(lake, entry)
         raise
+    crash_point("import.registered")
+    lake.storage.delete([f"{entry.folder}/{IMPORTING}"])
 
 
 def _clear(lake: Lake, entry: Entry) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from strandline import pins
-from strandline.catalog import Catalog, Lives
+from strandline.catalog import IMPORTING, Catalog, Lives
 from strandline.errors import StrandlineError
 from strandline.log import DROPPED
 from strandline.storage import FileInfo, Storage
@@ -19,19 +19,27 @@ from strandline.storage.delta import DeltaLog
 
 _MAKING_S = 3600.0
 _EXPIRED_S = 86400.0
+_COMPARE = "Compare catalog/ with a backup before you remove anything."
+_SET_BACK = f"The catalog may have been set back. {_COMPARE}"
+_LOST = f"The last catalog entry may be lost, or a backup to this place did not end. {_COMPARE}"
+_IMPORTED = "When no import is under way, the folder can be removed."
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Files that lie together. Those that a person has to decide about are not `is_deletable`; `is_lost`: they are
-    those of a table that the catalog does not know."""
+    """Files that lie together. Those that a person has to decide about have `advice`; `is_lost`: they are those of a
+    table that the catalog does not know."""
 
     table: str | None
     what: str
     where: str
     infos: tuple[FileInfo, ...]
-    is_deletable: bool = True
+    advice: str = ""
     is_lost: bool = False
+
+    @property
+    def is_deletable(self) -> bool:
+        return not self.advice
 
     @property
     def bytes(self) -> int:
@@ -45,7 +53,7 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
     listing = list(storage.list(""))
     lives = Catalog(storage).lives()
     pinned, expired = _pinned(storage, listing, now_s)
-    found = _unfinished(storage, listing, before_s)
+    found = _unfinished(storage, listing, lives, before_s)
     if expired:
         found.append(Leftover(None, "of pins that have expired", pins.FOLDER, tuple(expired)))
     folders: dict[str, list[FileInfo]] = defaultdict(list)
@@ -70,10 +78,11 @@ def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
             )
 
 
-def _unfinished(storage: Storage, listing: Sequence[FileInfo], before_s: float) -> list[Leftover]:
+def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Lives, before_s: float) -> list[Leftover]:
     """Temporary files that a crash left behind."""
-    old = [info for info in storage.temporaries("") if info.modified_s < before_s]
-    old += [info for info in listing if info.path.startswith("_check/") and info.modified_s < before_s]
+    marks = {f"{folder}/{IMPORTING}" for folder in lives.live}
+    found = [info for info in listing if info.path.startswith("_check/") or info.path in marks]
+    old = [info for info in (*storage.temporaries(""), *found) if info.modified_s < before_s]
     return [Leftover(None, "that were never finished", "", tuple(old))] if old else []
 
 
@@ -105,13 +114,16 @@ def _lifeless(
     if generation in lives.dropped_ms:
         # Both the catalog and the log itself must say so: a catalog that was set back must not cost a table.
         if not _is_ended(storage, folder) and any(_is_data(info.path) for info in infos):
-            what = "is dropped, but its log does not say so"
-            return [Leftover(name, what, folder, tuple(infos), is_deletable=False)]
+            what = "of a table that the catalog calls dropped, but its own log does not"
+            return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
+    if any(info.path == f"{folder}/{IMPORTING}" for info in infos):
+        what = "of an import that did not end"
+        return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
     if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
-        what = "holds commits, but the catalog does not know it"
-        return [Leftover(name, what, folder, tuple(infos), is_deletable=False, is_lost=True)]
+        what = "that holds commits, but the catalog does not know it"
+        return [Leftover(name, what, folder, tuple(infos), _LOST, is_lost=True)]
     # One that is being made looks the same, and making one takes a moment only.
     is_left = is_quiet and all(info.modified_s < now_s - _MAKING_S for info in infos)
     return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_left else []

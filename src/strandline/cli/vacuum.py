@@ -120,6 +120,5 @@ def _show_leftover(out: Console, lake: Lake, found: Leftover, is_dry_run: bool) 
         out.print(f"{name}{verb_} {files} {found.what}, {size(found.bytes)}.", soft_wrap=True)
         return
     where = lake.storage.url(found.where)
-    warning = "A lost catalog entry may hide its table: compare catalog/ with a backup before you remove anything."
-    said = f"{name}a folder of {files} {found.what}. It stays: {where}. {warning}"
+    said = f"{name}a folder of {files} {found.what}. It stays: {where}. {found.advice}"
     out.print(Text(said, "yellow"), soft_wrap=True)

@@ -8,7 +8,7 @@ from strandline.care import Care
 from strandline.doctor.finding import Finding
 from strandline.doctor.tables import TableExam
 from strandline.duck import Duck
-from strandline.leftovers import leftovers
+from strandline.leftovers import Leftover, leftovers
 from strandline.storage import Storage
 from strandline.table import Table
 
@@ -52,15 +52,18 @@ def lake_health(storage: Storage) -> list[Finding]:
         Finding(
             "wrong" if found.is_lost else "note",
             found.table,
-            f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
-            if found.is_deletable
-            else f"a folder of {counted(len(found.infos))} {found.what}; the last catalog entry may be lost, or"
-            " a backup to this place did not end: compare catalog/ with a backup before you remove anything",
+            _what(found),
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
         for found in leftovers(storage, now_s=storage.now_s(), grace_s=Care().grace)
     ]
+
+
+def _what(found: Leftover) -> str:
+    if found.is_deletable:
+        return f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
+    return f"a folder of {counted(len(found.infos))} {found.what}. {found.advice}"
 
 
 def counted(count: int) -> str:
