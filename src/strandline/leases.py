@@ -118,7 +118,7 @@ class Leases:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
         held = Held(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
-        with beside(f"lease-{name}", held.keep):
+        with beside(held.keep):
             yield held
 
 

@@ -15,11 +15,11 @@ import logging
 import os
 import re
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -98,19 +98,20 @@ class Pins:
         """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, at once for 0, and then
         renewed. It is a thread of its own that writes, renews and releases it, for as long as the block's lock is
         taken: an interrupt, wherever it falls, gives that lock back and leaves no pin behind."""
-        failed: list[Exception] = []
-        written = threading.Event()
+        # Not an event: one whose wait is interrupted may fail in the thread that sets it.
+        first: SimpleQueue[Exception | None] = SimpleQueue()
 
         def keep(is_over: Callable[[float], bool]) -> None:
             if quiet_s > 0 and is_over(quiet_s):
                 return
             while True:
+                failed: Exception | None = None
                 try:
                     self.put(pin)
                 except Exception as error:
-                    failed.append(error)
+                    failed = error
                     _log.warning("pin %s could not be written: %s", pin.name, error)
-                written.set()
+                first.put(failed)
                 if is_over(pin.length_s / 3):
                     break
             try:
@@ -118,11 +119,9 @@ class Pins:
             except (OSError, StrandlineError) as error:
                 _log.warning("pin %s could not be released and will expire: %s", pin.name, error)
 
-        with beside(f"pin-{pin.name}", keep):
-            if quiet_s <= 0:
-                written.wait()
-                if failed:
-                    raise failed[0]
+        with beside(keep):
+            if quiet_s <= 0 and (failed := first.get()) is not None:
+                raise failed
             yield
 
     def _path(self, name: str) -> str:

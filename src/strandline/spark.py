@@ -250,7 +250,7 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     jobs = Jobs()
     try:
         context.setJobGroup(group, "strandline", interruptOnCancel=True)
-        with beside("spark-progress", poll):
+        with beside(poll):
             yield jobs
     except BaseException:
         # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
