@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 os.environ.setdefault("STRANDLINE_SPARK", "local[2]")
+# A shell's background job starts with Ctrl-C ignored, and so would every child of a test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("STRANDLINE_SPARK_MEMORY", "1g")
 
 settings.register_profile(

@@ -118,10 +118,10 @@ def _lifeless(
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
-    if any(info.path == f"{folder}/{IMPORTING}" for info in infos):
-        what = "of an import that did not end"
-        return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
     if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
+        if any(info.path == f"{folder}/{IMPORTING}" for info in infos):
+            what = "of an import that did not end"
+            return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
         what = "that holds commits, but the catalog does not know it"
         return [Leftover(name, what, folder, tuple(infos), _LOST, is_lost=True)]
     # One that is being made looks the same, and making one takes a moment only.
