@@ -107,6 +107,18 @@ SELECT current_date > DATE '2020-01-01', now() IS NOT NULL, length(uuid()::VARCH
 SELECT (1, (2, (3, (4, (5, (6, (7, 8)))))))
 SELECT town.upper(), people.town.upper().lower(), 'x'.upper() FROM people
 WITH q AS (FROM people) SELECT q.town.replace('o', '0') FROM q WHERE town.length() > 3
+SHOW people
+SELECT column_name FROM (SHOW sales)
+SELECT repeat(name, id), name.repeat(2), repeat([id], 2), repeat('x', 2000), repeat(NULL, 2), repeat('e'::BLOB, 2) FROM people
+SELECT range(id), range(id, 5), range(10, 0, -3), generate_series(1, id), range(0), range(NULL), len(range(2000)), range(-1) FROM people
+SELECT generate_series(born::DATE, born::DATE + 2, INTERVAL 1 DAY), range(TIMESTAMP '2020-01-03', TIMESTAMP '2020-01-01', INTERVAL '-1' HOUR) FROM people
+SELECT lpad(name, 5, '-'), rpad(name, 2000, 'xy'), list_resize(tags, 3), list_resize(tags, 200, 'q'), array_resize([1], 2), bitstring('101', 10) FROM people
+SELECT printf('%d %s %5.2f %%', id, name, 2.5), printf('x'), format('{} {:>10}', id, name), format('{{}} {}', name), printf('%200d', id) FROM people
+SELECT replace(name, 'a', repeat('b', 100)), regexp_replace(name, 'a', 'b', 'g'), regexp_replace(name, '(.)', '\\1!'), replace(name, '', 'x') FROM people
+SELECT list_transform([1, 2], lambda n: repeat('ab', n)), unnest(range(3)) FROM people
+SELECT repeat('a', id) AS a, count(*) FROM people GROUP BY repeat('a', id) HAVING repeat('a', id) <> 'aa'
+SELECT list(tags), list({'a': name, 'b': [[id]]}), string_agg(name, ', ' ORDER BY id), MAP {name: 1} FROM people GROUP BY ALL
+SELECT repeat(name, 2), repeat(name, 2) FROM people
 """.strip().split("\n")  # noqa: E501
 QUERIES = [query for query in QUERIES if query != "SELECT -- a comment"]
 
@@ -149,7 +161,14 @@ def test_an_ordinary_query_answers_as_duckdb_does(both, query):
     assert answers(lake.sql(query)) == answers(plain.sql(query).to_arrow_table())
 
 
-@pytest.mark.parametrize("query", ["SELECT id FROM sales ORDER BY -id", "FROM (VALUES (3), (1)) t(n) ORDER BY n"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM sales ORDER BY -id",
+        "FROM (VALUES (3), (1)) t(n) ORDER BY n",
+        "SELECT repeat('a', (10 - id)::INT) FROM sales ORDER BY id DESC",
+    ],
+)
 def test_the_order_of_rows_is_the_one_asked_for(both, query):
     lake, plain = both
     assert lake.sql(query).to_pylist() == plain.sql(query).to_arrow_table().to_pylist()
@@ -162,3 +181,23 @@ def test_an_error_names_what_the_query_names(both):
     assert '"id"' in str(caught.value)
     with pytest.raises(sl.Invalid, match='uplicate alias "people"'):
         lake.sql("SELECT * FROM people, people")
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        ("EXPLAIN SELECT 1", "plan"), ("PRAGMA version", "DESCRIBE"), ("SET threads = 1", "Settings"),
+        ("PIVOT people ON town", "IN"), ("INSERT INTO people VALUES (1)", "upsert"), ("DROP TABLE people", "table"),
+        ("SELECT 1; DELETE FROM people", "upsert"), ("SHOW TABLES", "SHOW table"), ("BEGIN", None),
+    ],
+)  # fmt: skip
+def test_a_statement_that_is_no_select_is_refused_with_the_way_to_go(both, statement, word):
+    with pytest.raises(sl.Invalid) as caught:
+        both[0].sql(statement)
+    assert (word is None and caught.value.hint is None) or word in caught.value.hint
+
+
+def test_no_macro_is_called_by_its_name(both):
+    for call in ("bounded_repeat('a', 3)", "bounded_weigh(1, 2)", "'a'.bounded_width()"):
+        with pytest.raises(sl.Invalid, match="no function"):
+            both[0].sql(f"SELECT {call}")

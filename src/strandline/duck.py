@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline import secret, spill
+from strandline import secret, spill, sqlbounds
 from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, faults
@@ -50,6 +50,8 @@ def translated(error: BaseException) -> StrandlineError:
     kind = found.group(1) if found else ""
     if _ENDED in said:
         return _ended()
+    if (too_large := sqlbounds.refusal(said)) is not None:
+        return too_large
     if kind in ("INTERNAL", "FATAL"):
         return Invalid(
             f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
@@ -123,6 +125,7 @@ class Duck:
             "lock_configuration = true",
         ):
             connection.execute(f"SET {setting}")
+        sqlbounds.install(connection)
         return connection
 
     def _begin(self, start: str, life: int | None) -> tuple[Any, Any]:
