@@ -172,6 +172,37 @@ def test_a_table_folds_again_when_the_file_was_put_back(repeated):
     assert rows_of(sl.Lake(repeated.log.storage.uri).table("repeated").to_arrow()) == expected
 
 
+@pytest.mark.parametrize("act", ["export", "sink", "restore", "fold"])
+def test_what_a_read_kept_of_a_damaged_file_goes_before_rows_are_written_again(lake, items, tmp_path, act):
+    """A file with other rows and sound pages is read, and put back."""
+    items.upsert([{"id": at, "name": "old"} for at in range(3)])
+    items.compact(full=True)
+    items.upsert([{"id": 1, "name": "new"}])
+    expected = by_id(items)
+    items.forget_folds()
+    path = Path(lake.storage.uri) / items.log.folder / items.log.refresh().by_seq[-1][1].path
+    whole, rows = path.read_bytes(), pq.read_table(path)
+    pq.write_table(rows.set_column(rows.column_names.index("_op"), "_op", pa.array(["delete"])), path)
+    assert by_id(items) == {0: "old", 2: "old"}
+    if act == "fold":
+        assert items.compact(full=True).degraded
+    path.write_bytes(whole)
+    if act == "export":
+        items.export(tmp_path / "out")
+    elif act == "sink":
+        lake.sink("copy", "items", to=sl.ParquetSink(tmp_path / "out"))
+        assert lake.tick(only=["copy"]).is_well
+    elif act == "restore":
+        items.upsert([{"id": 1, "name": "newer"}])
+        items.restore(2)
+    if act in ("export", "sink"):
+        found = [
+            row for file in (tmp_path / "out").rglob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()
+        ]
+        assert {row["id"]: row["name"] for row in found} == expected
+    assert by_id(items) == expected
+
+
 def test_a_file_that_lost_a_row_group_and_has_a_sound_footer_is_noticed(repeated):
     """Only the commit knows how many rows it had."""
     path = only_file(repeated, "log/")

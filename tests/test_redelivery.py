@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
@@ -71,6 +72,15 @@ def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
     assert again.error is not None and again.error.fields["status"] == 422
     assert lake.ledger.letters.get(letter.id).attempts == 1
     items.upsert([{"id": 3, "name": "good"}])
+    (*_, (_, file)) = items.log.refresh().by_seq
+    path = Path(lake.storage.uri) / items.log.folder / file.path
+    whole = path.read_bytes()
+    # Other rows, and sound pages: only the digest of the file tells.
+    rows_ = pq.read_table(path)
+    pq.write_table(rows_.set_column(rows_.column_names.index("name"), "name", pa.array(["else"])), path)
+    (again,) = redelivery.replay(lake, [letter.id])
+    assert isinstance(again.error, sl.Corrupt) and lake.ledger.letters.get(letter.id).attempts == 1
+    path.write_bytes(whole)
     (again,) = redelivery.replay(lake, [letter.id])
     assert (again.rows, again.error) == (1, None)
     assert lake.ledger.letters.all() == []

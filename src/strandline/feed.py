@@ -8,20 +8,20 @@ meanwhile changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline import digest, encode
+from strandline import encode
 from strandline import schema as schemas
 from strandline.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.definitions import TableDef
 from strandline.dialect import listed
 from strandline.fold import changes_sql
-from strandline.frames import check_files, log_scan, spark_frame
+from strandline.frames import log_scan, spark_frame
 from strandline.log import LogState
 from strandline.merge import Merge, duck_sql, vnodes_of
 from strandline.pins import new_pin
@@ -116,15 +116,22 @@ class Feed:
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The rows in order, through DuckDB, from files that are not damaged."""
-        digest.check(self.table.log.storage, self.files.items())
+        self._verify(self.files)
         with self.table.duck.transaction() as cursor:
             relation = cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}")
             # A lane may stop early, and a transaction does not end while a result is open.
             with relation.to_arrow_reader(self._batch_rows) as reader:
                 yield self._conformed(reader)
 
-    def matching(self, keys: pa.Table) -> pa.Table:
-        """The rows that have one of these identities: the key as it leaves, or `_seq` and `_row`."""
+    def _verify(self, files: Mapping[str, DataFile], spark: SparkSession | None = None) -> None:
+        self.table.verify(files, spark=spark, is_folded=self._merge is not None)
+
+    def matching(self, keys: pa.Table, proved: set[str]) -> pa.Table:
+        """The rows that have one of these identities: the key as it leaves, or `_seq` and `_row`; from files that are
+        not damaged. `proved` are the paths of those that were looked at a moment ago, and grows."""
+        if fresh := {path: file for path, file in self.files.items() if path not in proved}:
+            self._verify(fresh)
+            proved.update(fresh)
         with self.table.duck.transaction() as cursor:
             rows = self._sql(cursor)
             cursor.register("_wanted", keys)
@@ -162,7 +169,7 @@ class Feed:
         """The same rows as a DataFrame, in no order."""
         from pyspark.sql import functions as F
 
-        check_files(spark, self.table.log.storage, self.files.items())
+        self._verify(self.files, spark)
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None

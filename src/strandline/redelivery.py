@@ -64,6 +64,7 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
     for letter in {letter.id: letter for letter in (ledger.letters.get(id) for id in ids)}.values():
         by_sink[letter.consumer].append(letter)
     done: list[Replayed] = []
+    proved: set[str] = set()
     for name, letters in sorted(by_sink.items()):
         consumer = ledger.registry.get(name)
         with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
@@ -71,7 +72,10 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
             ledger.bond.renew()
             away: Unavailable | None = None
             for letter in letters:
-                sent = _sent(lake, consumer, letter) if away is None else Replayed(letter.id, name, letter.rows, away)
+                if away is None:
+                    sent = _sent(lake, consumer, letter, proved)
+                else:
+                    sent = Replayed(letter.id, name, letter.rows, away)
                 # Who is away for one letter is for the next, and each would wait as long.
                 away = sent.error if isinstance(sent.error, Unavailable) else None
                 done.append(sent)
@@ -79,10 +83,10 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
     return done
 
 
-def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter) -> Replayed:
+def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
     letters = lake.ledger.letters
     try:
-        rows = _send(lake, consumer, letter)
+        rows = _send(lake, consumer, letter, proved)
     except StrandlineError as error:
         if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
             letters.failed(letter.id, error.message, error.fields["status"])
@@ -92,7 +96,7 @@ def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter) -> Replayed:
     return Replayed(letter.id, consumer.name, rows)
 
 
-def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
+def _send(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> int:
     if consumer.is_retired:
         raise Invalid(
             f"sink {consumer.name!r} is retired: nothing is sent for it any more",
@@ -110,7 +114,7 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter) -> int:
             hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
-    rows, as_of = current_rows(table, sink, letter.key_table)
+    rows, as_of = current_rows(table, sink, letter.key_table, proved)
     if not rows.num_rows:
         return 0
     lake_id = lake.catalog.refresh().lake_id
@@ -136,21 +140,21 @@ def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
     except NotFound:
         return None
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
-    current, _ = current_rows(table, sink, letter.key_table)
+    current, _ = current_rows(table, sink, letter.key_table, set())
     rows = pa.Table.from_batches([current])
     return rows.filter(pc.equal(rows.column(OP), UPSERT))
 
 
-def current_rows(table: Table, sink: SinkDef, keys: pa.Table) -> tuple[pa.RecordBatch, int]:
+def current_rows(table: Table, sink: SinkDef, keys: pa.Table, proved: set[str]) -> tuple[pa.RecordBatch, int]:
     """What a sink would send of these keys now: `_op`, `_seq` and the columns; and the seq at which that is so. Of a
     table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
-    sends none."""
+    sends none. `proved` are the paths of files that were verified already."""
     log = table.log.refresh()
     shape = sink.shape(log.definition)
     vnodes = range(log.definition.vnodes)
     feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
     with feed.kept():
-        found = feed.matching(keys)
+        found = feed.matching(keys, proved)
     hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
     found = found.drop_columns(hidden)
     if log.definition.is_keyed and sink.deletes:

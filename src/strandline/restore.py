@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline import digest
 from strandline import fold as folds
 from strandline.change import DELETE, HASH, OP, SEQ, UPSERT, Commit
 from strandline.dialect import listed
 from strandline.errors import Conflict, Invalid
-from strandline.frames import changed_keys, check_files, spark_frame
+from strandline.frames import changed_keys, spark_frame
 from strandline.log import Amend, LogState, prepare
 from strandline.merge import Merge, duck_sql
 from strandline.retry import until_landed
@@ -78,7 +77,7 @@ def _read(then: Merge) -> dict[str, DataFile]:
 
 def _on_driver(table: Table, then: Merge) -> Commit:
     definition = then.definition
-    digest.check(then.log.storage, _read(then).items())
+    table.verify(_read(then), spark=None, is_folded=True)
     key = listed(definition.key)
     changes = folds.changes_sql(then.log, then.log.files(then.seq, then.log.head), [*definition.key], None)
     with table.duck.transaction() as cursor:
@@ -101,7 +100,7 @@ def _on_spark(table: Table, then: Merge) -> Commit:
     definition = then.definition
     spark = session(table.spark)
     key = list(definition.key)
-    check_files(spark, then.log.storage, _read(then).items())
+    table.verify(_read(then), spark=spark, is_folded=True)
     changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
     try:
         rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)

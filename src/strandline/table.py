@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from strandline import duration, expiry
+from strandline import digest, duration, expiry
 from strandline import fold as folds
 from strandline import schema as schemas
 from strandline.baseline import Baseline
@@ -29,7 +29,7 @@ from strandline.duck import Duck
 from strandline.errors import Corrupt, Invalid, NotRetained
 from strandline.expiry import horizon_at
 from strandline.export import Destination, ExportReport, export, new_source
-from strandline.frames import fold_frame, spark_frame, winners_sql
+from strandline.frames import check_files, fold_frame, spark_frame, winners_sql
 from strandline.log import Log, LogState
 from strandline.merge import Files, Merge, duck_sql
 from strandline.pins import HeldPin, Pins, new_pin
@@ -41,6 +41,7 @@ from strandline.restore import restore
 from strandline.rows import checked, is_spark
 from strandline.spark import session
 from strandline.storage import Storage
+from strandline.storage.snapshot import DataFile
 from strandline.text import check_text
 from strandline.vacuum import VacuumReport, vacuum
 from strandline.writer import checked_frame, write, write_frame
@@ -449,6 +450,36 @@ class Table:
             if name is not None:
                 cursor.execute(f"SELECT 1 FROM {name} LIMIT 0").fetchall()
             return name
+
+    def verify(
+        self,
+        files: Mapping[str, DataFile],
+        columns: Sequence[str] | None = None,
+        *,
+        spark: SparkSession | None,
+        is_folded: bool,
+    ) -> None:
+        """`Corrupt` when one of these files, of which `columns` are read, is damaged; Spark tasks look where there is a
+        session. Reads do not look. So the folds that they have kept go when a file is damaged, and before one is used,
+        `is_folded`, to write rows again: a file may have been damaged and put back since."""
+        try:
+            if spark is None:
+                digest.check(self.log.storage, files.items(), columns)
+            else:
+                check_files(spark, self.log.storage, files.items(), columns)
+        except Corrupt:
+            self.forget_folds()
+            raise
+        if is_folded:
+            self.forget_folds()
+
+    def forget_folds(self) -> None:
+        """Let go of what reads have kept of the log."""
+        with self.lock:
+            self._folds.forget()
+            if self._spark_fold is not None:
+                self._spark_fold[1].unpersist()
+            self._spark_fold = self._spark_frame = None
 
     def fold_frame(self, spark: SparkSession, merge: Merge) -> DataFrame | None:
         """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""

@@ -47,6 +47,8 @@ def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
             raise Conflict("the table was folded meanwhile; nothing was changed") from error
         for vnode in set(vnodes) & set(part.only or ()):
             degraded[vnode] = Degraded(vnode, part.log.storage.url(path), fault)
+    if degraded:
+        table.forget_folds()
     return degraded
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from strandline import decode, digest, encode
+from strandline import decode, encode
 from strandline import schema as schemas
 from strandline.change import HASH, OP, ROW, SEQ
 from strandline.condition import Predicate
@@ -24,7 +24,7 @@ from strandline.dialect import ScanFile, listed
 from strandline.duck import translated
 from strandline.errors import Corrupt, Invalid
 from strandline.fold import changes_sql
-from strandline.frames import check_files, log_scan, spark_frame
+from strandline.frames import log_scan, spark_frame
 from strandline.lanes import ReadLane
 from strandline.log import LogState
 from strandline.merge import Merge, needed_columns
@@ -126,12 +126,9 @@ class Source(ABC):
 
     def check(self, spark: SparkSession | None) -> None:
         """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
-        storage, names = self.table.log.storage, self._columns()
+        names = self._columns()
         columns = None if set(names) >= set(self.definition.schema.names) else names
-        if spark is None:
-            digest.check(storage, self._looked_into().items(), columns)
-        else:
-            check_files(spark, storage, self._looked_into().items(), columns)
+        self.table.verify(self._looked_into(), columns, spark=spark, is_folded=True)
 
     @abstractmethod
     def _columns(self) -> Sequence[str]:
