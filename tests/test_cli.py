@@ -282,7 +282,13 @@ def test_query_shows_prints_and_refuses(loaded: Run) -> None:
     assert document["rows"] == [{"id": 1, "day": "2024-01-31", "d": "1.5"}]
     assert [column["name"] for column in document["columns"]] == ["id", "day", "d"]
     assert "1 row" in loaded("query", "-", stdin="select 1")
-    for sql, kind in (("drop table items", "Invalid"), ("select * from nope", "NotFound"), ("selec", "Invalid")):
+    late = "select [date '12000-01-01']"
+    assert "12000" in loaded("query", f"{late}::varchar")
+    loaded("query", late, "--csv", code=1)
+    for sql, kind in (
+        ("drop table items", "Invalid"), ("select * from nope", "NotFound"), ("selec", "Invalid"), (late, "Invalid"),
+        ("select 'infinity'::date", "Invalid"),
+    ):  # fmt: skip
         assert loaded.json("query", sql, code=1)["error"]["kind"] == kind
     loaded("query", "select 1", "--csv", "--json", code=2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
@@ -15,6 +15,7 @@ from rich.text import Text
 from strandline import duration
 from strandline.cli.answer import Answer, counted, plain, show_rows
 from strandline.cli.verb import Call, verb
+from strandline.errors import Invalid
 
 _CELL_CHARS = 60
 
@@ -47,7 +48,7 @@ def query(
     )
     data = {
         "columns": [{"name": field.name, "type": str(field.type)} for field in result.schema],
-        "rows": result.to_pylist() if call.is_json else [],
+        "rows": _rows(result) if call.is_json else [],
         "count": result.num_rows,
     }
     return Answer(data, lambda out: _print_csv(result) if as_csv else _show(out, result, limit))
@@ -57,13 +58,23 @@ def _print_csv(result: pa.Table) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(result.column_names)
     for batch in result.to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
+        for row in _rows(batch):
             writer.writerow(["" if value is None else _text(value) for value in row.values()])
+
+
+def _rows(part: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        return list(part.to_pylist())
+    except (OverflowError, ValueError) as error:
+        raise Invalid(
+            f"a date or time of the result lies outside of the years 1 to 9999: {error}",
+            hint="Ask for it as text: CAST(column AS VARCHAR)",
+        ) from error
 
 
 def _show(out: Console, result: pa.Table, limit: int) -> None:
     kinds = {f.name for f in result.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
-    rows = [[_cell(value) for value in row.values()] for row in result.slice(0, limit).to_pylist()]
+    rows = [[_cell(value) for value in row.values()] for row in _rows(result.slice(0, limit))]
     show_rows(out, result.column_names, rows, numbers=kinds)
     count = counted(result.num_rows, "row")
     note = f"{count}, the first {limit:,} shown. All of them: --csv, --json or --limit {result.num_rows}"
