@@ -191,3 +191,23 @@ def test_queries_of_many_threads_see_whole_commits(filled, items, owners):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize("statement", ["SELECT CAST(name AS INT) FROM items", "SELECT strptime(name, '%d') FROM items"])
+def test_a_value_that_looks_like_a_file_is_no_damage(lake, items, statement):
+    items.upsert([{"id": 1, "name": "/data/a.parquet", "qty": 1}])
+    with refused(sl.Invalid):
+        lake.sql(statement)
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_a_condition_does_not_fail_on_rows_that_are_superseded(lake, items, is_folded):
+    items.upsert([{"id": n, "name": "abc", "qty": (1 << 31) - 1} for n in range(9)])
+    if is_folded:
+        items.compact(full=True)
+    items.upsert([{"id": n, "name": "5", "qty": 5} for n in range(8)])
+    items.delete([8])
+    for condition in ("CAST(name AS INT) = 5", "qty + 1 = 6", "sqrt(6 - qty) = 1", "regexp_matches('5', name)"):
+        assert lake.sql(f"SELECT * FROM items WHERE {condition}").num_rows == 8
+    assert items.to_arrow(where="qty + 1 = 6").num_rows == 8
+    assert items.to_arrow(where="qty * 2 = 10 AND id = 3").num_rows == 1

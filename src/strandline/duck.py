@@ -43,8 +43,8 @@ def is_of_duckdb(error: BaseException) -> bool:
     return isinstance(error, duckdb.Error) or is_passed_on
 
 
-def translated(error: BaseException) -> StrandlineError:
-    """What a failure of DuckDB means to the caller."""
+def translated(error: BaseException, root: str) -> StrandlineError:
+    """What a failure of DuckDB means to the caller, who reads files below `root`."""
     said = str(error).strip()
     found = _SAID.match(said)
     kind = found.group(1) if found else ""
@@ -70,9 +70,9 @@ def translated(error: BaseException) -> StrandlineError:
             "the read needs more memory than the lake's DuckDB may use",
             hint="Select fewer columns or rows, or open the lake with a larger cache_bytes.",
         )
-    # Only files are read here, and only those that a commit claims.
-    if kind == "IO" or ".parquet" in said:
-        found = re.search(r"[^\s'\"]+\.parquet", said)
+    # Only files are read here, and only those that a commit claims. Values may look like names of others.
+    found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)
+    if kind == "IO" or found:
         path = found.group(0) if found else None
         refused = faults.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
         return refused or Corrupt(
@@ -143,7 +143,7 @@ class Duck:
                 return connection, cursor
             except duckdb.Error as error:
                 if not self._let_go_if_dead(connection):
-                    raise translated(error) from error
+                    raise translated(error, self._storage.uri) from error
 
     def _let_go_if_dead(self, connection: Any) -> bool:
         try:
@@ -178,7 +178,7 @@ class Duck:
                 if is_of_duckdb(error) or isinstance(error, Corrupt):
                     self._raise_outage(started_s)
                 if is_of_duckdb(error):
-                    raise translated(error) from error
+                    raise translated(error, self._storage.uri) from error
                 if isinstance(error, RuntimeError) and str(error) == _CTRL_C:
                     raise KeyboardInterrupt from error
                 raise

@@ -155,7 +155,7 @@ class Source(ABC):
                 yield from schemas.conform(pa.Table.from_batches([batch]), schema).to_batches()
         except duckdb.Error as error:
             self.blame(error)
-            raise translated(error) from error
+            raise translated(error, self.table.log.storage.uri) from error
         except RuntimeError as error:
             if "interrupted" not in str(error):
                 raise
