@@ -1,4 +1,5 @@
-"""A receiver of the forward protocol's level 2 that does what the protocol's table of positions says, word for word.
+"""A receiver of the forward protocol's level 2 that does what the protocol's tables say, of positions and of replays,
+word for word.
 
 `faults` are taken one by one: a status, "lost" (done, and the connection closed instead of an answer) or "cut" (nothing
 done, closed). `refuses` says which rows it does not take; `limit` how many rows a request may have."""
@@ -73,6 +74,8 @@ class PositionsReceiver:
         self.lives: dict[str, int] = {}
         self.positions: dict[str, dict[int, Position]] = {}
         self.rows: list[dict[str, Any]] = []
+        self.replays: dict[str, int] = {}
+        self.done: set[str] = set()
         self.chunks: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.faults: list[str | int | None] = []
@@ -87,6 +90,8 @@ class PositionsReceiver:
         return f"http://127.0.0.1:{self.server.server_port}/ingest/items"
 
     def taken(self, headers: Any, data: bytes) -> tuple[int, Any]:
+        if "Strandline-Replay" in headers:
+            return self.replayed(headers, data)
         chunk = json.loads(headers["Strandline-Chunk"])
         rows = _decoded(headers, data)
         self.chunks.append({**chunk, "rows": len(rows), "headers": headers})
@@ -121,8 +126,42 @@ class PositionsReceiver:
                 error = {"kind": "Invalid", "message": "a bad row"}
                 return 422, {"error": error | ({"row": rows.index(row)} if self.names_rows else {})}
         self.rows += new
-        self.lives[sink], self.positions[sink] = life, held | moved
+        self.begin(sink, life)
+        self.positions[sink] = held | moved
         return 200, {"rows": len(new), "skipped": len(rows) - len(new), "seq": len(self.rows) or None}
+
+    def replayed(self, headers: Any, data: bytes) -> tuple[int, Any]:
+        assert "Strandline-Chunk" not in headers
+        replay, key, rows = (
+            json.loads(headers["Strandline-Replay"]),
+            headers["Idempotency-Key"],
+            _decoded(headers, data),
+        )
+        sink, life, as_of = replay["sink"], replay["life"], replay["as_of"]
+        if self.lives.get(sink, 0) > life:
+            return 410, {"error": {"kind": "Conflict", "message": "an older life", "life": self.lives[sink]}}
+        if key in self.done:
+            return 200, {"rows": len(rows), "skipped": 0, "seq": None, "repeated": True}
+        is_known = self.lives.get(sink) == life
+        held = self.positions.get(sink, {}) if is_known else {}
+        there = [seq if index else seq - 1 for seq, index in held.values()]
+        there += [self.replays[sink]] if is_known and sink in self.replays else []
+        if any(seq > as_of for seq in there):
+            return 409, {"error": {"kind": "Conflict", "message": "newer rows", "as_of": max(there)}}
+        if any(map(self.refuses, rows)):
+            return 422, {"error": {"kind": "Invalid", "message": "a bad row"}}
+        self.begin(sink, life)
+        self.rows += rows
+        self.replays[sink] = as_of
+        self.done.add(key)
+        return 200, {"rows": len(rows), "skipped": 0, "seq": len(self.rows)}
+
+    def begin(self, sink: str, life: int) -> None:
+        """A higher life replaces all that is kept of the lower one."""
+        if self.lives.get(sink) != life:
+            self.positions[sink] = {}
+            self.replays.pop(sink, None)
+        self.lives[sink] = life
 
 
 def _decoded(headers: Any, data: bytes) -> list[dict[str, Any]]:

@@ -835,6 +835,28 @@ def test_json_goes_to_a_receiver_that_keeps_positions_too(receiver):
     assert [row["id"] for row in receiver.rows] == leaving(rows)
 
 
+def test_a_replay_counts_once_and_not_when_newer_rows_are_there(receiver):
+    batch = batch_of(after=0, upto=7, is_first=True)
+    rows = some_rows(batch, count=2)
+    delivery = HttpSink(receiver.url, patience="0s").open(PRODUCER)
+    letter = rows.drop_columns(["_vnode"])
+    receiver.faults = ["lost"]
+    with pytest.raises(sl.Unavailable):
+        delivery.resend("letter", letter, 7)
+    delivery.resend("letter", letter, 7)
+    assert [row["id"] for row in receiver.rows] == [0, 1]
+    assert deliver(HttpSink(receiver.url), batch, rows).error is None
+    delivery.resend("another", letter, 7)
+    assert len(receiver.rows) == 6
+    with pytest.raises(sl.Conflict):
+        delivery.resend("late", letter, 6)
+    with pytest.raises(sl.Conflict):
+        HttpSink(receiver.url).open(replace(PRODUCER, life=6)).resend("old", letter, 9)
+    delivery.resend("letter", letter, 7)
+    delivery.close()
+    assert len(receiver.rows) == 6
+
+
 @settings(max_examples=60)
 @given(
     ranges=st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), max_size=25), min_size=1, max_size=3),
