@@ -139,6 +139,21 @@ def test_what_is_claimed_is_at_least_what_is_taken(tmp_path, form):
         assert _peak(server.process) < before + limits["queue_bytes"] + _CHECKERS * 64 * MIB
 
 
+def test_one_long_text_takes_no_more_than_it_claims(tmp_path):
+    """It is the least and the greatest value of its page, its column and its index."""
+    lake = sl.Lake(tmp_path / "lake")
+    lake.create_table("items", ITEMS, key=["id"])
+    limits = {"body_bytes": 64 * MIB, "queue_bytes": 352 * MIB}
+    with served(lake.storage.uri, **limits) as server:
+        assert server.post("items", lines({"id": 1, "name": "a"}), PLAIN).status_code == 200
+        before = psutil.Process(server.process.pid).memory_info().rss
+        for size, status in ((24 * MIB, 200), (63 * MIB, 413)):
+            row = {"id": 1, "name": "x" * size}
+            for content, kind in ((lines(row), NDJSON), (arrow([row]), ARROW)):
+                assert server.post("items", content, {"Content-Type": kind}).status_code == status
+        assert _peak(server.process) < before + limits["queue_bytes"] + _CHECKERS * 64 * MIB
+
+
 def test_texts_that_a_schema_shares_are_counted_each_time():
     """One name of a megabyte, told to be that of every column: a few bytes each."""
     fields = [pa.field("n" * 60_000, pa.int64())] * 100

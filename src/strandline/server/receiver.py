@@ -192,6 +192,8 @@ class Receiver:
             return Outcome(0)
         try:
             posts = self._posts(content, table.definition, head, key)
+            for post in posts:
+                content.weight.add_longest(post.rows)
             return table, [replace(post, replay=head.replay) for post in posts]
         except Invalid as error:
             error.fields.setdefault("table", name)

@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.group import row_bytes
 from strandline.server.errors import too_large
 
 COPIES = 4
 """How often a value is held at once: as it came, in the table's type, sorted, and in the file under way."""
+LONGEST_COPIES = 9
+"""How often the longest row is held beside that, while its file is written: by its row group, and as the least and the
+greatest value of its page, column and index."""
 ROW_BYTES = 160
 """What a row takes beside its values: `_op`, its hash, its place in the order."""
 SLOT_BYTES = 8
@@ -42,6 +47,11 @@ class Weight:
         """So much is about to be taken, until the request is answered."""
         self._check(self.bytes + size)
         self.bytes += size
+
+    def add_longest(self, rows: pa.Table) -> None:
+        """Rows in the table's types are about to be written."""
+        sizes = (sum(map(row_bytes, batch.columns), np.zeros(batch.num_rows, np.int64)) for batch in rows.to_batches())
+        self.add(LONGEST_COPIES * max((int(each.max(initial=0)) for each in sizes), default=0))
 
     @contextmanager
     def lent(self, size: int) -> Iterator[None]:
