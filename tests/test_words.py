@@ -39,6 +39,9 @@ ENCODINGS = {
     "base64, one behind": lambda s: base64.b64encode(b"x" + s.encode()).decode(),
     "base64, two behind": lambda s: base64.b64encode(b"xy" + s.encode() + b"z").decode(),
     "URL-safe base64": lambda s: base64.urlsafe_b64encode(b"user:" + s.encode()).decode(),
+    "spaced out": " ".join,
+    "hex, spaced out": lambda s: s.encode().hex(" "),
+    "words of four": lambda s: " ".join(s[at : at + 4] for at in range(0, len(s), 4)),
     "repr": lambda s: repr(s.encode())[2:-1],
 }
 

@@ -31,7 +31,8 @@ _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 def plain(text: str, secrets: Iterable[str] = (), *, most: int = MOST_CHARACTERS) -> str:
     """One line of at most so many characters, without anything that a terminal obeys, and without the secrets: as they
-    are, in part, in another case, or as URLs, JSON, HTML and base64 have them."""
+    are, eight characters or more of them, spaced out, in another case, or as URLs, JSON, HTML, hex and base64 have
+    them."""
     line = "".join(map(_harmless, " ".join(text[:_MOST_READ].split())))
     hidden = _without(line, {form for each in secrets for form in _forms(each)})
     return hidden if len(hidden) <= most else hidden[: most - 1] + "…"
@@ -91,8 +92,9 @@ def _decoded(piece: str) -> Iterator[str]:
 def _without(text: str, forms: set[str]) -> str:
     """The text with every form hidden, also where some of its characters are escaped."""
     lowered = {form.translate(_LOWER) for form in forms}
-    whole = [form for form in lowered if len(form) <= _PART]
-    parts = {form[at : at + _PART] for form in lowered if len(form) > _PART for at in range(len(form) - _PART + 1)}
+    long = {dense for form in lowered if len(dense := form.replace(" ", "")) > _PART}
+    whole = [form for form in lowered if form.replace(" ", "") not in long]
+    parts = {form[at : at + _PART] for form in long for at in range(len(form) - _PART + 1)}
     is_hidden = bytearray(len(text))
     read: str = text
     places: Sequence[int] = range(len(text) + 1)
@@ -104,9 +106,12 @@ def _without(text: str, forms: set[str]) -> str:
                 _hide(is_hidden, places[at], places[at + len(form)])
                 at = lower.find(form, at + 1)
         if parts:
-            for at in range(len(lower) - _PART + 1):
-                if lower[at : at + _PART] in parts:
-                    _hide(is_hidden, places[at], places[at + _PART])
+            # Also when each character stands for itself: spaces do not count.
+            kept = [at for at, character in enumerate(lower) if character != " "]
+            dense = lower.replace(" ", "")
+            for at in range(len(dense) - _PART + 1):
+                if dense[at : at + _PART] in parts:
+                    _hide(is_hidden, places[kept[at]], places[kept[at + _PART - 1] + 1])
         again, places = _unescaped(read, places)
         if again == read:
             break
