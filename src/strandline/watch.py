@@ -2,14 +2,13 @@
 
 DuckDB runs in a thread of its own while the caller waits, since a thread that is inside DuckDB hears no signal. To
 stop it, DuckDB is asked to interrupt the work's own cursor and no other. Work that does not listen (a single function
-call can take hours) is left behind: the caller goes on, the thread ends by itself, closes its cursor, and its result
-is dropped.
+call can take hours) is left behind: the caller goes on, the thread ends at the next interrupt that it hears, closes its
+cursor, and its result is dropped.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
@@ -18,8 +17,8 @@ from strandline.errors import Internal, Unavailable
 
 T = TypeVar("T")
 
-# How long the caller waits for work that was asked to stop.
-_PATIENCE_S = 2.0
+# How long the caller waits for work that was asked to stop: nobody who presses Ctrl-C notices it.
+_PATIENCE_S = 0.2
 _AGAIN_S = 0.05
 _THREAD = "strandline-query"
 
@@ -82,9 +81,12 @@ class Watch(Generic[T]):
 
     def _stop(self) -> None:
         self._is_stopped = True
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until:
-            # Again and again: a statement that begins just now forgets an earlier interrupt.
+        threading.Thread(target=self._interrupt_until_done, name="strandline-interrupt", daemon=True).start()
+        self._done.wait(_PATIENCE_S)
+
+    def _interrupt_until_done(self) -> None:
+        """Again and again, also when nobody waits any more: a statement that begins just now forgets an interrupt."""
+        while True:
             with self._lock:
                 if self._cursor is not None:
                     self._cursor.interrupt()
