@@ -20,7 +20,7 @@ from strandline.words import plain, repeats
 
 _opening = threading.Lock()
 TIMEOUT_S = 60.0
-"""How long a REST catalog may be silent."""
+"""How long a REST catalog may take for an answer."""
 
 # What is written down as it is. Everything else may be a secret: a header, a connection string, what a library adds.
 _PLAIN_NAMES = """
@@ -229,16 +229,20 @@ def open_catalog(settings: Settings, destination: str, *, timeout_s: float = TIM
 
 def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) -> Any | None:
     """The catalog that `load_catalog` would make, if that is a REST catalog, and one that gives up on a server that is
-    silent: pyiceberg has no such setting, and asks the server before one could be set on its session."""
+    silent or drips: pyiceberg has no such setting, and asks the server before one could be set on its session."""
     from pyiceberg.catalog import _ENV_CONFIG
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.utils.config import merge_config
+
+    from strandline.sinks.iceberg_wire import BoundedAdapter
 
     class TimedCatalog(RestCatalog):  # type: ignore[misc]
         def _config_headers(self, session: Any) -> None:
             # The first that a new session goes through, before it fetches a token.
             super()._config_headers(session)
             session.request = partial(session.request, timeout=timeout_s)
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, BoundedAdapter(timeout_s))
 
     name = name or _ENV_CONFIG.get_default_catalog_name()
     facts: dict[str, Any] = dict(merge_config(_ENV_CONFIG.get_catalog_config(name) or {}, dict(known)))
