@@ -134,9 +134,10 @@ def vacuum(
     decided = _decide(table, baseline, now_s, keep_s)
     trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
     if not dry_run:
-        # Nothing is said about a table of which something is lost that is wanted.
-        for part in _parts(table, table.pins.live(now_s), now_s, grace_s, decided.version):
-            _unbroken_from(part)
+        if any(delta.chain.has_gap() for delta in _deltas(table)):
+            # Nothing is said about a table of which something is lost that is wanted.
+            for part in _parts(table, table.pins.live(now_s), now_s, grace_s, decided.version):
+                _unbroken_from(part)
         decided = _announce(table, now_s, keep_s)
         _checkpoint(table.baseline.delta)
         _checkpoint(table.log.delta)

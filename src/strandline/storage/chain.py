@@ -49,6 +49,11 @@ class Chain:
                 (commits if found.group(2) == "json" else checkpoints)[int(found.group(1))] = info
         return commits, checkpoints
 
+    def has_gap(self) -> bool:
+        """Whether a commit file is missing between others."""
+        commits = self.files()[0]
+        return len(commits) <= max(commits, default=0) - min(commits, default=0)
+
     def oldest(self) -> int | None:
         """The oldest version that can be loaded."""
         return 0 if self.commits.exists(0) else min(self.files()[1], default=None)
