@@ -79,11 +79,11 @@ def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
     rewriting = _Rewriting({name.lower(): name for name in tables})
     with duck.transaction(read_only=True) as cursor:
         try:
-            tree = _tree(cursor, text)
+            tree = _tree(cursor, text, *_asked(cursor, "json_serialize_sql(?)", text))
             rewriting.run(tree["node"])
             new = json.dumps({"error": False, "statements": [tree]})
-            sql = str(cursor.execute("SELECT json_deserialize_sql(?)", [new]).fetchall()[0][0])
-            _verify(_tree(cursor, sql), rewriting.names)
+            sql, read = _asked(cursor, "sql, json_serialize_sql(sql) FROM (SELECT json_deserialize_sql(?) AS sql)", new)
+            _verify(_tree(cursor, sql, read), rewriting.names)
         except RecursionError:
             raise too_deep("the query") from None
     called = rewriting.called
@@ -94,9 +94,12 @@ def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
     return Fenced(sql, rewriting.views, rewriting.names, bounded, is_heavy)
 
 
-def _tree(cursor: Any, text: str) -> dict[str, Any]:
-    """The one SELECT of a text, as DuckDB reads it."""
-    raw = str(cursor.execute("SELECT json_serialize_sql(?)", [text]).fetchall()[0][0])
+def _asked(cursor: Any, what: str, text: str) -> tuple[str, ...]:
+    return tuple(map(str, cursor.execute(f"SELECT {what}", [text]).fetchall()[0]))
+
+
+def _tree(cursor: Any, text: str, raw: str) -> dict[str, Any]:
+    """The one SELECT of a text, which DuckDB reads as `raw`."""
     steps = (1 if sign in "[{" else -1 for sign in _BRACKETS.findall(_TEXTS.sub("", raw)))
     if max(accumulate(steps)) > MOST_LEVELS:
         raise too_deep("the query")
