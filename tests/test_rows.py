@@ -308,8 +308,9 @@ def test_moments_with_a_zone_are_refused_for_dates_and_nested_nanoseconds_too(ma
     deep = [{"id": 1, "all": [{"at": MIDDAY}]}, {"id": 2, "all": [{"at": FINE}]}]
     table.upsert(deep[:1])
     for rows in (deep, pd.DataFrame(deep)):
-        with nothing_written(table), refused(sl.Invalid, row=1, column="all"):
+        with nothing_written(table), refused(sl.Invalid, row=1, column="all") as caught:
             table.upsert(rows)
+        assert "microseconds" in caught.value.hint
 
 
 def test_python_objects_in_a_frame_are_not_cut_to_dates_or_given_a_zone(make_table):

@@ -64,6 +64,8 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 def hint(value: Any, kind: pa.DataType) -> str | None:
     """What to write instead of a moment that a column of dates or times does not take."""
+    if isinstance(value, list | tuple | Mapping) and has_nanoseconds(value):
+        return MICROSECONDS
     is_moment = isinstance(value, dt.datetime) or type(value).__name__ == "datetime64"
     if not is_moment:
         return None
