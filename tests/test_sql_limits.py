@@ -278,12 +278,15 @@ def test_one_ctrl_c_ends_a_query_on_the_command_line(tmp_path, statement):
         [sys.executable, "-c", code, str(started), "--lake", str(tmp_path), "query", statement],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while not started.exists():
-        time.sleep(0.05)
-    time.sleep(2)
-    assert process.poll() is None
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        while not started.exists():
+            time.sleep(0.05)
+        time.sleep(2)
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert (process.returncode, out) == (130, "")
     assert "Stopped" in err
     assert "Traceback" not in err
