@@ -8,7 +8,9 @@ cursor, and its result is dropped.
 
 from __future__ import annotations
 
+import _thread
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, cast
@@ -20,7 +22,7 @@ T = TypeVar("T")
 # How long the caller waits for work that was asked to stop: nobody who presses Ctrl-C notices it.
 _PATIENCE_S = 0.2
 _AGAIN_S = 0.05
-_THREAD = "strandline-query"
+_under_way: set[Watch[Any]] = set()
 
 
 class Watch(Generic[T]):
@@ -28,7 +30,9 @@ class Watch(Generic[T]):
 
     def __init__(self, act: Callable[[Watch[T]], T]) -> None:
         self._act = act
-        self._done = threading.Event()
+        # Held until the work is done. Not an event: an interrupt in the middle of its wait breaks it for both sides.
+        self._gate = threading.Lock()
+        self._is_done = False
         self._lock = threading.Lock()
         self._cursor: Any = None
         self._is_stopped = False
@@ -54,9 +58,10 @@ class Watch(Generic[T]):
             raise Internal("this work was stopped")
 
     def result(self, timeout_s: float | None) -> T:
-        threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
+        self._gate.acquire()
         try:
-            is_done = self._done.wait(timeout_s)
+            _thread.start_new_thread(self._run, ())
+            is_done = self._gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
         except BaseException:
             self._stop()
             raise
@@ -72,26 +77,28 @@ class Watch(Generic[T]):
         return cast(T, self._result)
 
     def _run(self) -> None:
+        _under_way.add(self)
         try:
             self._result = self._act(self)
         except BaseException as error:
             self._error = error
         finally:
-            self._done.set()
+            self._is_done = True
+            _under_way.discard(self)
+            self._gate.release()
 
     def _stop(self) -> None:
         self._is_stopped = True
-        threading.Thread(target=self._interrupt_until_done, name="strandline-interrupt", daemon=True).start()
-        self._done.wait(_PATIENCE_S)
+        _thread.start_new_thread(self._interrupt_until_done, ())
+        self._gate.acquire(timeout=_PATIENCE_S)
 
     def _interrupt_until_done(self) -> None:
         """Again and again, also when nobody waits any more: a statement that begins just now forgets an interrupt."""
-        while True:
+        while not self._is_done:
             with self._lock:
                 if self._cursor is not None:
                     self._cursor.interrupt()
-            if self._done.wait(_AGAIN_S):
-                return
+            time.sleep(_AGAIN_S)
 
 
 def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None) -> T:
@@ -101,4 +108,4 @@ def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None) -> T:
 
 def is_query_left_behind() -> bool:
     """Whether work that was stopped is still under way in this process."""
-    return any(thread.name == _THREAD for thread in threading.enumerate())
+    return bool(_under_way)
