@@ -54,7 +54,7 @@ def tls_in_front_of(url: str, name: str = "localhost") -> Iterator[Hostile]:
 
 
 @contextlib.contextmanager
-def proxy(login: str | None = None) -> Iterator[Hostile]:
+def proxy(login: str | None = None, *, tls: ssl.SSLContext | None = None) -> Iterator[Hostile]:
     """An HTTP proxy that passes on requests with a whole address, and opens tunnels; only with this login, if any."""
     wanted = None if login is None else b"Basic " + base64.b64encode(login.encode())
 
@@ -72,5 +72,5 @@ def proxy(login: str | None = None) -> Iterator[Hostile]:
                 behind.sendall(request.replace(target, parts._replace(scheme="", netloc="").geturl().encode(), 1))
             relay(connection, behind)
 
-    with hostile(say) as server:
+    with hostile(say, tls=tls) as server:
         yield server

@@ -12,6 +12,7 @@ from typing import Any
 
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ReadTimeout, RequestException
+from urllib3.exceptions import HTTPError
 
 MOST_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 10
@@ -27,13 +28,17 @@ class BoundedAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        manager: Any = self.poolmanager
-        manager.pool_classes_by_scheme = {
-            scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watched(pool.ConnectionCls)})
-            for scheme, pool in manager.pool_classes_by_scheme.items()
-        }
+        _watch_pools(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        is_new = proxy not in self.proxy_manager
+        manager = super().proxy_manager_for(proxy, **options)
+        if is_new:
+            _watch_pools(manager)
+        return manager
 
     def send(self, request: Any, *_: Any, **options: Any) -> Any:
+        request.headers["Accept-Encoding"] = "identity"
         watch = _under_way.watch = _Watch()
         clock = threading.Timer(self._timeout_s, watch.end)
         clock.daemon = True
@@ -53,33 +58,55 @@ class BoundedAdapter(HTTPAdapter):
 
 
 def _read(response: Any) -> bytes:
+    """The body as it was sent: how much a packed one would take is not known before it is unpacked."""
     body = bytearray()
-    for piece in response.iter_content(_PIECE_BYTES):
-        body += piece
-        if len(body) > MOST_BYTES:
-            response.close()
-            raise RequestException(f"the answer has more than {MOST_BYTES} bytes")
+    try:
+        while piece := response.raw.read(_PIECE_BYTES, decode_content=False):
+            body += piece
+            if len(body) > MOST_BYTES:
+                response.close()
+                raise RequestException(f"the answer has more than {MOST_BYTES} bytes")
+    except HTTPError as error:
+        raise RequestException(str(error)) from error
+    coding = response.headers.get("Content-Encoding", "identity")
+    if body and coding.lower() != "identity":
+        raise RequestException(f"the answer is packed ({coding}), although it was asked for as it is")
     return bytes(body)
 
 
 class _Watch:
-    """Ends the connections of one exchange."""
+    """Ends the connections of one exchange, also those that are opened when it is over."""
 
     def __init__(self) -> None:
-        self.connections: list[Any] = []
-        self.sockets: list[socket.socket] = []
+        self._connections: list[Any] = []
+        self._sockets: list[Any] = []
         self._is_over = False
+
+    def note(self, connection: Any) -> None:
+        self._connections.append(connection)
+        # Kept by itself: a connection that will be closed lets go of its socket when the head is read.
+        self._sockets.append(connection.sock)
+        if self._is_over:
+            self.end()
 
     def end(self) -> None:
         self._is_over = True
-        for each in [*self.sockets, *(connection.sock for connection in self.connections)]:
+        for each in [*self._sockets, *(connection.sock for connection in self._connections)]:
             with suppress(OSError, TypeError):
-                # The one of the plain socket: a TLS socket's own would wait for the other side.
-                socket.socket.shutdown(each, socket.SHUT_RDWR)
+                # The one of the plain socket: a TLS socket's own would wait for the other side. TLS within the TLS of
+                # a proxy is no socket, but has one.
+                socket.socket.shutdown(getattr(each, "socket", each), socket.SHUT_RDWR)
 
     def check(self, timeout_s: float, cause: Exception | None) -> None:
         if self._is_over:
             raise ReadTimeout(f"no whole answer within {timeout_s:g} s") from cause
+
+
+def _watch_pools(manager: Any) -> None:
+    manager.pool_classes_by_scheme = {
+        scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watched(pool.ConnectionCls)})
+        for scheme, pool in manager.pool_classes_by_scheme.items()
+    }
 
 
 def _watched(connection: type) -> type:
@@ -88,17 +115,15 @@ def _watched(connection: type) -> type:
     def connect(self: Any) -> None:
         _note(self)
         connection.connect(self)  # type: ignore[attr-defined]
+        _note(self)
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
         _note(self)
         connection.request(self, *arguments, **options)  # type: ignore[attr-defined]
-        # Kept by itself: a connection that will be closed lets go of its socket when the head is read.
-        if (watch := getattr(_under_way, "watch", None)) is not None and self.sock is not None:
-            watch.sockets.append(self.sock)
 
     return type("Watched", (connection,), {"connect": connect, "request": request})
 
 
 def _note(connection: Any) -> None:
     if (watch := getattr(_under_way, "watch", None)) is not None:
-        watch.connections.append(connection)
+        watch.note(connection)
