@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     call: Call,
-    repair: Annotated[bool, typer.Option("--repair", help="Write bad checkpoints anew.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Replace bad checkpoints by a new one.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every row as well.")] = False,
     adopt_state: Annotated[
         bool, typer.Option("--adopt-state", help="Recover the marks of sinks from their destinations.")
@@ -129,15 +129,15 @@ def _show(out: Console, call: Call, report: Report, is_damaged: bool) -> None:
     out.print(f"Examined {counted(report.tables, 'table')}, {counted(report.files, 'file')}{read} in {report.uri}")
     open_ = [finding for finding in report.findings if not finding.is_repaired]
     wrong = sum(finding.severity == "wrong" for finding in open_)
-    can_repair = any(finding.repair for finding in open_)
+    repairable = sum(finding.repair is not None for finding in open_)
     if wrong:
         out.print(Text(f"{counted(wrong, 'thing is', 'things are')} wrong.", "bold red"))
-    elif can_repair:
-        out.print(Text("Nothing is lost, and something can be put right.", "yellow"))
+    elif repairable:
+        out.print(Text("No data is lost.", "yellow"))
     else:
         out.print(Text("Everything holds.", "green"))
-    if can_repair:
-        out.print(f"Repair what can be: {call.command('doctor --repair')}")
+    if repairable:
+        out.print(f"{counted(repairable, 'thing')} can be repaired: {call.command('doctor --repair')}")
     if is_damaged:
         out.print(f"Put files that are missing or damaged back from a backup; then: {call.command('compact')}")
 

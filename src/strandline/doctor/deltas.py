@@ -140,8 +140,8 @@ class DeltaExam:
         return replayed
 
     def check_checkpoints(self) -> None:
-        """Every checkpoint is as it was written, and the pointer names one that exists. One that nothing proves is
-        wrong where no commits say the same: it is then all that holds its facts, and a bit of it may be flipped."""
+        """Every checkpoint is as it was written, and the pointer names one that exists. One without a digest file
+        is wrong where no commits say the same: it is then all that holds its facts, and a bit of it may be flipped."""
         _ = self.commits
         repair: Repair | None = "checkpoint" if self.is_complete else None
         for version in self.checkpoints:
@@ -153,11 +153,12 @@ class DeltaExam:
                 self.add(f"{error.message}. {hint}", name, repair=repair)
                 continue
             if checkpoint is not None and not checkpoint.is_verified:
-                what = f"nothing proves checkpoint {version}: its digest file is missing or damaged"
+                what = f"the digest file of checkpoint {version} is missing or damaged, so damage to the checkpoint"
+                what += " cannot be noticed"
                 if self.delta.chain.leads_to(version):
                     self.add(what, name, severity="note", repair=repair)
                 else:
-                    what += ", and no commits say the same. Restore the digest file from a backup"
+                    what += ". No commit files say the same. Restore the digest file from a backup"
                     self.add(what, name.replace(".parquet", ".digest"))
         pointer = f"{self.folder}/_delta_log/_last_checkpoint"
         if pointer in self.listing:

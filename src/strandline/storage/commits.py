@@ -27,7 +27,7 @@ from strandline.storage.faults import is_refusal
 Action = dict[str, Any]
 
 FIRST = ""  # what stands for the digest of the commit before the first one
-_UNTIL = "Until then whoever needs it is refused, and nothing is deleted for want of it."
+_UNTIL = "Until then reads and writes that need it fail, and a vacuum that needs it deletes nothing."
 RESTORE = f"Restore that file from a backup. {_UNTIL}"
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.05
