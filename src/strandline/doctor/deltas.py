@@ -90,7 +90,8 @@ class DeltaExam:
             what = f"commits {lost[0]} to {lost[-1]} are missing" if several else f"commit {lost[0]} is missing"
             under = min((v for v in self.proved if v >= lost[-1]), default=None)
             if lost[-1] > last:
-                what += f": a checkpoint was written, but the commit files end with {max(last, 0)}. {RESTORE}"
+                ends = f"the commit files end with {last}" if versions else "there are no commit files"
+                what += f": a checkpoint was written, but {ends}. {RESTORE}"
             elif under is None:
                 what += f" before others. {RESTORE}"
             else:
@@ -128,8 +129,12 @@ class DeltaExam:
         """The newest snapshot; by its commit files, where they lead there."""
         _ = self.commits
         try:
-            snapshot = self.delta.refresh()
-            replayed = self.delta.chain.extend(self.base, snapshot.version) if self.is_complete else snapshot
+            snapshot, replayed = self._replayed()
+            if replayed.version < snapshot.version:
+                # A vacuum cleaned commit files away after the checkpoint `base` was read.
+                for name in ("base", "proved", "checkpoints"):
+                    vars(self).pop(name, None)
+                snapshot, replayed = self._replayed()
         except Unavailable:
             raise
         except StrandlineError as error:
@@ -138,6 +143,12 @@ class DeltaExam:
         if difference := differing(snapshot, replayed):
             self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
         return replayed
+
+    def _replayed(self) -> tuple[Snapshot, Snapshot]:
+        """The newest snapshot, and the same by the commit files, where they lead there."""
+        base = self.base
+        snapshot = self.delta.refresh()
+        return snapshot, self.delta.chain.extend(base, snapshot.version) if self.is_complete else snapshot
 
     def check_checkpoints(self) -> None:
         """Every checkpoint is as it was written, and the pointer names one that exists. One without a digest file
