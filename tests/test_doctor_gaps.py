@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli import app
 from strandline.doctor import Finding, examine
-from strandline.storage import LocalStorage
+from strandline.doctor import repair as repairs
+from strandline.doctor.deltas import DeltaExam
+from strandline.storage import LocalStorage, checkpoints
 from strandline.storage import delta as deltas
 from support import ITEMS, by_id, files_below, refused
 
@@ -116,7 +119,7 @@ def test_a_later_checkpoint_is_repaired_behind_a_vacuum(cleaned: Path, tmp_path:
     before = examine(LocalStorage(str(root)))
     assert {finding.repair for finding in before.findings if "checkpoint" in finding.what} == {"checkpoint"}
     said = CliRunner().invoke(app, ["--lake", str(root), "doctor"]).output
-    assert "--repair" in said and "Everything holds" not in said
+    assert "can be repaired" in said and "--repair" in said and "Everything holds" not in said
     assert examine(LocalStorage(str(root)), repair=True).is_sound
     assert not any("checkpoint" in finding.what for finding in examine(LocalStorage(str(root))).findings)
     assert by_id(sl.Lake(root).table("items")) == expected
@@ -136,3 +139,90 @@ def test_a_checkpoint_that_nothing_proves_and_no_commits_lead_to_is_wrong(
     assert wrong(root, repair=True) and files_below(root) == before
     file.write_bytes(data)
     assert wrong(root) == []
+
+
+@pytest.mark.parametrize("is_vacuumed", [False, True])
+@pytest.mark.parametrize("damaged", ["parquet", "digest"])
+def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
+    root: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, is_vacuumed: bool
+) -> None:
+    """After the vacuum checkpoint 7 alone leads to the head."""
+    table = sl.Lake(root).table("items")
+    expected = by_id(table)
+    file = delta_log(root, "log") / f"{4:020d}.checkpoint.{damaged}"
+    file.write_bytes(file.read_bytes()[:-30])
+    good = max(delta_log(root, "log").glob("*.checkpoint.parquet"))
+    before = good.read_bytes()
+    look = repairs._exam
+
+    def looked(storage: LocalStorage, folder: str) -> DeltaExam:
+        found = look(storage, folder)
+        if is_vacuumed and found.commits and table.log.delta.chain.commits.exists(0):
+            table.vacuum(**NOW)
+        return found
+
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
+    monkeypatch.setattr(repairs, "_exam", looked)
+    table.pin(at=7)
+    report = examine(LocalStorage(str(root)), repair=True)
+    assert report.is_sound and any(finding.is_repaired for finding in report.findings)
+    assert table.log.delta.chain.commits.exists(0) is not is_vacuumed
+    assert table.log.delta.chain.checkpoints.says_alone(7) is is_vacuumed
+    assert good.read_bytes() == before
+    assert wrong(root) == []
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
+def test_a_repair_of_the_pointer_changes_nothing_else(cleaned: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    delta = sl.Lake(root).table("items").log.delta
+    delta.checkpoint()
+    before = {path: path.read_bytes() for path in delta_log(root, "log").iterdir()}
+    for pointer in ("{", '{"version": 6, "size": 1}'):
+        (delta_log(root, "log") / "_last_checkpoint").write_text(pointer)
+        assert examine(LocalStorage(str(root)), repair=True).is_sound
+        after = {path: path.read_bytes() for path in delta_log(root, "log").iterdir()}
+        assert {path.name for path in after if after[path] != before.get(path)} == {"_last_checkpoint"}
+        assert after.keys() == before.keys()
+        assert delta.chain.checkpoints.pointed() == delta.refresh().version
+        assert DeltaTable(str(root / delta.folder)).version() == delta.refresh().version
+
+
+def test_a_vacuum_in_the_middle_of_an_examination_is_no_disagreement(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
+    table = sl.Lake(root).table("items")
+    storage, folder = table.log.storage, table.log.delta.folder
+    exam = DeltaExam(storage, "items", folder, {info.path: info for info in storage.list(folder)})
+    assert 0 in exam.commits
+    table.vacuum(**NOW)
+    assert not table.log.delta.chain.commits.exists(0)
+    assert exam.snapshot is not None and exam.snapshot.version == table.log.delta.refresh().version
+    exam.check_checkpoints()
+    assert exam.findings == []
+
+
+def test_a_checkpoint_that_is_written_again_without_expired_tokens_still_stands_alone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = sl.Lake(root).table("items")
+    table.upsert([{"id": 9, "name": "n9"}], token="t")
+    delta = table.log.delta
+    delta.checkpoint()
+    delta.chain.checkpoints.set_alone(table.head)
+    digest = delta_log(root, "log") / f"{table.head:020d}.checkpoint.digest"
+    before = digest.read_bytes()
+    monkeypatch.setattr(checkpoints, "_SURE_MS", -1)  # as if the token were about to expire
+    delta.checkpoint()
+    assert digest.read_bytes() != before
+    found = delta.chain.checkpoints.read(table.head)
+    assert found is not None and found.is_verified and found.is_alone
+
+
+def test_a_log_without_commit_files_does_not_end_with_commit_0(root: Path) -> None:
+    for file in delta_log(root, "log").glob("*.json"):
+        file.unlink()
+    said = [finding.what for finding in wrong(root) if "commit" in finding.what]
+    assert any("there are no commit files" in what for what in said)
+    assert not any("end with" in what for what in said)

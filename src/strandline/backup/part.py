@@ -9,8 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow.parquet as pq
-
 from strandline.backup.refusal import cleaned, corrupt
 from strandline.backup.run import Run
 from strandline.storage import FileInfo, Storage
@@ -174,9 +172,7 @@ def _pointer(source: Storage, folder: str, checkpoints: Mapping[int, FileInfo]) 
     data = _read_pointer(source, folder)
     if _pointed(data) in checkpoints:
         return data
-    last = max(checkpoints)
-    with source.input(checkpoints[last].path) as file:
-        return json.dumps({"version": last, "size": pq.read_metadata(file).num_rows}).encode()
+    return Chain(source, folder).checkpoints.pointer(max(checkpoints))
 
 
 def _read_pointer(storage: Storage, folder: str) -> bytes:

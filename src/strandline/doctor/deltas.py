@@ -161,7 +161,8 @@ class DeltaExam:
                 checkpoint = self.delta.chain.checkpoints.read(version)
             except Corrupt as error:
                 hint = "The commit files say the same." if self.is_complete else error.hint
-                self.add(f"{error.message}. {hint}", name, repair=repair)
+                is_alone = self.delta.chain.checkpoints.says_alone(version)
+                self.add(f"{error.message}. {hint}", name, repair=None if is_alone else repair)
                 continue
             if checkpoint is not None and not checkpoint.is_verified:
                 what = f"the digest file of checkpoint {version} is missing or damaged, so damage to the checkpoint"

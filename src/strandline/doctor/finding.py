@@ -13,8 +13,8 @@ Repair = Literal["checkpoint"]
 class Finding:
     """One thing found. `wrong` breaks a promise; a `note` costs space at most.
 
-    `repair` is what `--repair` would do about it: write the checkpoints of the folder in `paths` anew from its commit
-    files. `command` is a verb that does something about it. With neither, a person has to look."""
+    `repair` is what `--repair` would do about it: replace the bad checkpoints of the folder in `paths` by one made from
+    its commit files. `command` is a verb that does something about it. With neither, a person has to look."""
 
     severity: Severity
     table: str | None

@@ -1,7 +1,7 @@
 """Put right what was found.
 
-After a crash: a table without its later checkpoints is read from the one that stands alone, or from its first commit.
-All commit files from there on exist.
+After a crash: a table without its bad checkpoints is read from a good one, or from its first commit. All commit files
+from there on exist.
 """
 
 from __future__ import annotations
@@ -11,29 +11,51 @@ from dataclasses import replace
 from strandline.doctor.deltas import DeltaExam
 from strandline.doctor.finding import Finding
 from strandline.storage import Storage
+from strandline.storage.chain import Chain
+from strandline.storage.checkpoints import differing
 from strandline.storage.delta import DeltaLog
+from strandline.storage.snapshot import Snapshot
 
 
 def repaired(storage: Storage, finding: Finding) -> Finding:
     """The finding, marked if it could be repaired."""
     if finding.repair == "checkpoint":
-        return replace(finding, is_repaired=_write_checkpoint(storage, finding.paths[0]))
+        return replace(finding, is_repaired=_replace_checkpoints(storage, finding.paths[0]))
     return finding
 
 
-def _write_checkpoint(storage: Storage, folder: str) -> bool:
-    """Replace the checkpoints of a Delta table by one made from its commit files, all of which must be there; but for
-    those that the checkpoint stands for from which they lead on."""
+def _replace_checkpoints(storage: Storage, folder: str) -> bool:
+    """Replace the bad checkpoints of a Delta table by one made from its commit files, all of which must be there; but
+    for those that the checkpoint stands for from which they lead on.
+
+    A vacuum may run meanwhile: a checkpoint that is good, or that says that it stands alone, stays."""
     before = _exam(storage, folder)
     if not before.commits or not before.is_complete:
         return False
-    kept = f"{before.base.version:020d}.checkpoint."
-    checkpoints = [n for n in before.names("_delta_log/") if ".checkpoint." in n and kept not in n]
-    storage.delete(f"{folder}/{name}" for name in ["_delta_log/_last_checkpoint", *checkpoints])
-    DeltaLog(storage, folder).checkpoint()
+    delta = DeltaLog(storage, folder)
+    checkpoints = delta.chain.checkpoints
+    state = before.base
+    for version in before.checkpoints:
+        state = delta.chain.extend(state, version)
+        if _is_bad(delta.chain, version, state) and not checkpoints.says_alone(version):
+            storage.delete([checkpoints.path(version), checkpoints.digest_path(version)])
+    if delta.refresh().version not in delta.chain.files()[1]:
+        delta.checkpoint()
+    kept = delta.chain.files()[1]
+    if kept and checkpoints.pointed() not in kept:
+        with storage.output(f"{checkpoints.folder}/_last_checkpoint") as stream:
+            stream.write(checkpoints.pointer(max(kept)))
     after = _exam(storage, folder)
     after.check_checkpoints()
     return after.snapshot is not None and not after.findings
+
+
+def _is_bad(chain: Chain, version: int, state: Snapshot) -> bool:
+    """Whether a checkpoint is damaged, lacks its digest file, or says other than `state`, what the commits say."""
+    found, damage = chain.try_checkpoint(version)
+    if found is None:
+        return damage is not None
+    return not found.is_verified or (state.version == version and differing(found.snapshot, state) != "")
 
 
 def _exam(storage: Storage, folder: str) -> DeltaExam:

@@ -59,6 +59,11 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError, OverflowError):
             return None
 
+    def pointer(self, version: int) -> bytes:
+        """What a pointer to the checkpoint of a version says."""
+        with self.storage.input(self.path(version)) as file:
+            return json.dumps({"version": version, "size": pq.read_metadata(file).num_rows}).encode()
+
     def read(self, version: int) -> Checkpoint | None:
         """The checkpoint of a version, None when there is none; `Corrupt` when it is not as it was written."""
         try:
@@ -116,7 +121,13 @@ class Checkpoints:
         }
         said = self._digests(version)
         if said is None or said.actions[0]["facts"] != facts["facts"]:
-            self._write_digests(version, facts, snapshot.digest)
+            alone = {_ALONE: True} if self.says_alone(version) else {}
+            self._write_digests(version, {**facts, **alone}, snapshot.digest)
+
+    def says_alone(self, version: int) -> bool:
+        """Whether a digest file says that older files may be cleaned away; the checkpoint itself may be damaged."""
+        said = self._digests(version)
+        return said is not None and bool(said.actions[0].get(_ALONE))
 
     def set_alone(self, version: int) -> None:
         """Say that what is older than a verified checkpoint may be cleaned away, unless it went itself meanwhile."""
