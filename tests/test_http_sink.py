@@ -821,6 +821,14 @@ def test_a_receiver_that_refuses_everything_still_comes_to_an_end(receiver):
         assert positions_at(receiver) == dict.fromkeys(range(4), (8, 0))
 
 
+def test_a_receiver_that_refuses_rows_and_tells_no_positions_stops_the_lane_in_the_middle(endpoint):
+    batch = batch_of()
+    endpoint.control(script=[{}, {"status": 422}])
+    [result] = HttpSink(endpoint.url, chunk_rows=5).open(PRODUCER).lane(batch)(iter([some_rows(batch)]))
+    assert (type(result.error), result.rows, result.dead) == (sl.Invalid, 5, ())
+    assert "Nothing was sent" not in result.error.hint
+
+
 def test_a_receiver_that_refuses_a_chunk_without_rows_is_invalid(endpoint):
     batch = batch_of()
     endpoint.control(script=[{"status": 400}])

@@ -237,8 +237,8 @@ def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, 
 def _not_a_receiver(producer: Producer, sink: HttpSink, answer: Answer) -> Invalid:
     table = sink.url.rsplit("/", 1)[-1]
     make = (
-        f"Nothing was sent. The table has to exist there: strandline table create {table} --schema … --key …, or"
-        f" strandline ingest {table} FILES --key …, there."
+        f"The sink's mark did not move. The table has to exist there: strandline table create {table} --schema … --key"
+        f" …, or strandline ingest {table} FILES --key …, there."
     )
     other = (
         " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
@@ -263,8 +263,7 @@ def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:
         f"{sink.url} takes nothing more of this life of sink {producer.consumer!r}, begun {_moment(producer.life)}: a"
         f" newer life, {newer}has sent rows there. This lake or its state was put back from a copy, or another copy of"
         " the lake sends there",
-        hint=f"Nothing was applied. To send the table again, as the newest life: strandline mark reset"
-        f" {producer.consumer}",
+        hint=f"To send the table again, as the newest life: strandline mark reset {producer.consumer}",
         consumer=producer.consumer,
         url=sink.url,
         status=GONE,
