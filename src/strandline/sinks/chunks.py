@@ -133,19 +133,19 @@ class Chunk:
         return (self.rows if row is None else self.rows.slice(row, 1)).select(names)
 
     def halves(self) -> list[Chunk]:
+        """Two chunks that cover the same, each with half of the rows."""
         return self._split_before(self.rows.num_rows // 2)
 
     def pieces(self, held: Mapping[int, tuple[int, int]]) -> list[Chunk]:
-        """The same, cut where the rows begin or end that a receiver with these positions has; itself alone when it has
-        none of them."""
-        places = [_numbers(self.rows, name) for name in (VNODE, SEQ, INDEX)]
-        is_known = np.zeros(self.rows.num_rows, np.bool_)
-        for vnode in np.unique(places[0]).tolist():
-            is_known |= (places[0] == vnode) & ~_from((vnode, *held.get(vnode, (0, 0))), *places)
-        if not is_known.any():
+        """Two chunks that cover the same; a receiver with these positions has all rows of the first, or none. Itself
+        alone when it has no row of it, or has them all and nothing lies behind them."""
+        numbers = (self.rows.column(name).to_pylist() for name in (VNODE, SEQ, INDEX))
+        is_held = [(seq, index) < held.get(vnode, (0, 0)) for vnode, seq, index in zip(*numbers, strict=True)]
+        if not any(is_held):
             return [self]
-        if not is_known.all():
-            return self._split_before(int(np.argmax(is_known != is_known[0])))
+        if not all(is_held):
+            return self._split_before(is_held.index(not is_held[0]))
+        # The rows are done; what lies behind them moves the position alone.
         border = _one(self.at(self.rows.num_rows - 1))[1]
         return [self] if border == self.end else self._split(self.rows.num_rows, border)
 
@@ -160,10 +160,12 @@ class Chunk:
         return self._split(own, (vnode + 1, self.of.after + 1, 0))
 
     def _split_before(self, row: int) -> list[Chunk]:
+        """Cut between two rows: where the second one lies, or where its vnode begins."""
         left, right = self.at(row - 1), self.at(row)
         return self._split(row, right if left[0] == right[0] else (right[0], self.of.after + 1, 0))
 
     def _split(self, row: int, border: Position) -> list[Chunk]:
+        """Cut at a position that has `row` rows before it. The two meet there, so nothing is left out."""
         left = replace(self, end=border, rows=self.rows.slice(0, row))
         right = replace(self, start=border, rows=self.rows.slice(row))
         return [replace(half, missing=_within(self.missing, half.start, half.end)) for half in (left, right)]

@@ -66,6 +66,8 @@ class HttpLane:
 
 
 class _Run:
+    """One run of a lane: to the batch's end, to the first error, or to a rule that must be saved."""
+
     def __init__(self, lane: HttpLane) -> None:
         self._sink = lane.sink
         self._producer = lane.producer
@@ -103,38 +105,46 @@ class _Run:
         """Send what the batch holds; the rule to save, when that has to come first."""
         for chunk in self._cutter.chunks(batches):
             if self._sink.keeps_positions:
-                rule = self._placed(chunk)
+                rule = self._send_by_position(chunk)
             else:
-                rule = self._keyed(chunk) if chunk.rows.num_rows else None
+                rule = self._send_by_key(chunk) if chunk.rows.num_rows else None
             del chunk  # it may be a part of a large record batch
             if rule is not None:
                 return rule
         return None
 
-    def _placed(self, chunk: Chunk) -> Rule | None:
-        """A chunk to a receiver that keeps positions; one without rows moves them, too."""
+    def _send_by_position(self, chunk: Chunk) -> Rule | None:
+        """A chunk to a receiver that keeps positions; one without rows moves them, too. `waiting` is the rest of it, in
+        order: nothing is sent before all that lies in front of it is acknowledged."""
         waiting = chunk.parts()
         while waiting:
             chunk = waiting.pop(0)
             answer = self._post(chunk)
             if answer.is_ack:
                 self._acknowledged(chunk)
-            elif answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
-                self._cutter.shrink(bytes=chunk.bytes // 2)
-                waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
-            elif not chunk.rows.num_rows:
-                raise self._line.stopped(answer)
-            elif _is_for_halves(chunk, answer):
-                self._cutter.shrink(rows=chunk.rows.num_rows // 2)
-                waiting[:0] = [part for half in chunk.halves() for part in half.parts()]
-            elif len(pieces := chunk.pieces(held_positions(self._line, self._sink, self._producer))) > 1:
-                # A row that is there must not become a dead letter.
-                waiting[:0] = [part for piece in pieces for part in piece.parts()]
-            else:
+                continue
+            smaller = self._cut_refused(chunk, answer)
+            if len(smaller) == 1:
                 return self._refused(chunk, answer)
+            waiting[:0] = [part for each in smaller for part in each.parts()]
         return None
 
-    def _keyed(self, chunk: Chunk) -> Rule | None:
+    def _cut_refused(self, chunk: Chunk, answer: Answer) -> list[Chunk]:
+        """What to send instead of a chunk that was refused; itself alone when that is final. Positions know rows, not
+        chunks, so it may be cut anywhere."""
+        rows = chunk.rows.num_rows
+        if answer.status == TOO_LARGE and rows > 1:
+            self._cutter.shrink(bytes=chunk.bytes // 2)
+            return chunk.halves()
+        if not rows:
+            raise self._line.stopped(answer)
+        if _is_for_halves(chunk, answer):
+            self._cutter.shrink(rows=rows // 2)
+            return chunk.halves()
+        # A row that is there must not become a dead letter.
+        return chunk.pieces(held_positions(self._line, self._sink, self._producer))
+
+    def _send_by_key(self, chunk: Chunk) -> Rule | None:
         """A chunk to a receiver that knows chunks by their keys: what it refuses is never sent in another way than a
         saved rule says, not even when the receiver is put right meanwhile."""
         answer = self._post(chunk)
@@ -149,7 +159,8 @@ class _Run:
         return self._refused(chunk, answer)
 
     def _refused(self, chunk: Chunk, answer: Answer) -> Rule:
-        """The rule to save for what is dead now: the row that is named, or all of the chunk."""
+        """The rule to save for what is dead now: the row that is named, or all of the chunk. Nothing is sent before it
+        is saved."""
         row = _named(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
         self._dead.append(_dead(chunk, row, answer))
         return self._cutter.rule.past(chunk, row)
@@ -221,7 +232,8 @@ def described(producer: Producer) -> dict[str, Any]:
 
 
 def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, tuple[int, int]]:
-    """The position of each vnode at a receiver that keeps them."""
+    """The position of each vnode at a receiver that keeps them: what lies before it is done, what follows is not there.
+    Asked before a batch and, when rows are refused, within one."""
     answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
     if answer.status == GONE:
         raise outlived(producer, sink, answer)
