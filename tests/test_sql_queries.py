@@ -195,9 +195,3 @@ def test_a_statement_that_is_no_select_is_refused_with_the_way_to_go(both, state
     with pytest.raises(sl.Invalid) as caught:
         both[0].sql(statement)
     assert (word is None and caught.value.hint is None) or word in caught.value.hint
-
-
-def test_no_macro_is_called_by_its_name(both):
-    for call in ("bounded_repeat('a', 3)", "bounded_weigh(1, 2)", "'a'.bounded_width()"):
-        with pytest.raises(sl.Invalid, match="no function"):
-            both[0].sql(f"SELECT {call}")

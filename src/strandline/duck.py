@@ -21,7 +21,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline import secret, spill, sqlbounds
+from strandline import secret, spill
 from strandline.dialect import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.storage import Storage, faults
@@ -50,8 +50,6 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     kind = found.group(1) if found else ""
     if _ENDED in said:
         return _ended()
-    if (too_large := sqlbounds.refusal(said)) is not None:
-        return too_large
     if kind in ("INTERNAL", "FATAL"):
         return Invalid(
             f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
@@ -95,10 +93,11 @@ class Duck:
 
     def __init__(self, storage: Storage, memory_bytes: int | None = None) -> None:
         self._storage = storage
-        whole = memory_bytes or default_memory_bytes()
-        self.result_bytes = whole // 4
+        self.cache_bytes = memory_bytes or default_memory_bytes()
+        """What DuckDB and a query's result may take together."""
+        self.result_bytes = self.cache_bytes // 4
         """How large a query's result may become, unless its caller says otherwise: DuckDB's own limit leaves it out."""
-        self._memory_bytes = whole - self.result_bytes
+        self._memory_bytes = self.cache_bytes - self.result_bytes
         self._opening = threading.Lock()
         self._connection: Any = None
         self._outages: Any = None
@@ -125,7 +124,6 @@ class Duck:
             "lock_configuration = true",
         ):
             connection.execute(f"SET {setting}")
-        sqlbounds.install(connection)
         return connection
 
     def _begin(self, start: str, life: int | None) -> tuple[Any, Any]:

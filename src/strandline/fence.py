@@ -22,14 +22,11 @@ from typing import Any
 
 from strandline.duck import Duck
 from strandline.errors import Internal, Invalid, NotFound
-from strandline.sqlbounds import BOUNDED, COLLECTING
-from strandline.sqlbounds import unmasked as functions_unmasked
-from strandline.sqlfunctions import SCALAR_FUNCTIONS, TABLE_FUNCTIONS
+from strandline.sqlfunctions import SCALAR_FUNCTIONS, TABLE_FUNCTIONS, check_size
 from strandline.sqltext import measured, too_deep
 
 MOST_LEVELS = 700  # of the tree as JSON; Python reads 1,000
 MOST_TABLES = 10_000  # that are read when each name of a WITH stands for its query
-_LONG = 10_000  # characters of a query, which may hold a long text
 _MOST_SAID = 500  # characters of what DuckDB's parser says, which repeats the query
 
 _QUERIES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"}
@@ -39,7 +36,6 @@ _EXPRESSIONS = {
     "LAMBDA", "LAMBDA_REF", "OPERATOR", "POSITIONAL_REFERENCE", "STAR", "SUBQUERY", "TYPE", "WINDOW",
 }  # fmt: skip
 _CALLED = SCALAR_FUNCTIONS | TABLE_FUNCTIONS
-_CALLED_INSTEAD = _CALLED | frozenset(BOUNDED.values())
 _WRITE = "Rows are written with upsert, delete, append or ingest."
 _HINTS = {
     "EXPLAIN": "A plan is not shown: run the query itself.",
@@ -55,18 +51,14 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 
 @dataclass(frozen=True)
 class Fenced:
-    """A query that may run: its text, the view to make for each table it reads, what the new names stand for, and the
-    functions that it calls with a bound. It `is_heavy` when a value of it may be large."""
+    """A query that may run: its text, the view to make for each table it reads, and what the new names stand for."""
 
     sql: str
     views: Mapping[str, str]
     names: Mapping[str, str]
-    bounded: frozenset[str]
-    is_heavy: bool
 
     def unmasked(self, text: str) -> str:
         """A text of DuckDB's with the names that the query has."""
-        text = functions_unmasked(text)
         for name, said in self.names.items():
             if name in text:
                 text = re.sub(rf'{name} AS ("?){re.escape(said)}\1(?!\w)', name, text).replace(name, said)
@@ -86,12 +78,7 @@ def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
             _verify(_tree(cursor, sql, read), rewriting.names)
         except RecursionError:
             raise too_deep("the query") from None
-    called = rewriting.called
-    bounded = called & BOUNDED.keys()
-    # What is sorted is counted by DuckDB, and keeps its order only if nothing stands around it.
-    is_sorted = any(modifier["type"] == "ORDER_MODIFIER" for modifier in tree["node"]["modifiers"])
-    is_heavy = not is_sorted and bool(bounded or called & COLLECTING or len(sql) > _LONG)
-    return Fenced(sql, rewriting.views, rewriting.names, bounded, is_heavy)
+    return Fenced(sql, rewriting.views, rewriting.names)
 
 
 def _asked(cursor: Any, what: str, text: str) -> tuple[str, ...]:
@@ -136,7 +123,6 @@ class _Rewriting:
     def __init__(self, tables: Mapping[str, str]) -> None:
         self.views: dict[str, str] = {}
         self.names: dict[str, str] = {}
-        self.called: frozenset[str] = frozenset()
         self._tables = tables
         self._bound: dict[str, list[_With]] = {}
         self._inside = [_With("")]
@@ -154,13 +140,13 @@ class _Rewriting:
 
     def _below(self, item: Any) -> Iterator[Any] | None:
         if isinstance(item, dict):
-            kind = _check(item, _CALLED)
+            kind = _check(item)
             if kind == "query":
                 return self._query(item)
             if kind == "table":
                 self._rename(item)
             elif kind == "function":
-                self._call(item)
+                check_size(item["function_name"].lower(), item.get("arguments", ()))
             elif kind == "table function":
                 return iter(_without(item, "function") + _without(item["function"], "function_name"))
             return iter(item.values())
@@ -237,12 +223,6 @@ class _Rewriting:
         # Columns are still called by the name that the query has for the table.
         node["alias"] = node["alias"] or said
 
-    def _call(self, node: dict[str, Any]) -> None:
-        name = node["function_name"].lower()
-        self.called |= {name}
-        if name in BOUNDED and node["class"] == "FUNCTION":
-            node["function_name"] = node["qualified_name"]["path"][-1] = BOUNDED[name]
-
     def _new_name(self, said: str) -> str:
         # Small letters alone, so that DuckDB never writes it in quotes.
         name = "".join(secrets.choice(string.ascii_lowercase) for _ in range(24))
@@ -256,14 +236,14 @@ def _verify(tree: dict[str, Any], names: Mapping[str, str]) -> None:
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            if _check(item, _CALLED_INSTEAD) == "table" and item["qualified_name"]["path"][-1] not in names:
+            if _check(item) == "table" and item["qualified_name"]["path"][-1] not in names:
                 raise Internal(f"the query still names {item['qualified_name']['path']} after its names were replaced")
             stack.extend(item.values())
         elif isinstance(item, list):
             stack.extend(item)
 
 
-def _check(node: dict[str, Any], functions: frozenset[str]) -> str | None:
+def _check(node: dict[str, Any]) -> str | None:
     """Refuse a node that has no place in a query, whatever it names; what it is, if it has a name or names inside."""
     kind = str(node.get("type", ""))
     if "cte_map" in node or kind.endswith("_NODE"):
@@ -274,7 +254,7 @@ def _check(node: dict[str, Any], functions: frozenset[str]) -> str | None:
         if node["class"] not in _EXPRESSIONS:
             raise Invalid(f"the query holds {node['class']}, which is not allowed")
         if "function_name" in node:
-            _check_function(node, functions, "function")
+            _check_function(node, _CALLED, "function")
             return "function"
     elif "alias" in node and "sample" in node:
         if kind == "TABLE_FUNCTION":

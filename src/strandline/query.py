@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from strandline import sqlbounds
 from strandline.errors import Invalid, StrandlineError
 from strandline.fence import Fenced, fenced
 from strandline.merge import duck_sql
@@ -41,7 +40,7 @@ def run(
         if limit is not None and not (is_number and 0 < limit < 1 << 62):
             raise Invalid(f"{name} is {limit!r}; expected a number above 0, or None")
     most_bytes = lake.duck.result_bytes if max_bytes is None else max_bytes
-    return watched(lambda watch: _run(lake, statement, max_rows, most_bytes, watch), timeout_s)
+    return watched(lambda watch: _run(lake, statement, max_rows, most_bytes, watch), timeout_s, lake.duck.cache_bytes)
 
 
 def _run(lake: Lake, statement: str, max_rows: int | None, max_bytes: int, watch: Watch[pa.Table]) -> pa.Table:
@@ -50,7 +49,7 @@ def _run(lake: Lake, statement: str, max_rows: int | None, max_bytes: int, watch
     try:
         with lake.duck.transaction(read_only=True) as cursor, watch.holding(cursor):
             _make_views(lake, query, cursor)
-            found = _read(cursor, query, max_rows, max_bytes)
+            found = _read(cursor, query.sql, max_rows, max_bytes)
     except StrandlineError as error:
         message = query.unmasked(error.message.partition("\n\nLINE ")[0])
         short = message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}…"
@@ -68,21 +67,15 @@ def _make_views(lake: Lake, query: Fenced, cursor: Any) -> None:
         # The transaction sees the folds as they are at its first look; later refreshes do not disturb it.
         for name in filter(None, folds):
             cursor.execute(f"SELECT 1 FROM {name} LIMIT 0").fetchall()
-    for statement in sqlbounds.macros(query.bounded, lake.duck.result_bytes // 8):
-        cursor.execute(statement).fetchall()
     for table, merge, fold in zip(tables, merges, folds, strict=True):
         rows = duck_sql(merge, fold, merge.definition.schema.names)
         cursor.execute(f"CREATE TEMP VIEW {query.views[table.name]} AS {rows}").fetchall()
 
 
-def _read(cursor: Any, query: Fenced, max_rows: int | None, max_bytes: int) -> pa.Table:
+def _read(cursor: Any, sql: str, max_rows: int | None, max_bytes: int) -> pa.Table:
     batches, rows, size = [], 0, 0
     try:
-        relation = cursor.sql(query.sql)
-        names = relation.columns
-        if query.is_heavy:
-            relation = cursor.sql(sqlbounds.weighed(query.sql, relation.types, max_bytes))
-        found = relation.to_arrow_reader(_BATCH_ROWS)
+        found = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
     except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
         # The fault of the query, also when it speaks of a file.
         raise Invalid(f"the query failed: {error}") from error
@@ -105,4 +98,4 @@ def _read(cursor: Any, query: Fenced, max_rows: int | None, max_bytes: int) -> p
                     max_bytes=max_bytes,
                 )
             batches.append(batch)
-        return pa.Table.from_batches(batches, reader.schema).rename_columns(names)
+        return pa.Table.from_batches(batches, reader.schema)

@@ -2,9 +2,21 @@
 
 A function that is not here is refused, so that one which a later DuckDB adds is closed until somebody has looked at
 it. Left out on purpose: functions that tell settings, variables, the environment, the running statement, the catalog
-or a plan, that wait, write, move a sequence or raise an error of choice."""
+or a plan, that wait, write, move a sequence or raise an error of choice.
+
+DuckDB computes constants while it plans, in many times the memory of the value and deaf to interrupts. So a constant
+that says how large a value is to become has a limit.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strandline.errors import Invalid
+
+MOST_REPEATED = 1_000_000
 
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each", "json_tree", "repeat", "repeat_row"})
 
@@ -72,3 +84,39 @@ _NAMES = """
     variant_normalize variant_type variant_typeof wavg week weekday weekofyear weighted_avg xor year yearweek
 """
 SCALAR_FUNCTIONS = frozenset(_NAMES.lower().split())
+
+_SIZED = frozenset({"repeat", "lpad", "rpad", "list_resize", "array_resize", "bitstring"})
+_SERIES = frozenset({"range", "generate_series"})
+_FORMATS = frozenset({"printf", "format"})
+_WIDTH = re.compile(r"\d+")
+
+
+def check_size(name: str, arguments: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a call whose constants ask for a value of more than `MOST_REPEATED` characters or elements."""
+    given = [_constant(argument["expression"]) for argument in arguments]
+    numbers = [value for value in given if isinstance(value, float)]
+    if name in _SIZED:
+        asked = max(numbers, default=0.0)
+    elif name in _SERIES and 0 < len(numbers) == len(given) <= 3:
+        first, last, step = [(0.0, *numbers, 1.0), (*numbers, 1.0), numbers][len(numbers) - 1]
+        asked = (last - first) / (step or 1.0)
+    elif name in _FORMATS and given and isinstance(given[0], str):
+        asked = max(map(float, _WIDTH.findall(given[0])), default=0.0)
+    else:
+        return
+    if asked > MOST_REPEATED:
+        raise Invalid(
+            f"{name} makes a value of {asked:,.0f} characters or elements; a query may ask for {MOST_REPEATED:,}",
+            hint="Rows instead of a list: SELECT … FROM range(…)." if name in _SERIES else None,
+        )
+
+
+def _constant(node: Mapping[str, Any]) -> float | str | None:
+    """The number or text of a constant, also one with a cast."""
+    while node["class"] == "CAST":
+        node = node["child"]
+    literal = node.get("literal") or {}
+    text = str(literal.get("text", ""))
+    if literal.get("kind") in ("INTEGER", "NUMERIC"):
+        return float(text.replace("_", ""))
+    return text if literal.get("kind") == "STRING" else None

@@ -1,4 +1,5 @@
-"""Work in DuckDB that ends when its caller wants it to: on Ctrl-C, or when its time is over.
+"""Work in DuckDB that ends when its caller wants it to: on Ctrl-C, when its time is over, or when the process has
+become too large, since DuckDB's own limit leaves out the values that functions make.
 
 DuckDB runs in a thread of its own while the caller waits, since a thread that is inside DuckDB hears no signal. To
 stop it, DuckDB is asked to interrupt the work's own cursor and no other. Work that does not listen (a single function
@@ -9,19 +10,25 @@ cursor, and its result is dropped.
 from __future__ import annotations
 
 import _thread
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Generic, TypeVar, cast
 
-from strandline.errors import Internal, Unavailable
+from strandline.errors import Internal, Invalid, Unavailable
 
 T = TypeVar("T")
 
 # How long the caller waits for work that was asked to stop: nobody who presses Ctrl-C notices it.
 _PATIENCE_S = 0.2
 _AGAIN_S = 0.05
+# How often the caller looks at the memory, and how much of it may come from elsewhere.
+_LOOK_S = 0.02
+_SPARE_BYTES = 128 << 20
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _under_way: set[Watch[Any]] = set()
 
 
@@ -35,7 +42,7 @@ class Watch(Generic[T]):
         self._is_done = False
         self._lock = threading.Lock()
         self._cursor: Any = None
-        self._is_stopped = False
+        self._is_started = self._is_stopped = False
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -57,26 +64,33 @@ class Watch(Generic[T]):
         if self._is_stopped:
             raise Internal("this work was stopped")
 
-    def result(self, timeout_s: float | None) -> T:
+    def result(self, timeout_s: float, most_bytes: float) -> T:
         self._gate.acquire()
+        until_s = time.monotonic() + timeout_s
+        until_bytes = _resident_bytes() + most_bytes + _SPARE_BYTES
         try:
             _thread.start_new_thread(self._run, ())
-            is_done = self._gate.acquire(timeout=-1 if timeout_s is None else timeout_s)
+            while not self._gate.acquire(timeout=_LOOK_S):
+                if time.monotonic() >= until_s:
+                    raise Unavailable(
+                        f"the query took longer than its limit of {timeout_s:g} s and was stopped",
+                        hint="Ask for less, or raise the limit: timeout_s=… in Python, --timeout … in a command.",
+                        timeout_s=timeout_s,
+                    )
+                if _resident_bytes() > until_bytes:
+                    raise Invalid(
+                        f"the query took more memory than its limit of {most_bytes:,} bytes and was stopped",
+                        hint="Make smaller texts and lists, or open the lake with a larger cache_bytes.",
+                    )
         except BaseException:
             self._stop()
             raise
-        if not is_done:
-            self._stop()
-            raise Unavailable(
-                f"the query took longer than its limit of {timeout_s:g} s and was stopped",
-                hint="Ask for less, or raise the limit: timeout_s=… in Python, --timeout … on the command line.",
-                timeout_s=timeout_s,
-            )
         if self._error is not None:
             raise self._error
         return cast(T, self._result)
 
     def _run(self) -> None:
+        self._is_started = True
         _under_way.add(self)
         try:
             self._result = self._act(self)
@@ -89,8 +103,9 @@ class Watch(Generic[T]):
 
     def _stop(self) -> None:
         self._is_stopped = True
-        _thread.start_new_thread(self._interrupt_until_done, ())
-        self._gate.acquire(timeout=_PATIENCE_S)
+        if self._is_started:
+            _thread.start_new_thread(self._interrupt_until_done, ())
+            self._gate.acquire(timeout=_PATIENCE_S)
 
     def _interrupt_until_done(self) -> None:
         """Again and again, also when nobody waits any more: a statement that begins just now forgets an interrupt."""
@@ -101,11 +116,21 @@ class Watch(Generic[T]):
             time.sleep(_AGAIN_S)
 
 
-def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None) -> T:
-    """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`."""
-    return Watch(act).result(timeout_s)
+def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_bytes: int | None = None) -> T:
+    """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`, `Invalid` when the process
+    grows by more than `most_bytes` meanwhile."""
+    return Watch(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
 
 
 def is_query_left_behind() -> bool:
     """Whether work that was stopped is still under way in this process."""
     return bool(_under_way)
+
+
+def _resident_bytes() -> int:
+    """What the process takes now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as stream:
+            return int(stream.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
