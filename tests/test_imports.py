@@ -167,6 +167,28 @@ def rest_of_imports(lake: sl.Lake) -> list[str]:
     return [path.rsplit("/", 2)[0] for path in paths if path.endswith(f"/{IMPORTING}")]
 
 
+def test_a_refused_import_killed_while_it_is_cleared_away_locks_nobody_out(lake: sl.Lake, tmp_path: Path) -> None:
+    pq.write_table(pa.concat_tables([ROWS, ROWS]), tmp_path / "a.parquet")
+    code = "import sys, strandline as sl; sl.Lake(sys.argv[1]).import_table('t', sys.argv[2], key=['id'])"
+    assert python(code, lake.storage.uri, str(tmp_path / "a.parquet"), crash="import.cleared").returncode == -9
+    assert rest_of_imports(lake) == ["tables/t"]
+    sl.Lake(lake.storage.uri).create_table("other", ROWS.schema, key=["id"])
+
+
+def test_a_mark_that_an_import_left_excuses_no_table_that_was_written_to(lake: sl.Lake, tmp_path: Path) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    table = lake.import_table("t", tmp_path / "a.parquet", key=["id"])
+    table.upsert(ROWS.slice(0, 1))
+    lake.storage.put_new(f"{table.entry.folder}/{IMPORTING}", b"")
+    entries = sorted(info.path for info in lake.storage.list("catalog"))
+    lake.storage.delete(entries[-1:])
+    with refused(sl.Corrupt, path="catalog"):
+        sl.Lake(lake.storage.uri).create_table("other", ROWS.schema, key=["id"])
+    (left,) = leftovers(lake.storage, now_s=lake.storage.now_s() + 86400, grace_s=3600)
+    assert left.is_lost
+    assert not left.is_deletable
+
+
 def test_an_import_killed_after_it_is_registered_is_a_table(lake: sl.Lake, tmp_path: Path) -> None:
     pq.write_table(ROWS, tmp_path / "a.parquet")
     code = "import sys, strandline as sl; sl.Lake(sys.argv[1]).import_table('t', sys.argv[2], key=['id'])"

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ FOLDER = "catalog"
 COPYING = f"{FOLDER}/copying"
 # Lies in the folder of a table that gets rows before it is registered, until it is.
 IMPORTING = "importing"
+IMPORTED = f"log/_delta_log/{1:020d}.json"
 _NUMBERED = re.compile(r"/\d{20}\.json\Z")
 _LATER = re.compile(r"/(?!0{20})\d{20}\.json\Z")
 _GENERATION = re.compile(r"[0-9a-f]{32}\Z")
@@ -135,9 +137,13 @@ class Catalog:
         state = self.refresh()
         self._check_complete()
         known = {entry.folder for entry in state.tables.values()}
-        hidden = {folder for info in listing if (folder := _folder_of(info.path, state.exists))} - known
+        proofs: dict[str, set[str]] = defaultdict(set)
+        for info in listing:
+            if folder := _folder_of(info.path, state.exists):
+                proofs[folder].add(info.path)
+        hidden = proofs.keys() - known
         if hidden and state.exists:
-            hidden = {folder for folder in hidden if not self._storage.exists(f"{folder}/{IMPORTING}")}
+            hidden = {folder for folder in hidden if not self._is_import(folder, proofs[folder])}
             # What was imported meanwhile is registered before its mark goes.
             lives = self.lives()
             hidden = {folder for folder in hidden - set(lives.live) if _generation(folder) not in lives.dropped_ms}
@@ -158,6 +164,12 @@ class Catalog:
                 f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
                 hint="Run the backup or restore again that makes it.",
             )
+
+    def _is_import(self, folder: str, proofs: set[str]) -> bool:
+        """Whether an import makes that folder or is clearing it away: it makes one commit of rows, and its mark is the
+        last file to go."""
+        rows = f"{folder}/{IMPORTED}"
+        return proofs == {rows} and (self._storage.exists(f"{folder}/{IMPORTING}") or not self._storage.exists(rows))
 
     def _read_on(self, state: CatalogState) -> CatalogState:
         try:
@@ -274,7 +286,7 @@ class Catalog:
 def _folder_of(path: str, has_catalog: bool) -> str | None:
     """The folder of the table that a file proves: a second commit does, and without a catalog any file."""
     folder = "/".join(path.split("/")[:3])
-    is_proof = not has_catalog or ("/log/_delta_log/" in path and bool(_LATER.search(path)))
+    is_proof = not has_catalog or ("/_delta_log/" in path and bool(_LATER.search(path)))
     return folder if is_proof and _FOLDER.match(folder) else None
 
 

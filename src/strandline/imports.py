@@ -78,7 +78,11 @@ def import_table(
 
 
 def _clear(lake: Lake, entry: Entry) -> None:
-    lake.storage.delete([info.path for info in lake.storage.list(entry.folder)])
+    """Delete what was made, the mark last: without it the rest would be taken for a table that the catalog lost."""
+    mark = f"{entry.folder}/{IMPORTING}"
+    lake.storage.delete([info.path for info in lake.storage.list(entry.folder) if info.path != mark])
+    crash_point("import.cleared")
+    lake.storage.delete([mark])
 
 
 def _fill(

@@ -6,23 +6,25 @@ While the catalog is in doubt nothing is a leftover: a table may only be hidden.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strandline import pins
-from strandline.catalog import IMPORTING, Catalog, Lives
+from strandline.catalog import IMPORTED, IMPORTING, Catalog, Lives
 from strandline.errors import StrandlineError
 from strandline.log import DROPPED
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
 
+_LATER = re.compile(r"/_delta_log/(?!0{20})\d{20}\.json\Z")
 _MAKING_S = 3600.0
 _EXPIRED_S = 86400.0
 _COMPARE = "Compare catalog/ with a backup before you remove anything."
 _SET_BACK = f"The catalog may have been set back. {_COMPARE}"
 _LOST = f"The last catalog entry may be lost, or a backup to this place did not end. {_COMPARE}"
-_IMPORTED = "When no import is under way, the folder can be removed."
+_IMPORTED = "When no import is under way, and catalog/ in a backup does not know it either, the folder can be removed."
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,6 @@ def _lifeless(
 ) -> list[Leftover]:
     """The folder of a generation that is no table: dropped, or never registered."""
     _, name, generation = folder.split("/")
-    names: Mapping[str, FileInfo] = {info.path.removeprefix(f"{folder}/log/_delta_log/"): info for info in infos}
     is_quiet = all(info.modified_s < before_s for info in infos)
     if generation in lives.dropped_ms:
         # Both the catalog and the log itself must say so: a catalog that was set back must not cost a table.
@@ -118,10 +119,11 @@ def _lifeless(
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
-    if any(each.endswith(".json") and each[:20].isdigit() and int(each[:20]) > 0 for each in names):
-        if any(info.path == f"{folder}/{IMPORTING}" for info in infos):
-            what = "of an import that did not end"
-            return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
+    later = {info.path for info in infos if _LATER.search(info.path)}
+    if later == {f"{folder}/{IMPORTED}"} and f"{folder}/{IMPORTING}" in {info.path for info in infos}:
+        what = "of an import that did not end"
+        return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
+    if later:
         what = "that holds commits, but the catalog does not know it"
         return [Leftover(name, what, folder, tuple(infos), _LOST, is_lost=True)]
     # One that is being made looks the same, and making one takes a moment only.

@@ -111,7 +111,8 @@ class Pins:
                 except Exception as error:
                     failed = error
                     _log.warning("pin %s could not be written: %s", pin.name, error)
-                first.put(failed)
+                if first.empty():
+                    first.put(failed)
                 if is_over(pin.length_s / 3):
                     break
             try:
