@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -369,6 +370,11 @@ def test_a_condition_that_is_too_large_is_refused(filled, items, where):
 
 def test_what_duckdb_makes_of_ctrl_c_is_ctrl_c_again(filled):
     """A read on the main thread ends as a RuntimeError of DuckDB's."""
+    interrupted = RuntimeError("Query interrupted")
     with pytest.raises(KeyboardInterrupt), filled.duck.transaction():
         raise RuntimeError("Query interrupted")
+    with pytest.raises(KeyboardInterrupt), mock.patch.object(filled.duck, "_begin", side_effect=interrupted):
+        filled.duck.run("SELECT 1")
+    with pytest.raises(RuntimeError, match="other"), filled.duck.transaction():
+        raise RuntimeError("other")
     assert filled.sql("SELECT count(*) AS n FROM items").to_pylist() == [{"n": 10}]

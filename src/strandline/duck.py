@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import duckdb
@@ -86,6 +86,16 @@ def _ended() -> Unavailable:
         "another query ended DuckDB by an internal error while this one ran",
         hint="Run it again: DuckDB is opened anew.",
     )
+
+
+@contextmanager
+def _hearing_ctrl_c() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != _CTRL_C:
+            raise
+        raise KeyboardInterrupt from error
 
 
 class Duck:
@@ -162,8 +172,9 @@ class Duck:
 
         With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
         started_s = time.monotonic()
-        connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
-        with closing(begun) as cursor:
+        with _hearing_ctrl_c(), ExitStack() as open_:
+            connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
+            cursor = open_.enter_context(closing(begun))
             try:
                 yield cursor
                 cursor.execute("COMMIT")
@@ -177,8 +188,6 @@ class Duck:
                     self._raise_outage(started_s)
                 if is_of_duckdb(error):
                     raise translated(error, self._storage.uri) from error
-                if isinstance(error, RuntimeError) and str(error) == _CTRL_C:
-                    raise KeyboardInterrupt from error
                 raise
 
     def _raise_outage(self, started_s: float) -> None:
