@@ -203,6 +203,17 @@ def test_a_vacuum_in_the_middle_of_an_examination_is_no_disagreement(
     assert exam.findings == []
 
 
+def test_a_file_written_in_the_middle_of_an_examination_is_not_missing(root: Path) -> None:
+    table = sl.Lake(root).table("items")
+    storage, folder = table.log.storage, table.log.delta.folder
+    exam = DeltaExam(storage, "items", folder, {info.path: info for info in storage.list(folder)})
+    before = set(table.log.delta.refresh().files)
+    table.upsert([{"id": 1, "name": "late"}])
+    (late,) = set(table.log.delta.refresh().files) - before
+    assert late in dict(exam.check_files())
+    assert exam.findings == []
+
+
 def test_a_checkpoint_that_is_written_again_without_expired_tokens_still_stands_alone(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
