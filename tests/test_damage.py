@@ -441,6 +441,26 @@ def test_a_table_whose_log_or_baseline_is_gone_is_corrupt(root: Path, tmp_path: 
     assert by_id(sl.Lake(root).table("items")) == expected
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_number_of_a_lost_commit_that_was_folded_is_not_taken(root: Path, tmp_path: Path, count: int) -> None:
+    table = sl.Lake(root).table("items")
+    table.compact(full=True)
+    expected, head = by_id(table), table.head
+    lost = [delta_log(root) / f"{seq:020d}.json" for seq in range(head - count + 1, head + 1)]
+    for path in lost:
+        shutil.move(path, tmp_path)
+    before = files_below(root)
+    for operation, run in OPERATIONS.items():
+        if operation != "backup":
+            with refused(sl.Corrupt, path=str(lost[0].relative_to(root))) as caught:
+                run(root, tmp_path)
+            assert "backup" in caught.value.hint
+    assert files_below(root) == before
+    for path in lost:
+        shutil.move(tmp_path / path.name, path)
+    assert by_id(sl.Lake(root).table("items")) == expected
+
+
 # --- any bit ---------------------------------------------------------------------------------------------------
 
 
@@ -564,6 +584,7 @@ def test_a_lost_last_catalog_entry_is_noticed_before_the_catalog_changes(full: P
         lambda: sl.Lake(full).create_table("new", ITEMS),
         lambda: sl.Lake(full).drop("later"),
         lambda: sl.Lake(full).rename("later", "earlier"),
+        lambda: sl.Lake(full).backup(full.parent / "backup"),
         opened.tables,
         lambda: opened.create_table("new", ITEMS),
     ):

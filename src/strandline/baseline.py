@@ -98,12 +98,6 @@ class Baseline:
             self._state = BaselineState(snapshot, self.storage, self.folder, self.vnodes)
         return self._state
 
-    def check_there(self) -> None:
-        """`Corrupt` when nothing is left of it, by a look or two. Who opens half a table, to write to its log alone
-        for instance, has a wrong folder, or one that is being put back."""
-        if not self.delta.chain.commits.exists(0) and self.delta.chain.checkpoints.pointed() == -1:
-            self.refresh()
-
     def at_seq(self, seq: int, trimmed_to: int) -> BaselineState:
         """The newest version that holds nothing after `seq`; the log must still reach back to it."""
         state = self.refresh()

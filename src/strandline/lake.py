@@ -336,7 +336,7 @@ class Lake:
                     table = Table(entry, self.storage, self.duck, self.spark, readers=_Readers(self, entry))
                 except NotFound as error:
                     raise lost(self.storage, f"{entry.folder}/log") from error
-                table.baseline.check_there()
+                table.look()
                 self._tables[entry.generation] = table
             return table
 

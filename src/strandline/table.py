@@ -15,7 +15,7 @@ import pyarrow as pa
 from strandline import digest, duration, expiry
 from strandline import fold as folds
 from strandline import schema as schemas
-from strandline.baseline import Baseline
+from strandline.baseline import Baseline, BaselineState
 from strandline.care import Care
 from strandline.catalog import Entry
 from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
@@ -409,19 +409,26 @@ class Table:
             self.readers.forget(rows)
             return purge(self, rows, progress=progress)
 
+    def look(self) -> tuple[BaselineState, LogState]:
+        """What there is now; `Corrupt` when the baseline holds changes that the log has lost. A commit must not take
+        the number of one of those: nobody would ever see its rows."""
+        # The baseline first: one that is newer than the log seen here would hold changes after its head.
+        baseline = self.baseline.refresh()
+        log = self.log.refresh()
+        if max(baseline.marks) > log.head:
+            raise Corrupt(
+                f"table {self.name!r} is folded to seq {max(baseline.marks)}, but its log ends at {log.head}",
+                hint="Commit files of the log are missing: restore them from a backup.",
+                table=self.name,
+                path=self.log.delta.chain.commits.path(log.head + 1),
+            )
+        return baseline, log
+
     def merge(self, at: At = None) -> Merge:
         """What a read at `at` consists of."""
         seen: tuple[int, int] | None = None
         while True:
-            # The baseline first: one that is newer than the log seen here would hold changes after its head.
-            baseline = self.baseline.refresh()
-            log = self.log.refresh()
-            if max(baseline.marks) > log.head:
-                raise Corrupt(
-                    f"table {self.name!r} is folded to seq {max(baseline.marks)}, but its log ends at {log.head}",
-                    hint="Commit files of the log are missing: restore them from a backup.",
-                    table=self.name,
-                )
+            baseline, log = self.look()
             seq = log.head if at is None else self._seq_at(at, log.head)
             if max(baseline.marks) > seq:
                 baseline = self.baseline.at_seq(seq, log.trimmed_to)

@@ -98,6 +98,8 @@ def copy_lake(source: Storage, target: Storage, *, progress: Progress = silent) 
     refuse_overlap(source, target)
     catalog = Catalog(source)
     state = existing(catalog.refresh(), source)
+    # A copy of a lake that has lost a table would be taken for the whole of it.
+    catalog.check_whole()
     with ExitStack() as held, ThreadPoolExecutor(_WORKERS) as pool:
         run = Run(source, target, pool, progress)
         visible = visible_generations(run, state)
