@@ -301,6 +301,22 @@ def test_a_damaged_checkpoint_is_corrupt_when_nothing_else_holds_its_facts(
     assert by_id(sl.Lake(root).table("items")) == by_id(sl.Lake(cleaned).table("items"))
 
 
+@pytest.mark.parametrize("also", ["_last_checkpoint", "*.checkpoint.digest"])
+def test_a_lost_checkpoint_that_stood_alone_is_named_instead_of_cleaned_commits(
+    cleaned: Path, tmp_path: Path, also: str
+) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    file = checkpoint_of(root)
+    file.unlink()
+    max(delta_log(root).glob(also)).unlink()
+    before = files_below(root)
+    for run in OPERATIONS.values():
+        with refused(sl.Corrupt, path=str(file.relative_to(root))) as caught:
+            run(root, tmp_path)
+        assert "backup" in caught.value.hint
+    assert files_below(root) == before
+
+
 def test_a_flipped_bit_of_a_checkpoint_is_noticed_or_changes_nothing(cleaned: Path) -> None:
     delta = sl.Lake(cleaned).table("items").log.delta
     checkpoints = delta.chain.checkpoints

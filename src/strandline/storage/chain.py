@@ -22,6 +22,7 @@ from strandline.storage.commits import Action, CommitLog
 from strandline.storage.snapshot import NOTHING, Snapshot, applied, commit_info
 
 _NUMBERED = re.compile(r"/(\d{20})\.(json|checkpoint\.parquet)\Z")
+_DIGEST = re.compile(r"/(\d{20})\.checkpoint\.digest\Z")
 _READERS = 8
 
 
@@ -139,8 +140,10 @@ class Chain:
         if base < 0 and self.commits.exists(0):
             return NOTHING
         if checkpoint is None and damage is None:
-            if self.files()[0] and version is None:
-                raise self.commits.missing(0)
+            commits = self.files()[0]
+            if commits and version is None:
+                lost = self.lost_checkpoint(min(commits), max(commits))
+                raise self.commits.missing(0) if lost is None else self.checkpoints.missing(lost)
             what = "no Delta table at" if version is None else f"version {version} is gone from"
             raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
         before = self._before(base)
@@ -166,6 +169,18 @@ class Chain:
             if found is not None and found.is_verified:
                 return found.snapshot
         return NOTHING if first == 0 else None
+
+    def lost_checkpoint(self, first: int, last: int) -> int | None:
+        """The version of a checkpoint that was there and is gone, where the commit files go on from it, `first` to
+        `last`: by its digest file, or else by the pointer."""
+        names = [info.path for info in self.storage.list(self.commits.folder)]
+        digests = {int(found.group(1)) for found in map(_DIGEST.search, names) if found}
+        for versions in (digests, {self.checkpoints.pointed() or -1}):
+            if found := [
+                v for v in versions if max(first - 1, 0) <= v <= last and self.checkpoints.path(v) not in names
+            ]:
+                return max(found)
+        return None
 
     def leads_to(self, version: int) -> bool:
         """Whether commits tell what the checkpoint of that version says, from an older one on or from the first."""

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from strandline.errors import Corrupt, Internal
 from strandline.storage.base import Storage
-from strandline.storage.commits import FIRST, CommitFile, sealed, unsealed
+from strandline.storage.commits import FIRST, RESTORE, CommitFile, sealed, unsealed
 from strandline.storage.snapshot import FORGOTTEN_MS, Snapshot, data_file
 
 # Tokens expire after 30 days, and a checkpoint that is written again later may lack some of them.
@@ -148,6 +148,13 @@ class Checkpoints:
         except (FileNotFoundError, ValueError):
             # Damaged, it says nothing about the checkpoint.
             return None
+
+    def missing(self, version: int) -> Corrupt:
+        return Corrupt(
+            f"checkpoint {self.storage.url(self.path(version))} is missing, and so are commit files before it",
+            hint=RESTORE,
+            path=self.path(version),
+        )
 
     def _damaged(self, version: int, what: str) -> Corrupt:
         return Corrupt(
