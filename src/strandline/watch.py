@@ -29,7 +29,7 @@ _AGAIN_S = 0.05
 _LOOK_S = 0.02
 _SPARE_BYTES = 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_under_way: set[Watch[Any]] = set()
+_was_stopped = threading.Event()
 
 
 class Watch(Generic[T]):
@@ -91,19 +91,18 @@ class Watch(Generic[T]):
 
     def _run(self) -> None:
         self._is_started = True
-        _under_way.add(self)
         try:
             self._result = self._act(self)
         except BaseException as error:
             self._error = error
         finally:
             self._is_done = True
-            _under_way.discard(self)
             self._gate.release()
 
     def _stop(self) -> None:
         self._is_stopped = True
         if self._is_started:
+            _was_stopped.set()
             _thread.start_new_thread(self._interrupt_until_done, ())
             self._gate.acquire(timeout=_PATIENCE_S)
 
@@ -122,9 +121,9 @@ def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_b
     return Watch(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
 
 
-def is_query_left_behind() -> bool:
-    """Whether work that was stopped is still under way in this process."""
-    return bool(_under_way)
+def was_work_stopped() -> bool:
+    """Whether work was ever stopped in this process: a thread may still be inside DuckDB, or hold a cursor."""
+    return _was_stopped.is_set()
 
 
 def _resident_bytes() -> int:

@@ -3,6 +3,8 @@ JSON document."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -36,6 +38,7 @@ from strandline.cli import (
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
 from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, Root
+from strandline.watch import was_work_stopped
 
 app = typer.Typer(
     name="strandline",
@@ -103,16 +106,28 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process: 0 well, 1 an error, 2 a wrong call."""
     obey_interrupts()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--json" not in words:
-        app(words, prog_name="strandline")
-        return
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if was_work_stopped():
+        # A thread may be in the middle of DuckDB, which then could not end in order, or would speak of leaks.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run(words: Sequence[str]) -> int:
+    is_json = "--json" in words
     try:
-        code: Any = app(words, prog_name="strandline", standalone_mode=False)
+        code: Any = app(words, prog_name="strandline", standalone_mode=not is_json)
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
     except Exception as error:
         # The parser's own errors, of whichever click typer brings: a wrong call is JSON as well.
-        if not hasattr(error, "format_message"):
+        if not is_json or not hasattr(error, "format_message"):
             raise
         print_error("Usage", error.format_message(), "See: strandline --help", {}, is_json=True)
         code = getattr(error, "exit_code", 2)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0

@@ -19,7 +19,6 @@ from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 from strandline.lake import Lake
-from strandline.watch import is_query_left_behind
 
 DEFAULT_LAKE = "./lake"
 
@@ -146,13 +145,7 @@ def verb(
             after = {option: said for option in _PLACE if (said := values.pop(option, None))}
             root = root if has_lake else Root(is_debug=root.is_debug, is_json=root.is_json)
             call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
-            code = _run(call, lambda: function(call.with_app(), **values))
-            if is_query_left_behind():
-                # It does not listen, and is in the middle of DuckDB: Python could not end in order.
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-            raise typer.Exit(code)
+            raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
         signature = inspect.signature(function, eval_str=True)
         _, *own = signature.parameters.values()
