@@ -132,13 +132,32 @@ def test_a_checkpoint_that_nothing_proves_and_no_commits_lead_to_is_wrong(
     root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
     file = min(delta_log(root, part).glob("*.checkpoint.digest"))
     data = file.read_bytes()
-    file.unlink()
-    found = [finding for finding in wrong(root) if finding.where == str(file)]
-    assert len(found) == 1 and found[0].repair is None and "backup" in found[0].what
+    for change in (lambda: file.write_bytes(data[:-9]), file.unlink):
+        change()
+        (found,) = wrong(root)
+        assert found.where == str(file) and found.repair is None and "backup" in found.what
     before = files_below(root)
     assert wrong(root, repair=True) and files_below(root) == before
     file.write_bytes(data)
     assert wrong(root) == []
+
+
+@pytest.mark.parametrize("part", ["log", "baseline"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_lost_checkpoint_that_stood_alone_is_one_finding(
+    cleaned: Path, tmp_path: Path, part: str, is_last: bool
+) -> None:
+    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
+    file, *later = sorted(delta_log(root, part).glob("*.checkpoint.parquet"))
+    file.unlink()
+    for each in [*later, file.parent / "_last_checkpoint"] if is_last else []:
+        each.unlink()
+        each.with_suffix(".digest").unlink(missing_ok=True)
+    before = files_below(root)
+    for repair in (False, True):
+        (found,) = wrong(root, repair=repair)
+        assert found.where == str(file) and found.repair is None and "backup" in found.what
+    assert files_below(root) == before
 
 
 @pytest.mark.parametrize("is_vacuumed", [False, True])
@@ -186,6 +205,19 @@ def test_a_repair_of_the_pointer_changes_nothing_else(cleaned: Path, tmp_path: P
         assert after.keys() == before.keys()
         assert delta.chain.checkpoints.pointed() == delta.refresh().version
         assert DeltaTable(str(root / delta.folder)).version() == delta.refresh().version
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_a_pointer_to_a_checkpoint_that_never_was_is_repaired(root: Path, has_others: bool) -> None:
+    delta = sl.Lake(root).table("items").log.delta
+    for file in [] if has_others else delta_log(root, "log").glob("*.checkpoint.*"):
+        file.unlink()
+    pointer = delta_log(root, "log") / "_last_checkpoint"
+    pointer.write_text('{"version": 99, "size": 1}')
+    (found,) = wrong(root)
+    assert found.where == str(pointer) and found.repair == "checkpoint" and "end with 8" in found.what
+    assert wrong(root, repair=True) == wrong(root) == []
+    assert delta.chain.checkpoints.pointed() == DeltaTable(str(root / delta.folder)).version() == 8
 
 
 def test_a_vacuum_in_the_middle_of_an_examination_is_no_disagreement(

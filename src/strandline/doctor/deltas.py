@@ -82,8 +82,18 @@ class DeltaExam:
         first = max(self.base.version, 0)
         last = versions[-1] if versions else -1
         missing = sorted({*range(first, last)} - {*versions})
-        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it.
-        after = [v for v in self.checkpointed if v > max(last, 0) and not self.delta.chain.commits.exists(v)]
+        self.is_complete &= not missing
+        doubted = self._doubted_base(last)
+        if missing and doubted is not None:
+            cleaned = min(doubted, versions[0])
+            if missing[0] < cleaned and doubted not in self.checkpoints:
+                error = self.delta.chain.checkpoints.missing(doubted)
+                self.add(f"{error.message}. {error.hint}", f"_delta_log/{doubted:020d}.checkpoint.parquet")
+            missing = [version for version in missing if version >= cleaned]
+        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it. A
+        # pointer far behind the last commit file is more likely wrong itself.
+        signs = sorted({*self.checkpointed, *({self.pointed} & {last + 1})})
+        after = [v for v in signs if v > max(last, 0) and not self.delta.chain.commits.exists(v)]
         for lost in _runs([*missing, *after]):
             self.is_complete = False
             several = len(lost) > 1
@@ -99,6 +109,17 @@ class DeltaExam:
                 what += f" under checkpoint {under}: what is newer holds, older versions are lost."
                 what += f" Restore {files} from a backup"
             self.add(what, f"_delta_log/{lost[0]:020d}.json")
+
+    def _doubted_base(self, last: int) -> int | None:
+        """The checkpoint that stands alone by its digest file, or the oldest one, when it has none: commit files before
+        it may have been cleaned away."""
+        says = {
+            version: self.delta.chain.checkpoints.says_alone(version)
+            for version in sorted({*self.checkpointed, self.pointed})
+            if 0 <= version <= last
+        }
+        alone = [version for version, is_alone in says.items() if is_alone]
+        return max(alone) if alone else next((v for v in [*says][:1] if says[v] is None), None)
 
     @cached_property
     def proved(self) -> dict[int, Checkpoint]:
@@ -119,10 +140,14 @@ class DeltaExam:
 
     @cached_property
     def checkpointed(self) -> list[int]:
-        """The versions of which anything says that they have, or had, a checkpoint."""
-        named = {int(found.group(1)) for name in self.names("_delta_log/") if (found := _OF_CHECKPOINT.search(name))}
-        pointed = self.delta.chain.checkpoints.pointed()
-        return sorted(named | ({pointed} if pointed is not None else set()))
+        """The versions of which a file says that they have, or had, a checkpoint."""
+        return sorted({int(found.group(1)) for found in map(_OF_CHECKPOINT.search, self.names("_delta_log/")) if found})
+
+    @cached_property
+    def pointed(self) -> int:
+        """The version that the pointer names, -1 when it names none."""
+        found = self.delta.chain.checkpoints.pointed()
+        return -1 if found is None else found
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -138,7 +163,9 @@ class DeltaExam:
         except Unavailable:
             raise
         except StrandlineError as error:
-            self.add(f"the table cannot be opened: {error.message}")
+            where = str(error.fields.get("path", self.folder)).removeprefix(self.folder).lstrip("/")
+            if not self.has_finding(where):
+                self.add(f"the table cannot be opened: {error.message}", where)
             return None
         if difference := differing(snapshot, replayed):
             self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
@@ -179,12 +206,13 @@ class DeltaExam:
             except (ValueError, KeyError, TypeError):
                 self.add("_last_checkpoint is damaged", "_delta_log/_last_checkpoint", repair=repair)
             else:
-                if named not in self.checkpoints:
-                    self.add(
-                        f"_last_checkpoint names version {named}, which has no checkpoint",
-                        "_delta_log/_last_checkpoint",
-                        repair=repair,
-                    )
+                last = max(self.commits, default=-1)
+                is_told = self.has_finding(f"_delta_log/{named:020d}.checkpoint.parquet")
+                if named not in self.checkpoints and not is_told:
+                    what = f"_last_checkpoint names version {named}, which has no checkpoint"
+                    if named > last:
+                        what += f"; the commit files end with {last}. If there were later ones, restore them first"
+                    self.add(what, "_delta_log/_last_checkpoint", repair=repair)
 
     def check_transactions(self, limit: int | None) -> None:
         """Transactions move forward only; `limit` is a seq that none of them may pass."""

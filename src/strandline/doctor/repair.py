@@ -39,11 +39,15 @@ def _replace_checkpoints(storage: Storage, folder: str) -> bool:
         state = delta.chain.extend(state, version)
         if _is_bad(delta.chain, version, state) and not checkpoints.says_alone(version):
             storage.delete([checkpoints.path(version), checkpoints.digest_path(version)])
+    pointer = f"{checkpoints.folder}/_last_checkpoint"
+    if checkpoints.pointed() not in delta.chain.files()[1]:
+        # It would keep a checkpoint from being written.
+        storage.delete([pointer])
     if delta.refresh().version not in delta.chain.files()[1]:
         delta.checkpoint()
     kept = delta.chain.files()[1]
     if kept and checkpoints.pointed() not in kept:
-        with storage.output(f"{checkpoints.folder}/_last_checkpoint") as stream:
+        with storage.output(pointer) as stream:
             stream.write(checkpoints.pointer(max(kept)))
     after = _exam(storage, folder)
     after.check_checkpoints()

@@ -124,10 +124,11 @@ class Checkpoints:
             alone = {_ALONE: True} if self.says_alone(version) else {}
             self._write_digests(version, {**facts, **alone}, snapshot.digest)
 
-    def says_alone(self, version: int) -> bool:
-        """Whether a digest file says that older files may be cleaned away; the checkpoint itself may be damaged."""
+    def says_alone(self, version: int) -> bool | None:
+        """Whether a digest file says that older files may be cleaned away; the checkpoint itself may be damaged. None
+        when there is no digest file, or a damaged one."""
         said = self._digests(version)
-        return said is not None and bool(said.actions[0].get(_ALONE))
+        return None if said is None else bool(said.actions[0].get(_ALONE))
 
     def set_alone(self, version: int) -> None:
         """Say that what is older than a verified checkpoint may be cleaned away, unless it went itself meanwhile."""
