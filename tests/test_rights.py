@@ -258,11 +258,11 @@ def test_what_may_not_be_read_is_unavailable_and_is_never_taken_for_missing(plac
 VERBS = {
     "read": [
         "status", "doctor", "query 'select count(*) from items'", "plan", "table list", "table show items",
-        "vacuum --dry-run", "tick --dry-run", "export items OUT/a", "backup OUT/b", "sink list",
+        "vacuum --dry-run", "tick --dry-run", "export items OUT/a", "backup OUT/b", "sink list", "token list",
     ],
     "write": [
         "table drop items --yes", "table rename items other", "table set items keep=2d", "ingest items OUT/in.jsonl",
-        "ingest other OUT/in.jsonl --key id", "compact --all", "vacuum --grace 0s --keep 0s", "tick",
+        "ingest other OUT/in.jsonl --key id", "compact --all", "vacuum", "vacuum --grace 0s --keep 0s", "tick",
         "table restore items --at 1", "table purge items 1 --yes", "table pin items",
         "table drop-column items qty --yes", "table create new --key id --schema id:int64",
         "table import other OUT/in.parquet --key id", "export items LAKE-more/x", "backup LAKE-more/x",
@@ -295,6 +295,8 @@ def test_every_verb_on_a_lake_that_may_not_be_written(place):
             assert code == 0, (verb, text)
         else:
             assert code != 0 and "no permission to write" in text and str(place / "lake") in text, (verb, code, text)
+            assert "Let this user write there" in text, (verb, text)
+            assert not any(word in text for word in ("doctor", "no checkpoint")), (verb, text)
 
 
 # --- a writer that was paused -----------------------------------------------------------------------------------

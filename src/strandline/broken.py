@@ -20,6 +20,7 @@ class BrokenTable:
     name: str
     kind: str
     message: str
+    hint: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "error": {"kind": self.kind, "message": self.message}}
@@ -30,7 +31,7 @@ def guarded(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
     try:
         return act()
     except StrandlineError as error:
-        return BrokenTable(name, error.kind, error.message)
+        return BrokenTable(name, error.kind, error.message, error.hint)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:

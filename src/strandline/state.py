@@ -168,15 +168,18 @@ class State:
 
     def ensure(self, *tables: Table) -> None:
         """Create those of the tables that are missing; any number of processes may do so at once."""
-        names = {table.name for table in tables}
-        if names <= self._made:
-            return
-        with self.reading() as connection:
-            is_made = names <= set(inspect(connection).get_table_names())
-        if not is_made:
+        if not self.has(*tables):
             with self.transaction() as connection:
                 self._create(connection, *tables)
-        self._made |= names
+            self._made |= {table.name for table in tables}
+
+    def has(self, *tables: Table) -> bool:
+        """Whether all the tables are there."""
+        names = {table.name for table in tables}
+        if not names <= self._made:
+            with self.reading() as connection:
+                self._made |= set(inspect(connection).get_table_names())
+        return names <= self._made
 
     # --- the lake ----------------------------------------------------------------------------------------------
 

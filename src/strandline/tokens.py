@@ -11,11 +11,11 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from sqlalchemy import Column, Connection, Double, Table, Text, delete, select
+from sqlalchemy import Column, Connection, Double, Row, Table, Text, delete, select
 
 from strandline.errors import Invalid, NotFound
 from strandline.state import State, insert_missing, metadata, now_s
@@ -34,8 +34,6 @@ tokens = Table(
     Column("hash", Text, nullable=False),
     Column("created_s", Double, nullable=False),
 )
-
-_is_token = tokens.c.name != _EVER
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,6 @@ class Tokens:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        state.ensure(tokens)
 
     def add(self, name: str, role: str) -> str:
         """A new token's secret, which nothing keeps."""
@@ -71,6 +68,7 @@ class Tokens:
             )
         if role not in ROLES:
             raise Invalid(f"role is {role!r:.40}; expected one of: {', '.join(ROLES)}")
+        self._state.ensure(tokens)
         secret = f"sl_{secrets.token_urlsafe(32)}"
         kept = hash_of(secret)
         with self._state.transaction() as connection:
@@ -85,27 +83,30 @@ class Tokens:
         return secret
 
     def all(self) -> list[Token]:
-        with self._state.reading() as connection:
-            found = connection.execute(select(tokens).where(_is_token).order_by(tokens.c.name)).all()
-        return [Token(row.name, row.role, row.created_s) for row in found]
+        return [Token(row.name, row.role, row.created_s) for row in self._rows() if row.name != _EVER]
 
     def known(self) -> list[Known]:
         """What a server checks secrets with."""
-        with self._state.reading() as connection:
-            found = connection.execute(select(tokens.c.hash, tokens.c.role).where(_is_token))
-            return [Known(row.hash, row.role) for row in found]
+        return [Known(row.hash, row.role) for row in self._rows() if row.name != _EVER]
 
     def were_made(self) -> bool:
         """Whether there is a token, or ever was one."""
-        with self._state.reading() as connection:
-            return connection.execute(select(tokens.c.name).limit(1)).first() is not None
+        return bool(self._rows())
 
     def revoke(self, name: str) -> None:
         """End a token; servers notice within a second or so."""
+        self._state.ensure(tokens)
         with self._state.transaction() as connection:
-            if not connection.execute(delete(tokens).where(tokens.c.name == name, _is_token)).rowcount:
+            if not connection.execute(delete(tokens).where(tokens.c.name == name, tokens.c.name != _EVER)).rowcount:
                 raise NotFound(f"there is no token {name!r}", hint="See: strandline token list", token=name)
             _note(connection)
+
+    def _rows(self) -> Sequence[Row[Any]]:
+        """Every row, by name; a state that had no token yet has no table of them, and is not written to be read."""
+        if not self._state.has(tokens):
+            return ()
+        with self._state.reading() as connection:
+            return connection.execute(select(tokens).order_by(tokens.c.name)).all()
 
 
 def _note(connection: Connection) -> None:

@@ -210,9 +210,10 @@ def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
 
 
 def _checkpoint(delta: DeltaLog) -> None:
-    """A checkpoint, unless the last commit has one: commit files before it can then be cleaned away."""
+    """A checkpoint, unless the last commit has one: commit files before it can then be cleaned away. `Unavailable`
+    where nothing could be cleaned away."""
     if delta.refresh().version > max(delta.chain.files()[1], default=0):
-        delta.checkpoint()
+        delta.checkpoint(is_wanted=True)
 
 
 def sweep(part: Part, *, before_s: float) -> Sweep:

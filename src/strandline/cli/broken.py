@@ -17,12 +17,12 @@ def broken_data(table: BrokenTable) -> dict[str, Any]:
 
 
 def show_broken(out: Console, call: Call, tables: Iterable[BrokenTable]) -> None:
-    """What is wrong with each, and where to look next."""
+    """What is wrong with each, then what to do about it, each way once."""
     found = list(tables)
     for table in found:
         out.print(Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message), soft_wrap=True)
-    if found:
-        out.print(f"See: {call.command('doctor')}", soft_wrap=True)
+    for hint in dict.fromkeys(table.hint or "See: strandline doctor" for table in found):
+        out.print(call.for_lake(hint), soft_wrap=True)
 
 
 def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:

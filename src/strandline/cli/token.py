@@ -40,7 +40,7 @@ def add(
 
 def list_(call: Call) -> Answer:
     """List the tokens, without their secrets."""
-    found = _tokens(call).all()
+    found = _tokens(call).all() if call.lake().has_ledger else []
     made = [(token, dt.datetime.fromtimestamp(token.created_s, dt.UTC)) for token in found]
     data = [{"name": token.name, "role": token.role, "created_at": at} for token, at in made]
 

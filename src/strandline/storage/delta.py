@@ -26,7 +26,7 @@ from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.storage.base import FileInfo, Storage
 from strandline.storage.chain import Chain
 from strandline.storage.commits import RESTORE, Action
-from strandline.storage.faults import withdraw
+from strandline.storage.faults import is_forbidden, of_words, withdraw
 from strandline.storage.snapshot import (
     NOTHING,
     PURGE,
@@ -201,13 +201,18 @@ class DeltaLog:
             raise Conflict(f"a table exists at {storage.url(folder)}")
         return log
 
-    def checkpoint(self) -> None:
-        """Write a checkpoint; a failure costs later readers time and nothing else, so it is logged, not raised."""
+    def checkpoint(self, *, is_wanted: bool = False) -> None:
+        """Write a checkpoint; a failure costs later readers time and nothing else, so it is logged, not raised. A
+        checkpoint that `is_wanted` for more is `Unavailable` where this process may not write."""
         try:
             self.chain.checkpoints.write(self.at)
         except Exception as error:
             said = first_line(error, secret.of_store(self.storage.delta_options))
-            _log.warning("no checkpoint of %s this time: %s", self.storage.url(self.folder), said)
+            where = self.storage.url(self.folder)
+            refused = of_words(said, where)
+            if is_wanted and refused is not None and is_forbidden(refused):
+                raise refused from error
+            _log.warning("no checkpoint of %s this time: %s", where, said)
 
     def oldest(self) -> int:
         """The oldest version that can be loaded."""

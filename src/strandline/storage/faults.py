@@ -66,6 +66,11 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, Unavailable) and "refusal" in error.fields
 
 
+def is_forbidden(error: Unavailable) -> bool:
+    """Whether this process may not write at all: space may be freed, rights are given by someone else."""
+    return error.fields.get("refusal") in ("EACCES", "EPERM", "EROFS")
+
+
 def withdraw(error: BaseException, storage: Storage, paths: Iterable[str]) -> None:
     """Delete files that a commit would have claimed, if the store refused the commit: none will claim them, and a full
     disk needs the space."""
