@@ -269,3 +269,23 @@ def test_a_log_without_commit_files_does_not_end_with_commit_0(root: Path) -> No
     said = [finding.what for finding in wrong(root) if "commit" in finding.what]
     assert any("there are no commit files" in what for what in said)
     assert not any("end with" in what for what in said)
+
+
+@pytest.mark.parametrize("part", ["log", "baseline"])
+@pytest.mark.parametrize("version", [1, -1])
+def test_a_damaged_commit_file_is_one_finding(root: Path, part: str, version: int) -> None:
+    file = sorted(delta_log(root, part).glob("*[0-9].json"))[version]
+    file.write_bytes(b"")
+    (found,) = wrong(root)
+    assert found.where == str(file) and "it is empty" in found.what
+
+
+def test_a_log_that_ends_before_its_folds_is_one_finding(tmp_path: Path) -> None:
+    table = sl.Lake(tmp_path).create_table("items", ITEMS, key=["id"], vnodes=4)
+    for at in range(10):
+        table.upsert([{"id": at, "name": f"n{at}"}])
+    table.compact(full=True)
+    file = max(delta_log(tmp_path, "log").glob("*.json"))
+    file.unlink()
+    (found,) = wrong(tmp_path)
+    assert found.where == str(file) and "after 9" in found.what and "up to 10" in found.what

@@ -23,7 +23,7 @@ from strandline.vacuum import is_ours
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _OF_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:parquet|digest)\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.(parquet|digest))\Z")
-_OF_SEQS = ("fold/", "trim", "token/", "ingest/")
+_OF_SEQS = ("trim", "token/", "ingest/")
 
 
 @dataclass

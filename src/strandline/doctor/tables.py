@@ -18,6 +18,7 @@ from strandline.health import Health
 from strandline.log import TRIM
 from strandline.schema import storage_schema
 from strandline.storage import FileInfo, Storage
+from strandline.storage.commits import RESTORE
 from strandline.storage.snapshot import DataFile
 
 Deep = Callable[[DeltaExam, TableDef, DataFile], None]
@@ -92,6 +93,12 @@ class TableExam:
             if app.startswith("fold/") and not (number.isdecimal() and int(number) < vnodes):
                 self.baseline.add(f"the transaction {app!r} names no vnode: there are {vnodes}")
         marks = marks_of(txns, vnodes)
+        # A fold may have come after a commit that came after `head`.
+        is_past = max(marks) > head and not self.log.delta.chain.commits.exists(head + 1)
+        lost = f"_delta_log/{head + 1:020d}.json"
+        if is_past and not self.log.has_finding(lost):
+            what = f"commit files after {head} are missing: the baseline is folded up to {max(marks)}. {RESTORE}"
+            self.log.add(what, lost)
         trimmed_to = self.log.snapshot.txns.get(TRIM, 0) if self.log.snapshot else 0
         if min(marks) < trimmed_to:
             self.log.add(f"the log is trimmed to seq {trimmed_to}, but the baseline holds only {min(marks)}")
