@@ -291,6 +291,11 @@ def test_query_shows_prints_and_refuses(loaded: Run) -> None:
     ):  # fmt: skip
         assert loaded.json("query", sql, code=1)["error"]["kind"] == kind
     loaded("query", "select 1", "--csv", "--json", code=2)
+    for words, way in (
+        (["show tables"], "strandline table list"), ([""], "the query is empty"),
+        (["select * from items", "--max-rows", "1"], "(--max-rows)"),
+    ):  # fmt: skip
+        assert way in loaded("query", *words, code=1)
 
 
 def test_status_gives_the_numbers_and_says_when_they_are_bounds(loaded: Run, tmp_path: Path) -> None:

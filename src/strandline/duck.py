@@ -66,7 +66,7 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     if kind == "Out of Memory":
         return Unavailable(
             "the read needs more memory than the lake's DuckDB may use",
-            hint="Select fewer columns or rows, or open the lake with a larger cache_bytes.",
+            hint="Select fewer columns or rows, or open the lake with a larger cache_bytes (in a command: --app).",
         )
     # Only files are read here, and only those that a commit claims. Values may look like names of others.
     found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)

@@ -37,6 +37,7 @@ _EXPRESSIONS = {
 }  # fmt: skip
 _CALLED = SCALAR_FUNCTIONS | TABLE_FUNCTIONS
 _WRITE = "Rows are written with upsert, delete, append or ingest."
+_SHOW = "Columns of one: SHOW table. Tables: strandline table list, or lake.tables() in Python."
 _HINTS = {
     "EXPLAIN": "A plan is not shown: run the query itself.",
     "MULTI": "A PIVOT needs its values: PIVOT … ON column IN (…).",
@@ -264,7 +265,7 @@ def _check(node: dict[str, Any]) -> str | None:
             raise Invalid(f"the query reads from {kind}, which is not allowed")
         if kind == "SHOW_REF" and node["query"] is None:
             if node["show_type"] != "SHOW":
-                raise Invalid("SHOW is for one table", hint="Its columns: SHOW table")
+                raise Invalid("SHOW is for one table", hint=_SHOW)
             return "table"
         return "table" if kind == "BASE_TABLE" else None
     return None

@@ -87,13 +87,13 @@ def _read(cursor: Any, sql: str, max_rows: int | None, max_bytes: int) -> pa.Tab
             if max_rows is not None and rows > max_rows:
                 raise Invalid(
                     f"the result has more rows than its limit of {max_rows:,}",
-                    hint="Ask for less (LIMIT, WHERE, GROUP BY), or raise max_rows.",
+                    hint="Ask for less (LIMIT, WHERE, GROUP BY), or raise max_rows (--max-rows).",
                     max_rows=max_rows,
                 )
             if size > max_bytes:
                 raise Invalid(
                     f"the result is larger than its limit of {max_bytes:,} bytes: {rows:,} rows take {size:,}",
-                    hint="Ask for less (LIMIT, WHERE, fewer columns), or raise max_bytes."
+                    hint="Ask for less (LIMIT, WHERE, fewer columns), or raise max_bytes (--max-bytes)."
                     " Without one, the limit is a quarter of the lake's cache_bytes.",
                     max_bytes=max_bytes,
                 )

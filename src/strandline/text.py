@@ -13,7 +13,9 @@ from strandline.errors import Invalid
 
 def check_text(role: str, value: object) -> str:
     """`value`, which is a text that every reader can hold; `Invalid` names its `role`."""
-    if not isinstance(value, str) or not value:
+    if value == "":
+        raise Invalid(f"{role} is empty")
+    if not isinstance(value, str):
         raise Invalid(f"{role} is {value!r:.80}; expected a text")
     if "\0" in value:
         raise Invalid(f"{role} is {value!r:.80}; a NUL character at {value.index(chr(0))} cannot be kept")

@@ -80,7 +80,8 @@ class Watch(Generic[T]):
                 if _resident_bytes() > until_bytes:
                     raise Invalid(
                         f"the query took more memory than its limit of {most_bytes:,} bytes and was stopped",
-                        hint="Make smaller texts and lists, or open the lake with a larger cache_bytes.",
+                        hint="Make smaller texts and lists, or open the lake with a larger cache_bytes"
+                        " (in a command: --app).",
                     )
         except BaseException:
             self._stop()

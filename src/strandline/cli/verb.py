@@ -27,7 +27,7 @@ _PLACE = {
     "app": typer.Option(metavar="MODULE:NAME", help="Instead: a lake in a Python module (or STRANDLINE_APP)."),
     "state": typer.Option(metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE)."),
 }
-_COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|tick|token)\b)")
+_COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|table|tick|token)\b)")
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 JSON = typer.Option("--json", help="Print one JSON document.")
 DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")

@@ -32,7 +32,8 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
         found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
     vacuum = table.vacuum(dry_run=True)
     if vacuum.waiting_files:
-        what = f"{counted(vacuum.waiting_files)} wait for the grace time, {vacuum.waiting_bytes:,} bytes"
+        wait = "waits" if vacuum.waiting_files == 1 else "wait"
+        what = f"{counted(vacuum.waiting_files)} {wait} for the grace time, {vacuum.waiting_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where))
     if vacuum.deleted_files:
         what = f"{counted(vacuum.deleted_files)} that nothing needs, {vacuum.deleted_bytes:,} bytes"
