@@ -21,8 +21,13 @@ def show_broken(out: Console, call: Call, tables: Iterable[BrokenTable]) -> None
     found = list(tables)
     for table in found:
         out.print(Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message), soft_wrap=True)
-    for hint in dict.fromkeys(table.hint or "See: strandline doctor" for table in found):
-        out.print(call.for_lake(hint), soft_wrap=True)
+    for way in dict.fromkeys(_way(table) for table in found):
+        out.print(call.for_lake(way), soft_wrap=True)
+
+
+def _way(table: BrokenTable) -> str:
+    """Where a store cannot be reached or written, doctor finds nothing wrong; of damage it tells everything."""
+    return table.hint if table.kind == "Unavailable" and table.hint else "See: strandline doctor"
 
 
 def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:
