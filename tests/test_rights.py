@@ -198,7 +198,9 @@ def test_a_full_disk_is_said_with_the_path_and_work_goes_on_when_there_is_space(
             continue
         assert kind == "Unavailable", (name, kind, message)
         assert "No space left on device" in message and str(small / "lake") in message, (name, message)
-        assert fields["refusal"] == "ENOSPC" and tries <= 1, (name, fields, tries)
+        # The mark of an import is an empty file, which has room.
+        most = 2 if name == "import_table" else 1
+        assert fields["refusal"] == "ENOSPC" and tries <= most, (name, fields, tries)
     for name in [*heard][[*heard].index("to_arrow") :]:
         assert heard[name][0] is None, (name, heard[name])
     assert heard["rows"][1] == "6" and heard["sinks"][1] == "[None]"
