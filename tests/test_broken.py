@@ -103,6 +103,9 @@ def test_the_command_line_tells_of_every_table_and_ends_with_1(three, monkeypatc
         "plan": [(retention, "due")],
     }[verb]:
         fail_for_b(monkeypatch, module, name, error)
+    with pytest.raises(sl.Unavailable):
+        three.sql("SELECT count(*) FROM range(1000000000000) t(x) WHERE x % 7 = 3", timeout_s=0.01)
+    # Work that was stopped before does not end the process of who calls `main`.
     code = exit_code(["--lake", three.storage.uri, verb, "--json"])
     data = json.loads(capsys.readouterr().out)
     assert code == 1

@@ -104,10 +104,10 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process: 0 well, 1 an error, 2 a wrong call."""
+    """Run the command line and end: 0 well, 1 an error, 2 a wrong call. Given `arguments`, the process goes on."""
     obey_interrupts()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
-    if was_work_stopped():
+    if was_work_stopped() and arguments is None:
         # A thread may be in the middle of DuckDB, which then could not end in order, or would speak of leaks.
         atexit._run_exitfuncs()
         sys.stdout.flush()
