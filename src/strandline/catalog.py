@@ -33,7 +33,7 @@ COPYING = f"{FOLDER}/copying"
 IMPORTING = "importing"
 IMPORTED = f"log/_delta_log/{1:020d}.json"
 _NUMBERED = re.compile(r"/\d{20}\.json\Z")
-_LATER = re.compile(r"/(?!0{20})\d{20}\.json\Z")
+_LATER = re.compile(r"/_delta_log/(?!0{20})\d{20}\.json\Z")
 _GENERATION = re.compile(r"[0-9a-f]{32}\Z")
 _FOLDER = re.compile(r"tables/[A-Za-z][A-Za-z0-9_]{0,127}/[0-9a-f]{32}\Z")
 
@@ -286,8 +286,13 @@ class Catalog:
 def _folder_of(path: str, has_catalog: bool) -> str | None:
     """The folder of the table that a file proves: a second commit does, and without a catalog any file."""
     folder = "/".join(path.split("/")[:3])
-    is_proof = not has_catalog or ("/_delta_log/" in path and bool(_LATER.search(path)))
+    is_proof = not has_catalog or is_later_commit(path)
     return folder if is_proof and _FOLDER.match(folder) else None
+
+
+def is_later_commit(path: str) -> bool:
+    """Whether a file is a commit of a table's that is not its first."""
+    return _LATER.search(path) is not None
 
 
 def _generation(folder: str) -> str:

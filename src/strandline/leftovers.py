@@ -6,19 +6,17 @@ While the catalog is in doubt nothing is a leftover: a table may only be hidden.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strandline import pins
-from strandline.catalog import IMPORTED, IMPORTING, Catalog, Lives
+from strandline.catalog import IMPORTED, IMPORTING, Catalog, Lives, is_later_commit
 from strandline.errors import StrandlineError
 from strandline.log import DROPPED
 from strandline.storage import FileInfo, Storage
 from strandline.storage.delta import DeltaLog
 
-_LATER = re.compile(r"/_delta_log/(?!0{20})\d{20}\.json\Z")
 _MAKING_S = 3600.0
 _EXPIRED_S = 86400.0
 _COMPARE = "Compare catalog/ with a backup before you remove anything."
@@ -119,7 +117,7 @@ def _lifeless(
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
-    later = {info.path for info in infos if _LATER.search(info.path)}
+    later = {info.path for info in infos if is_later_commit(info.path)}
     if later == {f"{folder}/{IMPORTED}"} and f"{folder}/{IMPORTING}" in {info.path for info in infos}:
         what = "of an import that did not end"
         return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []

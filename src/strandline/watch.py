@@ -29,11 +29,12 @@ _AGAIN_S = 0.05
 _LOOK_S = 0.02
 _SPARE_BYTES = 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_was_stopped = threading.Event()
 
 
 class Watch(Generic[T]):
     """One piece of work, and the way to stop it."""
+
+    was_any_stopped = False
 
     def __init__(self, act: Callable[[Watch[T]], T]) -> None:
         self._act = act
@@ -103,7 +104,7 @@ class Watch(Generic[T]):
     def _stop(self) -> None:
         self._is_stopped = True
         if self._is_started:
-            _was_stopped.set()
+            Watch.was_any_stopped = True
             _thread.start_new_thread(self._interrupt_until_done, ())
             self._gate.acquire(timeout=_PATIENCE_S)
 
@@ -124,7 +125,7 @@ def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_b
 
 def was_work_stopped() -> bool:
     """Whether work was ever stopped in this process: a thread may still be inside DuckDB, or hold a cursor."""
-    return _was_stopped.is_set()
+    return Watch.was_any_stopped
 
 
 def _resident_bytes() -> int:
