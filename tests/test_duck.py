@@ -19,6 +19,7 @@ from strandline.doctor import examine
 from strandline.duck import Duck
 from strandline.log import Log, prepare
 from strandline.storage.local import LocalStorage
+from support import answer_of, start_python
 from unsound import of_bytes, of_numbers
 
 POISON = pa.schema([("id", pa.int64()), ("v", pa.decimal128(38, 0))])
@@ -162,3 +163,35 @@ def test_a_deep_look_of_doctor_finds_values_that_no_engine_reads(lake: sl.Lake, 
     report = examine(LocalStorage(lake.storage.uri), deep=True)
     assert [found.table for found in report.findings if "more digits" in found.what] == ["poison"]
     assert not report.is_sound
+
+
+AT_EXIT = """
+import atexit, os, sys
+
+def tell(duck_threads):
+    print(len(duck_threads()))
+
+def of_duckdb():
+    return [task for task in os.listdir("/proc/self/task") if int(task) in started]
+
+atexit.register(tell, of_duckdb)  # called last, when strandline has put its things away
+import strandline as sl
+lake = sl.Lake(sys.argv[1])
+before = {int(task) for task in os.listdir("/proc/self/task")}
+lake.duck.run("SELECT 1")
+started = {int(task) for task in os.listdir("/proc/self/task")} - before
+assert started, "DuckDB has threads"
+lake.cycle = lake  # not freed by anybody before the end
+"""
+
+
+def test_duckdb_has_ended_its_threads_before_the_interpreter_ends(lake: sl.Lake) -> None:
+    """One that needs the interpreter after its end aborts the process."""
+    assert answer_of(start_python(AT_EXIT, lake.storage.uri)) == 0
+
+
+def test_a_closed_instance_is_opened_anew(lake: sl.Lake) -> None:
+    lake.duck.run("SELECT 1")
+    lake.duck.close()
+    lake.duck.close()
+    assert lake.duck.table("SELECT 2 AS n").to_pylist() == [{"n": 2}]

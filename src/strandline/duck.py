@@ -5,15 +5,20 @@ so that user SQL cannot leave the lake whatever it says. `fence` keeps it to the
 
 An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
 next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
+
+Instances are closed before the interpreter ends: a thread of DuckDB that needs the interpreter later than that aborts
+the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
@@ -113,6 +118,8 @@ class Duck:
         self._outages: Any = None
         self.life = 0
         """How many instances have ended: tables that were made in an earlier life are gone."""
+        self._process = os.getpid()
+        _ducks.add(self)
 
     def _open(self) -> Any:
         connection = duckdb.connect(":memory:")
@@ -166,6 +173,14 @@ class Duck:
                     self.life += 1
             return True
 
+    def close(self) -> None:
+        """End the instance and its threads; cursors that are still open keep it. The next caller opens another."""
+        connection, self._connection = self._connection, None
+        # A forked child has a copy of the instance without its threads, which nobody can wait for.
+        if connection is not None and self._process == os.getpid():
+            self.life += 1
+            connection.close()
+
     @contextmanager
     def transaction(self, *, read_only: bool = False, life: int | None = None) -> Iterator[Any]:
         """A cursor inside a transaction, which is kept when the block ends well and undone when it raises.
@@ -207,3 +222,14 @@ class Duck:
     def table(self, sql: str) -> pa.Table:
         with self.transaction() as cursor:
             return cursor.sql(sql).to_arrow_table()
+
+
+_ducks: weakref.WeakSet[Duck] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for duck in list(_ducks):
+        # One that is busy in another thread refuses to be closed.
+        with suppress(duckdb.Error):
+            duck.close()

@@ -70,7 +70,7 @@ class Watch(Generic[T]):
         until_s = time.monotonic() + timeout_s
         until_bytes = _resident_bytes() + most_bytes + _SPARE_BYTES
         try:
-            _thread.start_new_thread(self._run, ())
+            _thread.start_new_thread(_do, ([self],))
             while not self._gate.acquire(timeout=_LOOK_S):
                 if time.monotonic() >= until_s:
                     raise Unavailable(
@@ -91,15 +91,14 @@ class Watch(Generic[T]):
             raise self._error
         return cast(T, self._result)
 
-    def _run(self) -> None:
+    def _do(self) -> threading.Lock:
         self._is_started = True
         try:
             self._result = self._act(self)
         except BaseException as error:
             self._error = error
-        finally:
-            self._is_done = True
-            self._gate.release()
+        self._is_done = True
+        return self._gate
 
     def _stop(self) -> None:
         self._is_stopped = True
@@ -115,6 +114,13 @@ class Watch(Generic[T]):
                 if self._cursor is not None:
                     self._cursor.interrupt()
             time.sleep(_AGAIN_S)
+
+
+def _do(box: list[Watch[Any]]) -> None:
+    """Do the work that is in the box. When the gate opens, this thread holds nothing of it any more: whoever holds an
+    object of DuckDB last closes it, and a thread that does so while the interpreter ends aborts the process."""
+    gate = box.pop()._do()
+    gate.release()
 
 
 def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_bytes: int | None = None) -> T:
