@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 os.environ.setdefault("STRANDLINE_SPARK", "local[2]")
+# A test's jobs are short: the JVM's second compiler and its parallel collectors cost them more than they save.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 # A shell's background job starts with Ctrl-C ignored, and so would every child of a test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("STRANDLINE_SPARK_MEMORY", "1g")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from strandline import digest
-from strandline.change import CAME, DELETE, FATE, HASH, KEPT, LOST, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.condition import Predicate
 from strandline.definitions import TableDef
 from strandline.dialect import ScanFile, by_schema, listed, spark_schema, spark_type
@@ -31,6 +31,8 @@ from strandline.vnode import shift_for
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    Counted = Callable[[DataFrame, Column], DataFrame]
 
 # What a read relies on, whatever the session is set to: now, or later when a lazy DataFrame runs.
 _EXACT = {
@@ -70,24 +72,24 @@ def spark_frame(
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
-    frame = frame.withColumn(FATE, F.lit(KEPT))
+    # Without fates a row that does not count is filtered out where that is known: a fate would cost every row.
+    counted = _fated if fates else _filtered
+    frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
     if merge.log_files():
         inside = [*needed, HASH, OP, *([ROW] if stored else [])]
         log = log_scan(spark, merge.log, files.log, inside)
         log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
-        log = log.withColumn(FATE, F.when(F.col(OP) == UPSERT, CAME).otherwise(LOST))
-        shown = [*needed, *extra, FATE]
+        log = counted(log.withColumn(FATE, F.lit(CAME)) if fates else log, F.col(OP) == UPSERT)
+        shown = [*needed, *extra, *([FATE] if fates else [])]
         if definition.is_keyed:
-            frame = _merged(spark, merge, fold, frame, log, shown)
+            frame = _merged(spark, merge, fold, frame, log, shown, counted)
         else:
             log = _after_marks(log, merge.baseline.marks)
             frame = frame.select(*_quoted(shown)).unionByName(log.select(*_quoted(shown)))
-    is_counted = F.col(FATE).isin(KEPT, CAME)
     if predicate is not None:
-        is_counted = is_counted & F.expr(predicate.spark)
+        frame = counted(frame, F.expr(predicate.spark))
     if not fates:
-        return frame.where(is_counted).select(*_quoted([*columns, *extra]))
-    frame = frame.withColumn(FATE, _fate(is_counted))
+        return frame.select(*_quoted([*columns, *extra]))
     stays = F.col(FATE).isin(KEPT, CAME)
     names = [*columns, *stored]
     stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quoted(names), strict=True)]
@@ -116,6 +118,7 @@ def _merged(
     base: DataFrame,
     log: DataFrame,
     columns: Sequence[str],
+    counted: Counted,
 ) -> DataFrame:
     """The baseline without the keys that changed, and the log without the changes that lost, by one join."""
     from pyspark.sql import functions as F
@@ -131,7 +134,7 @@ def _merged(
     is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
     if definition.version is None:
         counts = (is_base & F.col("_winner").isNull()) | is_winner
-        return both.withColumn(FATE, _fate(counts)).select(*shown)
+        return counted(both, counts).select(*shown)
     # A baseline row stands against older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
     stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
@@ -143,15 +146,19 @@ def _merged(
         on=_equal("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
         how="left_anti",
     )
-    base = both.where(is_base).withColumn(FATE, _fate(stands))
+    base = counted(both.where(is_base), stands)
     return base.select(*shown).unionByName(winners.select(*shown))
 
 
-def _fate(counts: Column) -> Column:
-    """The fate of a row that counts only on a condition: even numbers do, the odd ones after them do not."""
+def _filtered(rows: DataFrame, counts: Column) -> DataFrame:
+    return rows.where(counts)
+
+
+def _fated(rows: DataFrame, counts: Column) -> DataFrame:
+    """All rows; the fate of those that do not count is the odd number after the one that they had."""
     from pyspark.sql import functions as F
 
-    return F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1))
+    return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
 def _winners(spark: SparkSession, merge: Merge) -> DataFrame:

@@ -12,7 +12,7 @@ import pickle
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -308,12 +308,13 @@ class ReadLane:
     """Read Parquet files through the storage, for stores that Spark has no client for.
 
     Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
-    schema, and the number under the name `number_as`."""
+    schema, and the number under the name `number_as`. Of `files`, by path, each is compared with its digest first."""
 
     storage: Storage
     schemas: tuple[pa.Schema, ...]
     columns: tuple[str, ...]
     number_as: str | None
+    files: Mapping[str, DataFile] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wanted = storage_schema(self._wanted())
@@ -343,6 +344,8 @@ class ReadLane:
         for batch in batches:
             for row in batch.to_pylist():
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
+                if row["path"] in self.files:
+                    digest.check(self.storage, [(row["path"], self.files[row["path"]])])
                 try:
                     with decode.open_file(self.storage, row["path"], is_coded=is_coded) as file:
                         read = decode.coded_batches if is_coded else decode.batches

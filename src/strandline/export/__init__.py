@@ -21,7 +21,7 @@ import pyarrow as pa
 from strandline import encode
 from strandline.errors import Invalid
 from strandline.export.destination import Destination
-from strandline.export.source import Source, new_source
+from strandline.export.source import Scan, Source, new_source
 from strandline.frames import listing
 from strandline.gather import BlockLane, GatherLane
 from strandline.lanes import RECEIPT, ExportLane, staged_of
@@ -120,11 +120,13 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
     with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
-        source.check(spark)
+        is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES
+        scan = source.scan() if is_wide else None
+        if scan is None or not scan.is_checked:
+            source.check(spark)
         if not source.order:
             return _collected(source, source.frame(spark), lane)
-        is_wide = row_bytes >= WIDE_ROW_BYTES
-        frame = _gathered(spark, source, lanes) if is_wide else source.frame(spark)
+        frame = _gathered(spark, source, scan, lanes) if is_wide else source.frame(spark)
         order = source.lane_by if is_wide else source.order
         laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
         last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
@@ -144,8 +146,7 @@ def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataF
     return files, staged
 
 
-def _gathered(spark: SparkSession, source: Source, lanes: int) -> DataFrame:
-    scan = source.scan()
+def _gathered(spark: SparkSession, source: Source, scan: Scan | None, lanes: int) -> DataFrame:
     if scan is None:
         lane = GatherLane(source.needed, source.lane_by, None)
         return run_lane(source.frame(spark), lane, lane.output)

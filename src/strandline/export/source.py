@@ -51,6 +51,11 @@ class Scan:
     files: Sequence[ScanFile]
     lane: ReadLane
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the lane compares each file with its digest."""
+        return bool(self.lane.files)
+
 
 class Source(ABC):
     """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
@@ -126,9 +131,15 @@ class Source(ABC):
 
     def check(self, spark: SparkSession | None) -> None:
         """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
-        names = self._columns()
-        columns = None if set(names) >= set(self.definition.schema.names) else names
+        columns = None if self._reads_all() else self._columns()
         self.table.verify(self._looked_into(), columns, spark=spark, is_folded=True)
+
+    def _reads_all(self) -> bool:
+        return set(self._columns()) >= set(self.definition.schema.names)
+
+    def _whole_files(self) -> Mapping[str, DataFile]:
+        """The files to compare with their digests as they are read; none when some of their columns are not."""
+        return self.files if self._reads_all() else {}
 
     @abstractmethod
     def _columns(self) -> Sequence[str]:
@@ -206,7 +217,9 @@ class WholeTable(Source):
         merge = self._merge
         if merge.log_files() or merge.filter(self.predicate) is not None:
             return None
-        lane = ReadLane(merge.log.storage, tuple(merge.baseline_schemas), tuple(self._needed), None)
+        lane = ReadLane(
+            merge.log.storage, tuple(merge.baseline_schemas), tuple(self._needed), None, self._whole_files()
+        )
         return Scan(merge.baseline.scans(merge.base_files()), lane)
 
 
@@ -262,7 +275,9 @@ class ChangeRange(Source):
     def scan(self) -> Scan | None:
         if self.predicate is not None:
             return None
-        lane = ReadLane(self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ)
+        lane = ReadLane(
+            self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ, self._whole_files()
+        )
         return Scan(self._log.scans(self._files), lane)
 
 
