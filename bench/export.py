@@ -27,13 +27,13 @@ import pyarrow.parquet as pq
 
 import common
 import strandline as sl
-import strandline.export as exports
+import strandline.jobs.export as exports
 from common import Samples, ratio, say, show, significant
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages
-from strandline.export.source import new_source
-from strandline.lanes import RECEIPT, ExportLane, staged_of
-from strandline.spark import TASK_BYTES, parallelism, run_lane, running, session
-from strandline.storage import open_storage
+from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
+from strandline.engines.spark import TASK_BYTES, parallelism, run_lane, running, session
+from strandline.jobs.export.source import new_source
+from strandline.storage.open import open_storage
 
 ROWS, QUICK_ROWS, WARMUP_ROWS = 10_500, 2_200, 300
 TOOLS_BYTES, TAIL_BYTES = 128 << 10, 50_000

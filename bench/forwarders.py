@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 import common
 import peers
 import strandline as sl
-from strandline import plan
-from strandline.spark import is_running, session
+from strandline.engines.spark import is_running, session
+from strandline.pipeline import plan
 
 CHUNK_ROWS, LANES, VNODES = 5_000, 4, 16
 HEADERS = {"Content-Type": "application/vnd.apache.arrow.stream"}

@@ -20,9 +20,9 @@ import pyarrow as pa
 import common
 import strandline as sl
 from common import Contender, Samples, Worker, ratio, say, show
-from strandline.digest import Tap
 from strandline.storage import commits
 from strandline.storage.chain import Chain
+from strandline.storage.digest import Tap
 
 SMALL, LARGE = 100, 10_000
 NEW_SHARE = 0.1

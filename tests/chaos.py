@@ -21,9 +21,9 @@ import psutil
 
 import strandline as sl
 from forks import Armed, Forks, Serving
-from strandline import plan, runner
 from strandline.errors import StrandlineError
-from strandline.runner import TickReport
+from strandline.pipeline import plan, runner
+from strandline.pipeline.runner import TickReport
 from support import Oracle, environment
 
 KEYS = 600

@@ -48,7 +48,7 @@ def _has_jvm() -> bool:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one Spark session, as the product makes it."""
-    from strandline.spark import session
+    from strandline.engines.spark import session
 
     started = session()
     yield started

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from strandline.leases import Leases
-from strandline.marks import Intent, Marks
-from strandline.registry import Consumer, Registered, Registry, foreseen
-from strandline.state import State
+from strandline.state.consumers import Consumer, Registered, Registry, foreseen
+from strandline.state.database import State
+from strandline.state.leases import Leases
+from strandline.state.marks import Intent, Marks
 
 FACTS: dict[str, Any] = {
     "kind": "sink",

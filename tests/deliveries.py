@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.schema import JSON, conform
-from strandline.sinks.base import WITHHELD, Batch, Delivery, Producer, Result
+from strandline.model.types import JSON, conform
+from strandline.sinks.contract import WITHHELD, Batch, Delivery, Producer, Result
 
 PARTS = pa.schema([("session", pa.string()), ("part", pa.int32()), ("text", pa.string()), ("tools", JSON)])
 PRODUCER = Producer("lake", "archive", "parts", "a" * 32, "b" * 32, 1)

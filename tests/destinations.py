@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from forks import Armed, Forks, Serving, forking, wait_for_port
-from strandline.sinks.base import Sink
+from strandline.sinks.contract import Sink
 from strandline.sinks.delta import DeltaSink
 from strandline.sinks.http import HttpSink
 from strandline.sinks.iceberg import IcebergSink
 from strandline.sinks.parquet import MANIFESTS, ParquetSink
-from strandline.storage import Storage, open_storage
+from strandline.storage.open import Storage, open_storage
 from support import BUCKET, ICEBERG, ITEMS, KEY, SECRET, TABLE_BUCKET, Proxy, free_ports, options_for
 
 HIDDEN = ("_op", "_seq", "_vnode", "_index", "_row")

@@ -36,7 +36,7 @@ class Ticking:
 
     def __call__(self) -> None:
         import strandline as sl
-        from strandline import runner
+        from strandline.pipeline import runner
 
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
@@ -90,7 +90,7 @@ class Armed:
 
 @contextlib.contextmanager
 def _renewing_under(lock: threading.Lock) -> Iterator[None]:
-    from strandline.leases import Lease, Leases
+    from strandline.state.leases import Lease, Leases
 
     plain = Leases.renew
 

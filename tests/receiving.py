@@ -25,7 +25,7 @@ SERVE = """
 import json, sys
 import strandline as sl
 from strandline.server.run import serve
-from strandline.tokens import Tokens
+from strandline.state.tokens import Tokens
 lake = sl.Lake(sys.argv[1])
 serve(lake, tokens=Tokens(lake.state), on_listening=lambda url: print(url, flush=True), **json.loads(sys.argv[2]))
 """

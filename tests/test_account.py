@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline import encode, frames, merge
-from strandline.change import CAME, FATE, GONE, KEPT, LOST, VNODE
 from strandline.consumers import compaction
-from strandline.lanes import BaselineLane, counts_of, files_of
+from strandline.engines.lanes import BaselineLane, counts_of, files_of
+from strandline.model.change import CAME, FATE, GONE, KEPT, LOST, VNODE
+from strandline.storage.parquet import writer
 from strandline.storage.snapshot import Draft, data_file
+from strandline.tables import merge, spark_merge
 from support import ITEMS, data_files, refused, rows_of
 
 ENGINES = ["driver", "spark"]
@@ -106,8 +107,8 @@ def test_a_fold_on_the_driver_that_loses_a_change_does_not_commit(lake, monkeypa
 @pytest.mark.parametrize("side", ["_base_scan", "log_scan"])
 def test_a_fold_on_spark_that_loses_a_row_does_not_commit(spark, lake, monkeypatch, side):
     table = grown(lake)
-    real = getattr(frames, side)
-    monkeypatch.setattr(frames, side, lambda *args, **options: real(*args, **options).where("id NOT IN (30, 145)"))
+    real = getattr(spark_merge, side)
+    monkeypatch.setattr(spark_merge, side, lambda *args, **options: real(*args, **options).where("id NOT IN (30, 145)"))
     version, before = table.baseline.refresh().version, data_files(table)
     with refused(sl.Corrupt):
         compaction.compact(table, full=True, driver_rows=-1)
@@ -117,12 +118,12 @@ def test_a_fold_on_spark_that_loses_a_row_does_not_commit(spark, lake, monkeypat
 
 def test_a_writer_that_loses_a_row_does_not_commit(lake, monkeypatch):
     table = grown(lake)
-    real = encode.write_files
+    real = writer.write_files
 
     def lose(storage, folder, name, batches, schema, **options):
         return real(storage, folder, name, (batch.slice(1) for batch in batches), schema, **options)
 
-    monkeypatch.setattr(encode, "write_files", lose)
+    monkeypatch.setattr(writer, "write_files", lose)
     with refused(sl.Internal):
         compaction.compact(table, full=True)
 

@@ -18,14 +18,15 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.backup import BackupReport, backup, copy_lake, restore
-from strandline.backup import plan as backups
-from strandline.baseline import Baseline
-from strandline.doctor import examine
-from strandline.log import Log
-from strandline.pins import Pin, Pins
-from strandline.rejects import Rejects
-from strandline.storage import LocalStorage, delta, open_storage
+from strandline.jobs.backup import BackupReport, backup, copy_lake, restore
+from strandline.jobs.backup import plan as backups
+from strandline.jobs.doctor import examine
+from strandline.storage import delta
+from strandline.storage.open import LocalStorage, open_storage
+from strandline.tables.baseline import Baseline
+from strandline.tables.log import Log
+from strandline.tables.pins import Pin, Pins
+from strandline.tables.rejects import Rejects
 from support import (
     BUCKET,
     ITEMS,
@@ -619,7 +620,7 @@ def test_a_pointer_in_the_target_is_not_set_back(lake, target):
 CHILD = """
 import sys
 import strandline as sl
-from strandline.backup import backup, restore
+from strandline.jobs.backup import backup, restore
 if sys.argv[3] == "restore":
     restore(sys.argv[1], sys.argv[2])
 else:

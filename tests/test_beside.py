@@ -80,7 +80,7 @@ def steps(tmp_path, code):
 @pytest.mark.parametrize("quiet_s", [0, 30])
 def test_an_interrupt_at_any_step_of_holding_a_pin_leaves_neither_thread_nor_pin(tmp_path, quiet_s):
     code = f"""
-from strandline.pins import new_pin
+from strandline.tables.pins import new_pin
 
 def act():
     with table.pins.held(new_pin("test", vnodes=(0, 1)), quiet_s={quiet_s}):
@@ -109,7 +109,7 @@ print(walk(act, lambda: not threads(), {"pins.py", "beside.py", "contextlib.py",
 
 def test_an_interrupt_at_any_step_of_holding_a_lease_leaves_no_thread(tmp_path):
     code = """
-from strandline.leases import this_worker
+from strandline.state.leases import this_worker
 leases = lake.ledger.leases
 
 def act():
@@ -124,7 +124,7 @@ print(walk(act, lambda: not threads(), {"beside.py", "contextlib.py", "<string>"
 
 def test_an_interrupt_at_any_step_of_claiming_a_destination_leaves_it_free(tmp_path):
     code = """
-from strandline.export import Destination
+from strandline.jobs.export import Destination
 place = os.path.join(sys.argv[1] + "-out")
 
 def act():

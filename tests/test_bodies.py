@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking, chunk_of, lines, row_at, served
-from strandline.schema import JSON
+from strandline.model.types import JSON
 from strandline.server import ndjson
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode

@@ -15,13 +15,13 @@ from sqlalchemy import delete, insert, inspect, make_url, select, update
 import consuming
 import strandline as sl
 from consuming import FACTS, open_intent
-from strandline import bond as module
-from strandline.bond import FILE, Bond, Record, read_record
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State, meta, metadata
-from strandline.storage import LocalStorage, open_storage
+from strandline.state import epoch as module
+from strandline.state.consumers import Registry
+from strandline.state.database import State, meta, metadata
+from strandline.state.epoch import FILE, Bond, Record, read_record
+from strandline.state.leases import Leases
+from strandline.state.marks import Marks
+from strandline.storage.open import LocalStorage, open_storage
 from support import BUCKET, options_for, refused
 
 state, registry, marks = consuming.state, consuming.registry, consuming.marks
@@ -239,9 +239,9 @@ def test_threads_that_renew_and_check_at_once_all_succeed(bond, storage, state):
 
 
 RENEW = """
-from strandline.bond import Bond
-from strandline.state import State
-from strandline.storage import LocalStorage
+from strandline.state.epoch import Bond
+from strandline.state.database import State
+from strandline.storage.open import LocalStorage
 def work(number, url, folder, rounds):
     with State(url) as state:
         bond = Bond(LocalStorage(folder), "lake-a", state)
@@ -263,9 +263,9 @@ def test_processes_that_renew_and_check_at_once_all_succeed(bond, storage, state
 POINTS = ["bond.pending", "bond.recorded", "state.before_commit:1", "state.committed:1", "state.before_commit:2"]
 DOOMED = """
 from strandline import crash
-from strandline.bond import Bond
-from strandline.state import State
-from strandline.storage import LocalStorage
+from strandline.state.epoch import Bond
+from strandline.state.database import State
+from strandline.storage.open import LocalStorage
 def work(number, *arguments):
     url, folder, point, rounds = arguments[4 * number : 4 * number + 4]
     with State(url) as state:
@@ -535,9 +535,9 @@ def test_positions_that_make_no_sense_change_nothing(bond, state, registry, mark
 
 ADOPT = """
 from strandline import crash
-from strandline.bond import Bond, read_record
-from strandline.state import State
-from strandline.storage import LocalStorage
+from strandline.state.epoch import Bond, read_record
+from strandline.state.database import State
+from strandline.storage.open import LocalStorage
 def work(number, folder, *arguments):
     url, crash._ARMED = arguments[2 * number : 2 * number + 2]
     storage = LocalStorage(f"{folder}/lake-{number}")

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import strandline as sl
-from strandline.broken import BrokenTable, guarded
 from strandline.cli import main
 from strandline.consumers import compaction, retention
-from strandline.lanes import BaselineLane
+from strandline.engines.lanes import BaselineLane
+from strandline.tables.broken import BrokenTable, guarded
 from support import ITEMS
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.storage import Staged, open_storage
+from strandline.storage.open import Staged, open_storage
 from strandline.storage.snapshot import data_file
 from support import refused
 

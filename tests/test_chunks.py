@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.schema import JSON
-from strandline.sinks import body
-from strandline.sinks.base import Batch
-from strandline.sinks.chunks import Cutter, Rule, positions_of
+from strandline.model.types import JSON
+from strandline.sinks.contract import Batch
+from strandline.sinks.forward import encode
+from strandline.sinks.forward.chunks import Cutter, Rule, positions_of
 from support import refused
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("more", JSON)])
@@ -42,7 +42,7 @@ def cut(batch, rows, rule=LARGE, at=()):
 
 
 def told(chunk):
-    bodies = [body.encode(chunk.rows, format) for format in body.FORMATS]
+    bodies = [encode.encode(chunk.rows, format) for format in encode.FORMATS]
     return chunk.start, chunk.end, chunk.ranges, chunk.key("g"), chunk.is_first, chunk.rows.to_pylist(), bodies
 
 
@@ -206,7 +206,7 @@ def test_rows_without_a_key_are_named_by_seq_and_row():
     ]
     [chunk] = cut(batch, pa.RecordBatch.from_pylist(rows, schema=batch.incoming))
     assert chunk.identities(None).to_pylist() == [{"_seq": 5 + at // 2, "_row": 10 + at} for at in range(4)]
-    data, _ = body.encode(chunk.rows, "arrow")
+    data, _ = encode.encode(chunk.rows, "arrow")
     sent = pa.ipc.open_stream(data).read_all()
     assert sent.schema.names == ["_op", "_vnode", "_seq", "_index", "id", "name", "more"]
     assert [row["_index"] for row in sent.to_pylist()] == [0, 1, 0, 1]

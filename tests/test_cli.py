@@ -22,9 +22,9 @@ import pytest
 from typer.testing import CliRunner
 
 import strandline as sl
-from strandline.care import Care
 from strandline.cli import app
 from strandline.cli.table.set_ import MEANINGS
+from strandline.model.settings import Care
 from support import environment, files_below
 
 VERBS = [

@@ -25,8 +25,8 @@ from foreign_receiver import Endpoint, foreign_receiver
 from strandline.cli import app
 from strandline.cli.sinks import length, marks_text
 from strandline.cli.verb import Call
-from strandline.leases import this_worker
-from strandline.redelivery import Replayed
+from strandline.pipeline.redelivery import Replayed
+from strandline.state.leases import this_worker
 from support import environment, files_below, python
 from test_cli import Run, process
 
@@ -609,7 +609,7 @@ def test_letters_that_were_not_tried_are_counted(run: Run, central: Endpoint, mo
         away = sl.Unavailable("nobody is there")
         return [Replayed(id, "central", 1, away) for id in ids]
 
-    monkeypatch.setattr("strandline.redelivery.replay", replay)
+    monkeypatch.setattr("strandline.pipeline.redelivery.replay", replay)
     said = run("deadletter", "replay", "--all", code=1)
     assert said.count("Unavailable: nobody is there") == 1
     assert "  1 more letter of central: not tried.\n" in said and "0 of 2 arrived" in said

@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.broken import BrokenTable
 from strandline.consumers import compaction
-from strandline.consumers.need import plan
-from strandline.doctor import examine
-from strandline.pins import new_pin
-from strandline.vnode import hash_keys, vnode_of
+from strandline.consumers.compaction_plan import plan
+from strandline.jobs.doctor import examine
+from strandline.model.keys import hash_keys, vnode_of
+from strandline.tables.broken import BrokenTable
+from strandline.tables.pins import new_pin
 from support import ITEMS, Oracle, by_id, claimed_files, data_files, refused, rows_of, trim
 
 

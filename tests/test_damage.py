@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli import app
-from strandline.doctor import examine
-from strandline.rejects import Rejects
-from strandline.storage import LocalStorage
+from strandline.jobs.doctor import examine
 from strandline.storage import delta as deltas
 from strandline.storage.commits import CommitLog
 from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
+from strandline.storage.open import LocalStorage
+from strandline.tables.rejects import Rejects
 from support import ITEMS, by_id, files_below, refused
 
 NOW = {"keep": 0, "grace": 0}

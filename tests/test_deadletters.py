@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import text, update
 
 import strandline as sl
-from strandline import deadletters as module
-from strandline.deadletters import DeadLetters
-from strandline.registry import Registry
-from strandline.sinks.base import Dead
-from strandline.state import State
+from strandline.sinks.contract import Dead
+from strandline.state import letters as module
+from strandline.state.consumers import Registry
+from strandline.state.database import State
+from strandline.state.letters import DeadLetters
 from support import python, refused
 
 FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": "s3://a", "definition": {}}
@@ -87,10 +87,10 @@ def test_racing_runs_save_a_letter_once(letters, consumer):
 
 SAVE = """
 import sys
-from strandline.deadletters import DeadLetters
-from strandline.registry import Registry
-from strandline.sinks.base import Dead
-from strandline.state import State
+from strandline.state.letters import DeadLetters
+from strandline.state.consumers import Registry
+from strandline.sinks.contract import Dead
+from strandline.state.database import State
 state = State(sys.argv[1])
 letters = DeadLetters(state)
 letters.save(Registry(state).get("a"), "intent-1", [Dead((0, seq, 0), 1, b"", "no") for seq in range(3)])

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.definitions import FORMAT, TableDef
+from strandline.model.definition import FORMAT, TableDef
 from support import ITEMS, refused
 
 BAD_NAMES = [

@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import schema as schemas
-from strandline.pins import new_pin
-from strandline.storage import LocalStorage
+from strandline.model import types as schemas
 from strandline.storage import delta as deltas
 from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
+from strandline.storage.open import LocalStorage
 from strandline.storage.snapshot import DataFile, Draft, new_metadata, protocol
+from strandline.tables.pins import new_pin
 from support import ITEMS, by_id, refused
 
 

@@ -34,8 +34,8 @@ from deliveries import (
     upserts,
     withheld,
 )
-from strandline.schema import storage_schema
-from strandline.sinks import base
+from strandline.model.types import storage_schema
+from strandline.sinks import contract
 from strandline.sinks.delta import DeltaDelivery, DeltaSink
 from strandline.sinks.delta_types import holds
 from support import BUCKET, environment, files_below, is_commit, options_for, proxied, python, refused
@@ -516,10 +516,10 @@ def test_a_position_that_does_not_join_is_a_conflict(delivery):
 
 
 def test_a_delta_sink_is_rebuilt_from_what_is_kept_of_it(place):
-    sink: base.Sink = DeltaSink(place)
+    sink: contract.Sink = DeltaSink(place)
     assert DeltaSink.from_dict(json.loads(json.dumps(sink.to_dict()))) == sink
     assert (sink.kind, sink.is_ordered, sink.lanes, sink.destination) == ("delta", False, 1, str(place))
-    delivery: base.Delivery = sink.open(PRODUCER)
+    delivery: contract.Delivery = sink.open(PRODUCER)
     delivery.close()
     secret = DeltaSink("s3://bucket/t", options={"secret_access_key": "hush"})
     assert "hush" not in json.dumps(secret.to_dict()) + repr(secret)

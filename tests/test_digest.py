@@ -8,9 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline import digest, encode
-from strandline.doctor import examine
-from strandline.storage import open_storage
+from strandline.jobs.doctor import examine
+from strandline.storage import digest
+from strandline.storage.open import open_storage
+from strandline.storage.parquet import writer
 from support import ITEMS, by_id, data_files, files_below, refused, rows_of
 
 REPEATED = [{"id": at, "name": f"{at % 3}" * 2_000, "qty": at} for at in range(2_000)]
@@ -288,6 +289,6 @@ def test_a_file_is_read_once_to_be_verified(repeated, tmp_path, monkeypatch):
 def test_a_file_written_in_pieces_has_the_digest_of_the_whole(tmp_path):
     storage = open_storage(str(tmp_path))
     rows = pa.table({"x": pa.array(range(100_000), pa.int64())})
-    budget = encode.Budget(group_rows=10_000)
-    files = list(encode.write_files(storage, "f", lambda: "a.parquet", rows.to_batches(), rows.schema, budget=budget))
+    budget = writer.Budget(group_rows=10_000)
+    files = list(writer.write_files(storage, "f", lambda: "a.parquet", rows.to_batches(), rows.schema, budget=budget))
     assert [digest.fault(storage, f"f/{file.path}", file) for file in files] == [""]

@@ -11,8 +11,8 @@ import pytest
 from typer.main import get_command
 
 from strandline import errors
-from strandline.care import Care
 from strandline.cli import app
+from strandline.model.settings import Care
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.doctor import Report, examine
-from strandline.storage import LocalStorage
+from strandline.jobs.doctor import Report, examine
+from strandline.storage.open import LocalStorage
 from strandline.storage.snapshot import Draft
 from support import ITEMS, by_id, files_below, python, rewrite_commits
 
@@ -155,8 +155,8 @@ def test_only_a_deep_look_finds_wrong_rows(
 def test_a_key_in_two_files_of_a_commit_is_found_by_a_deep_look(
     items: sl.Table, lake: sl.Lake, check: Callable[..., Report]
 ) -> None:
-    from strandline.log import prepare
-    from strandline.rows import checked
+    from strandline.model.rows import checked
+    from strandline.tables.log import prepare
 
     definition = items.definition
     changes = prepare(next(checked(rows(1, 2, 3), ITEMS)), definition, "upsert")

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli import app
-from strandline.doctor import Finding, examine
-from strandline.doctor import repair as repairs
-from strandline.doctor.deltas import DeltaExam
-from strandline.storage import LocalStorage, checkpoints
+from strandline.jobs.doctor import Finding, examine
+from strandline.jobs.doctor import repair as repairs
+from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.storage import checkpoints
 from strandline.storage import delta as deltas
+from strandline.storage.open import LocalStorage
 from support import ITEMS, by_id, files_below, refused
 
 NOW = {"keep": 0, "grace": 0}

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.baseline import Baseline
-from strandline.catalog import Entry
-from strandline.change import UPSERT
-from strandline.definitions import TableDef
-from strandline.doctor import examine
-from strandline.duck import Duck
-from strandline.log import Log, prepare
+from strandline.engines.duck import Duck
+from strandline.jobs.doctor import examine
+from strandline.model.change import UPSERT
+from strandline.model.definition import TableDef
 from strandline.storage.local import LocalStorage
+from strandline.tables.baseline import Baseline
+from strandline.tables.catalog import Entry
+from strandline.tables.log import Log, prepare
 from support import answer_of, start_python
 from unsound import of_bytes, of_numbers
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline import encode
-from strandline.encode import Budget
-from strandline.schema import JSON, conform
-from strandline.storage import LocalStorage
+from strandline.model.types import JSON, conform
+from strandline.storage.open import LocalStorage
+from strandline.storage.parquet import writer
+from strandline.storage.parquet.writer import Budget
 from test_group import LEAVES, array_of, columns, model_bytes
 
 UTC = dt.UTC
@@ -30,7 +30,7 @@ def storage(tmp_path):
     return LocalStorage(str(tmp_path))
 
 
-def write(storage, table, budget=encode.DEFAULT, batch_rows=None, cluster_by=()):
+def write(storage, table, budget=writer.DEFAULT, batch_rows=None, cluster_by=()):
     """Write a table into files of names of their own, in batches of so many rows; or, for a list, cut after each."""
     names = (f"{number}.parquet" for number in itertools.count())
     if isinstance(batch_rows, list):
@@ -39,7 +39,7 @@ def write(storage, table, budget=encode.DEFAULT, batch_rows=None, cluster_by=())
     else:
         batches = table.to_batches(max_chunksize=batch_rows)
     return list(
-        encode.write_files(
+        writer.write_files(
             storage, "out", lambda: next(names), batches, table.schema, cluster_by=cluster_by, budget=budget
         )
     )
@@ -227,7 +227,7 @@ def test_texts_that_differ_count_in_full_for_the_encoded_budget(storage, sizes, 
 # --- cluster keys ------------------------------------------------------------------------------------------------
 
 
-def greedy(rows, keys=None, budget=encode.DEFAULT):
+def greedy(rows, keys=None, budget=writer.DEFAULT):
     """The groups that the budgets allow, each as long as may be: `rows` are the raw bytes of each row."""
     found, held, raw, seen = [], 0, 0, set()
     for at, size in enumerate(rows):
@@ -362,7 +362,7 @@ def test_a_failure_on_the_way_leaves_no_file(storage):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        list(encode.write_files(storage, "out", lambda: "x.parquet", batches(), pa.schema([("x", pa.int64())])))
+        list(writer.write_files(storage, "out", lambda: "x.parquet", batches(), pa.schema([("x", pa.int64())])))
     assert list(storage.list("")) == []
     assert list(storage.temporaries("")) == []
 
@@ -679,7 +679,7 @@ def test_giant_values_that_repeat_are_one_in_their_group(storage):
 
 def test_no_rows_make_an_empty_file_where_one_is_asked_for(storage):
     schema = pa.schema([("id", pa.int64()), ("doc", JSON), ("tags", pa.list_(pa.string()))])
-    file, staged = encode.stage_empty(storage, "empty.parquet", schema)
+    file, staged = writer.stage_empty(storage, "empty.parquet", schema)
     assert list(storage.list("")) == []
     storage.publish([staged])
     assert (file.rows, file.size, file.raw_bytes) == (0, len(storage.read("empty.parquet")), 0)
@@ -692,7 +692,7 @@ def test_staged_files_are_the_same_and_invisible_until_published(storage):
     table = pa.table({"x": range(1000)})
     names = (f"{number}.parquet" for number in itertools.count())
     budget = Budget(group_rows=100, file_bytes=1)
-    done = list(encode.stage_files(storage, lambda: next(names), table.to_batches(), table.schema, budget=budget))
+    done = list(writer.stage_files(storage, lambda: next(names), table.to_batches(), table.schema, budget=budget))
     assert len(done) == 10
     assert list(storage.list("")) == []
     storage.publish([staged for _, staged in done])
@@ -729,7 +729,7 @@ ODD = pa.table(
 @pytest.mark.parametrize("copies", [1, 2000])
 def test_odd_values_come_out_as_they_went_in(storage, batch_rows, copies):
     table = pa.concat_tables([ODD] * copies).combine_chunks() if copies > 1 else ODD
-    for budget in (encode.DEFAULT, Budget(group_rows=5, group_raw_bytes=400)) if copies == 1 else (encode.DEFAULT,):
+    for budget in (writer.DEFAULT, Budget(group_rows=5, group_raw_bytes=400)) if copies == 1 else (writer.DEFAULT,):
         files = write(storage, table, budget, batch_rows * copies)
         assert exact_rows(read(storage, files), table.schema) == exact_rows(table, table.schema)
 
@@ -826,12 +826,12 @@ def test_rows_that_come_one_by_one_are_joined(storage):
     table = pa.table({f"c{at}": [str(row % 9) for row in range(3000)] for at in range(8)})
     (file,) = write(storage, table, batch_rows=1)
     assert groups(storage, file) == [3000]
-    pieces = list(encode._pieces(table.to_batches(max_chunksize=1)))
+    pieces = list(writer._pieces(table.to_batches(max_chunksize=1)))
     assert [piece.num_rows for piece in pieces] == [1024, 1024, 952]
 
 
 def test_large_batches_are_looked_at_in_pieces():
     batch = pa.record_batch({"text": ["x" * 10_000] * 5000})
-    pieces = list(encode._pieces([batch]))
+    pieces = list(writer._pieces([batch]))
     assert sum(piece.num_rows for piece in pieces) == 5000
     assert max(piece.nbytes for piece in pieces) <= 9 * MIB

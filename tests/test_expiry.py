@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import expiry
+from strandline.tables import horizon as expiry
 from support import ITEMS, refused, rows_of
 
 UTC = dt.UTC

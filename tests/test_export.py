@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-import strandline.export as exports
-from strandline import encode
-from strandline.export import lock as locks
-from strandline.export.destination import MANIFEST, Destination
-from strandline.export.lock import LOCK
-from strandline.pins import Pins
-from strandline.schema import JSON, conform
-from strandline.storage import LocalStorage
+import strandline.jobs.export as exports
+from strandline.jobs.export import lock as locks
+from strandline.jobs.export.destination import MANIFEST, Destination
+from strandline.jobs.export.lock import LOCK
+from strandline.model.types import JSON, conform
+from strandline.storage.open import LocalStorage
+from strandline.storage.parquet import writer
+from strandline.tables.pins import Pins
 from support import ITEMS, Oracle, answer_of, claimed_files, files_below, python, refused, rows_of, start_python, trim
 
 PARTS = pa.schema(
@@ -588,7 +588,7 @@ def test_a_failure_on_the_way_leaves_the_destination_as_it_was(many, parts, dest
 @pytest.fixture
 def short_files(monkeypatch):
     """Files end after a group, and groups after ten thousand rows."""
-    monkeypatch.setitem(encode.stage_files.__kwdefaults__, "budget", encode.Budget(group_rows=10_000, file_bytes=1))
+    monkeypatch.setitem(writer.stage_files.__kwdefaults__, "budget", writer.Budget(group_rows=10_000, file_bytes=1))
 
 
 def unfinished(dest):
@@ -813,7 +813,7 @@ def test_an_export_that_was_whole_when_its_process_died_stays(parts, dest):
 DESCRIBE = """
 import os, signal, sys
 import strandline as sl
-from strandline.storage import LocalStorage
+from strandline.storage.open import LocalStorage
 publish = LocalStorage.publish
 def stop(self, staged):
     staged = list(staged)

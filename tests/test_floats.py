@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline import encode
+from strandline.storage.parquet import writer
 
 NAN, INF = math.nan, math.inf
 SCHEMA = pa.schema(
@@ -79,7 +79,7 @@ def lake(tmp_path_factory):
         if name == "whole":
             table.compact(full=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode, "bounded", lambda schema: True)
+        patch.setattr(writer, "bounded", lambda schema: True)
         fill(made.create_table("old", SCHEMA, key=["id"], vnodes=2), True)
     return made
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline import gather
-from strandline.gather import BLOCK, BlockLane, GatherLane
-from strandline.lanes import ExportLane, ReadLane, staged_of
-from strandline.schema import JSON
-from strandline.storage import LocalStorage
+from strandline.engines.lanes import ExportLane, ReadLane, staged_of
+from strandline.jobs.export import blocks as gather
+from strandline.jobs.export.blocks import BLOCK, BlockLane, GatherLane
+from strandline.model.types import JSON
+from strandline.storage.open import LocalStorage
 from support import rows_of
 
 SCHEMA = pa.schema(

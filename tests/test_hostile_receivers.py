@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from hostile import answer, hostile, once
-from strandline.sinks import wire
+from strandline.sinks.forward import connection as wire
+from strandline.sinks.forward.client import Answer, wait_s
 from strandline.sinks.http import HttpSink
-from strandline.sinks.posting import Answer, wait_s
 from support import refused
 from test_http_sink import any_sink, batch_of, deliver, some_rows
 

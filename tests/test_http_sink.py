@@ -22,13 +22,13 @@ import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from positions_receiver import positions_receiver
 from receiving import asking
-from strandline.schema import JSON
+from strandline.model.types import JSON
 from strandline.server.app import make_app
-from strandline.sinks import body
-from strandline.sinks.base import Batch, Dead, Producer
-from strandline.sinks.chunks import Rule
+from strandline.sinks.contract import Batch, Dead, Producer
+from strandline.sinks.forward import encode
+from strandline.sinks.forward.chunks import Rule
+from strandline.sinks.forward.client import Answer, wait_s
 from strandline.sinks.http import HttpSink
-from strandline.sinks.posting import Answer, wait_s
 from support import free_ports, python, refused
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
@@ -717,7 +717,7 @@ def test_a_strandline_receiver_refuses_no_rows_for_a_column_that_it_may_not_add(
     table = lake.create_table("items", pa.schema([pa.field("id", pa.int64(), False)]), key=["id"], vnodes=4)
     chunk = {"version": 1, "sink": "s", "life": 1, "is_first": True, "ranges": [[0, 0, 5, 0, 6, 0]]}
     rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 5, "_index": 0, "id": 1, "name": "n"}])
-    data, headers = body.encode(rows, "ndjson" if evolve else "arrow")
+    data, headers = encode.encode(rows, "ndjson" if evolve else "arrow")
     with asking(make_app(lake, evolve=evolve)) as client:
 
         def post():
@@ -731,7 +731,7 @@ def test_a_strandline_receiver_refuses_no_rows_for_a_column_that_it_may_not_add(
         table.evolve(pa.schema([("name", pa.string())]))
         assert post().json()["rows"] == 1
         wrong = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 6, "_index": 0, "id": "x"}])
-        data, headers = body.encode(wrong, "ndjson")
+        data, headers = encode.encode(wrong, "ndjson")
         chunk["ranges"] = [[0, 0, 6, 0, 7, 0]]
         assert post().status_code == 422
 
@@ -968,22 +968,22 @@ def test_json_says_every_value_without_loss():
     schema = pa.schema([(name, kind) for name, (kind, _, _) in columns.items()])
     full = {name: value for name, (_, value, _) in columns.items()}
     rows = pa.RecordBatch.from_pylist([full, dict.fromkeys(columns)], schema=schema)
-    data, headers = body.encode(rows, "ndjson")
+    data, headers = encode.encode(rows, "ndjson")
     assert headers == {"Content-Type": "application/x-ndjson", "Content-Encoding": "gzip"}
     lines = [json.loads(line, parse_constant=pytest.fail) for line in gzip.decompress(data).decode().split("\n")[:-1]]
     assert lines == [{name: said for name, (_, _, said) in columns.items()}, dict.fromkeys(columns)]
-    assert body.encode(rows, "ndjson")[0] == data
+    assert encode.encode(rows, "ndjson")[0] == data
 
 
 def test_json_says_years_that_python_does_not_know():
     times = pa.array([253402300800000000], pa.timestamp("us", "UTC"))
-    data, _ = body.encode(pa.record_batch({"at": times}), "ndjson")
+    data, _ = encode.encode(pa.record_batch({"at": times}), "ndjson")
     assert json.loads(gzip.decompress(data)) == {"at": "10000-01-01T00:00:00.000000Z"}
 
 
 def test_arrow_keeps_types_and_compresses():
     rows = pa.RecordBatch.from_pylist([{"a": "{}" * 500}] * 100, schema=pa.schema([("a", JSON)]))
-    data, _ = body.encode(rows, "arrow")
+    data, _ = encode.encode(rows, "arrow")
     assert pa.ipc.open_stream(data).read_all().schema == rows.schema
     assert len(data) < 2000
 

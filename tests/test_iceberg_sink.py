@@ -31,12 +31,12 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 import strandline as sl
 from strandline.errors import Conflict, Invalid, Unavailable
-from strandline.schema import JSON
+from strandline.model.scrub import plain
+from strandline.model.types import JSON
 from strandline.sinks import iceberg_rows
-from strandline.sinks.base import WITHHELD, Batch, Producer, Result
+from strandline.sinks.contract import WITHHELD, Batch, Producer, Result
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
 from strandline.sinks.iceberg_catalog import Settings, open_catalog
-from strandline.words import plain
 from support import ICEBERG, KEY, SECRET, TABLE_BUCKET, free_ports, proxied, python, refused, rows_of
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("qty", pa.int32())])

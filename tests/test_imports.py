@@ -14,8 +14,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import strandline as sl
-from strandline.catalog import IMPORTING
-from strandline.leftovers import leftovers, sweep
+from strandline.jobs.leftovers import leftovers, sweep
+from strandline.tables.catalog import IMPORTING
 from support import BUCKET, files_below, options_for, python, refused, rows_of
 
 ROWS = pa.table(

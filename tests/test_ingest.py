@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.ingest import load as loading
-from strandline.ingest.memory import Loaded
+from strandline.jobs.ingest import load as loading
+from strandline.jobs.ingest.memory import Loaded
 from support import ITEMS, answer_of, by_id, python, refused, start_python
 
 
@@ -76,7 +76,7 @@ def test_a_touched_file_is_not_loaded_twice_and_read_only_once_more(
     load(table, "a.jsonl")
     os.utime(file, ns=(1, 1))
     assert actions(load(table, "a.jsonl")) == ["skip"]
-    monkeypatch.setattr("strandline.ingest.plan.digest_of", lambda source: pytest.fail("the file was read"))
+    monkeypatch.setattr("strandline.jobs.ingest.plan.digest_of", lambda source: pytest.fail("the file was read"))
     assert actions(load(table, "a.jsonl")) == ["skip"]
     assert rows_in(table) == [1, 2]
 
@@ -400,7 +400,7 @@ def test_two_processes_load_the_same_files_once(events: sl.Table, tmp_path: Path
         (tmp_path / f"{number}.jsonl").write_text(lines(*range(number * 100, number * 100 + 100)))
     code = """
 import sys, json, strandline as sl
-from strandline.ingest import load
+from strandline.jobs.ingest import load
 load.GROUP_BYTES = 5000
 print(json.dumps(sl.Lake(sys.argv[1]).ingest("events", [sys.argv[2]]).rows))
 """
@@ -467,7 +467,7 @@ def test_rows_and_rejects_are_there_once_after_a_kill_at(point: str, tmp_path: P
         good = lines(*range(number * 10, number * 10 + 10))
         (tmp_path / f"{number}.jsonl").write_text(good + '{"id": "bad"}\n')
     uri, files = str(tmp_path / "lake"), str(tmp_path / "*.jsonl")
-    code = "from strandline.ingest import load; load.GROUP_FILES = 2\n" + _LOAD
+    code = "from strandline.jobs.ingest import load; load.GROUP_FILES = 2\n" + _LOAD
     killed = python(code, uri, files, crash=point)
     assert killed.returncode == -9, killed.stderr
     again = python(code, uri, files)

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.ingest import blocks
-from strandline.ingest.delimited import Records
-from strandline.rejects import Rejects
-from strandline.schema import JSON
+from strandline.jobs.ingest import blocks
+from strandline.jobs.ingest.csv import Records
+from strandline.model.types import JSON
+from strandline.tables.rejects import Rejects
 from support import nothing_written, python, refused
 
 SCHEMA = pa.schema(
@@ -308,7 +308,7 @@ def test_rejects_in_one_block_of_many_rows_are_found_all(things: sl.Table, lake:
 def test_earlier_groups_stay_when_a_later_file_is_bad(
     things: sl.Table, lake: sl.Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.ingest.load.GROUP_FILES", 2)
+    monkeypatch.setattr("strandline.jobs.ingest.load.GROUP_FILES", 2)
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_text(GOOD % number)
     (tmp_path / "3.jsonl").write_text("garbage\n")

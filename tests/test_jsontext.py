@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline import jsontext
+from strandline.model import json_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
@@ -29,7 +29,7 @@ def test_a_text_that_is_walked_through_is_judged_as_one_that_is_read(value, is_a
     text = json.dumps(value, ensure_ascii=is_ascii)
     for place, sign in changes:
         text = text[:place] + sign + text[place + 1 :]
-    assert is_json(jsontext._walk, text) == is_json(jsontext.check, text)
+    assert is_json(json_text._walk, text) == is_json(json_text.check, text)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_a_text_that_is_walked_through_is_judged_as_one_that_is_read(value, is_a
     ],
 )  # fmt: skip
 def test_what_json_is(text, is_good):
-    assert is_json(jsontext._walk, text) is is_good
-    assert is_json(jsontext.check, text) is is_good
+    assert is_json(json_text._walk, text) is is_good
+    assert is_json(json_text.check, text) is is_good
 
 
 def test_a_long_text_is_walked_through_and_may_not_be_nested_too_deeply():
-    assert is_json(jsontext.check, "[" + "[]," * 400_000 + "[]]")
-    assert not is_json(jsontext.check, "[" + "[]," * 400_000 + "[]")
-    assert not is_json(jsontext.check, "[" * 600_000 + "]" * 600_000)
+    assert is_json(json_text.check, "[" + "[]," * 400_000 + "[]]")
+    assert not is_json(json_text.check, "[" + "[]," * 400_000 + "[]")
+    assert not is_json(json_text.check, "[" * 600_000 + "]" * 600_000)

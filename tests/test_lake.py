@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.definitions import FORMAT
+from strandline.model.definition import FORMAT
 from support import ITEMS, by_id, files_below, refused, rewrite_commits
 
 

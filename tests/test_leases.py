@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline import leases as module
-from strandline.leases import Lease, Leases, check_fence, is_dead, this_worker
-from strandline.state import State, now_s
+from strandline.state import leases as module
+from strandline.state.database import State, now_s
+from strandline.state.leases import Lease, Leases, check_fence, is_dead, this_worker
 from support import answer_of, refused, start_python
 
 
@@ -166,8 +166,8 @@ def test_of_racing_threads_one_wins(leases):
 ACQUIRE = """
 import time
 from strandline.errors import Conflict
-from strandline.leases import Leases
-from strandline.state import State
+from strandline.state.leases import Leases
+from strandline.state.database import State
 def work(number, url, rounds):
     won = []
     with State(url) as state:
@@ -189,8 +189,8 @@ def test_of_racing_processes_one_wins_every_time(state_url, in_processes):
 TAKE_TURNS = """
 import time
 from strandline.errors import Conflict
-from strandline.leases import Leases
-from strandline.state import State
+from strandline.state.leases import Leases
+from strandline.state.database import State
 def work(number, url, path):
     fences = []
     with State(url) as state:
@@ -363,8 +363,8 @@ def test_a_release_that_fails_does_not_hide_what_the_block_did(leases, monkeypat
 STALLED = """
 import json, os, sys, time
 from strandline.errors import Conflict, StrandlineError
-from strandline.leases import Leases, check_fence
-from strandline.state import State
+from strandline.state.leases import Leases, check_fence
+from strandline.state.database import State
 state = State(sys.argv[1])
 with Leases(state).held("a", "stalled", 0.5) as held:
     print("held", flush=True)
@@ -404,8 +404,8 @@ def test_a_process_that_was_stopped_and_taken_over_wakes_up_powerless(leases, st
 
 HOLD = """
 import sys, time
-from strandline.leases import Leases, this_worker
-from strandline.state import State
+from strandline.state.leases import Leases, this_worker
+from strandline.state.database import State
 lease = Leases(State(sys.argv[1])).acquire("a", this_worker(), 600)
 print(lease.owner, flush=True)
 time.sleep(600)

@@ -17,18 +17,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import strandline as sl
 from positions_receiver import positions_receiver
 from receiving import arrow, asking, chunk_of, row_at, served
-from strandline import steering
-from strandline.adoption import adopt_state
-from strandline.doctor import examine
+from strandline.jobs.doctor import examine
+from strandline.pipeline import commands
+from strandline.pipeline.recover_marks import adopt_state
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
-from strandline.server.chunk import HEADER, Chunk
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import Refusal
 from strandline.server.posts import hidden_columns, posts_of
 from strandline.server.weight import Weight
-from strandline.sinks.base import Batch, Producer
-from strandline.sinks.forward import HttpLane
+from strandline.sinks.contract import Batch, Producer
+from strandline.sinks.forward.lane import HttpLane
+from strandline.sinks.forward.message import HEADER, Chunk
 from support import ITEMS, by_id, nothing_written
 
 
@@ -191,7 +191,7 @@ def test_a_request_that_was_on_its_way_over_a_reset_replaces_nothing(lake, items
         late = list(sent)
     assert late
     items.upsert([{"id": 1, "name": "new"}])
-    steering.reset(lake, "central")
+    commands.reset(lake, "central")
     with served(str(tmp_path / "far"), port=port) as server:
         assert lake.tick().is_well
         with nothing_written(far):
@@ -212,7 +212,7 @@ def test_a_lake_from_a_copy_that_a_newer_life_has_outlived_says_so_and_may_begin
         lake.tick()
         lake.state.close()
         shutil.copytree(lake.storage.uri, tmp_path / "copy")
-        steering.reset(lake, "central")
+        commands.reset(lake, "central")
         lake.tick()
         copy = sl.Lake(tmp_path / "copy")
         copy.table("items").upsert([{"id": 1, "name": "of the copy"}])
@@ -225,7 +225,7 @@ def test_a_lake_from_a_copy_that_a_newer_life_has_outlived_says_so_and_may_begin
             assert sink.error == report.error.message and not copy.status().is_healthy
         assert far.head == head
         # The number of the life was given before; when it began was not.
-        assert steering.reset(copy, "central").life == lake.ledger.registry.get("central").life == 2
+        assert commands.reset(copy, "central").life == lake.ledger.registry.get("central").life == 2
         assert copy.tick().is_well and copy.status().is_healthy
         assert by_id(far) == {1: "of the copy"}
         items.upsert([{"id": 1, "name": "of the first"}])
@@ -246,7 +246,7 @@ def test_a_reset_begins_after_the_newest_life_that_the_receiver_knows(lake, item
         assert server.post("items", arrow([row_at(0, 1, 0, id=1, name="b")]), later).status_code == 200
         items.upsert([{"id": 1, "name": "c"}])
         assert not lake.tick().is_well
-        steering.reset(lake, "central")
+        commands.reset(lake, "central")
         assert lake.tick().is_well
     assert by_id(far) == {1: "c"}
 
@@ -259,7 +259,7 @@ def test_an_outlived_state_is_not_adopted(lake, items, tmp_path):
         lake.tick()
         lake.state.close()
         shutil.copytree(lake.storage.uri, tmp_path / "copy")
-        steering.reset(lake, "central")
+        commands.reset(lake, "central")
         lake.tick()
         for path in (tmp_path / "copy").glob("state.db*"):
             path.unlink()
@@ -293,7 +293,7 @@ def test_lives_follow_each_other_whatever_the_clock_says(lake, items, monkeypatc
     registry = lake.ledger.registry
     facts = {"kind": "http", "table": "items", "table_generation": "g", "definition": {}}
     for clock_s in (1000.0, 1000.0, 1000.0004, 400.0, 1000.002, 2000.0):
-        monkeypatch.setattr("strandline.registry.now_s", lambda _, at=clock_s: at)
+        monkeypatch.setattr("strandline.state.consumers.now_s", lambda _, at=clock_s: at)
         registry.register("a", destination=f"{clock_s} {len(registry.history('a'))}", **facts)
     began = [each.began_ms for each in registry.history("a")]
     assert began == sorted(set(began)) and began[-1] == 2_000_000

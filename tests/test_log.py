@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.log import prepare
+from strandline.tables.log import prepare
 from support import ITEMS, by_id, data_files, refused
 
 

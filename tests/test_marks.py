@@ -14,10 +14,10 @@ from sqlalchemy import create_engine, event, inspect, text
 import consuming
 import strandline as sl
 from consuming import FACTS, foresee, open_intent
-from strandline import marks as module
-from strandline import state as states
-from strandline.marks import Standing
-from strandline.state import _checked
+from strandline.state import database as states
+from strandline.state import marks as module
+from strandline.state.database import _checked
+from strandline.state.marks import Standing
 from support import python, refused
 
 state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
@@ -486,9 +486,9 @@ def test_racing_threads_lose_no_advance(marks, leases, consumer, fence):
 ADVANCE = """
 import random
 from strandline.errors import Conflict
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State
+from strandline.state.marks import Marks
+from strandline.state.consumers import Registry
+from strandline.state.database import State
 def work(number, url, fence):
     chance, done, lost = random.Random(number), 0, 0
     with State(url) as state:
@@ -554,10 +554,10 @@ def test_an_intent_that_races_a_definition_has_the_one_that_its_beginner_knew(re
 
 SCENARIO = """
 from strandline import crash
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State
+from strandline.state.leases import Leases
+from strandline.state.marks import Marks
+from strandline.state.consumers import Registry
+from strandline.state.database import State
 FACTS = dict(kind="sink", table="t", table_generation="g1", destination="s3://a")
 def scenario(url):
     state = State(url)
@@ -628,10 +628,10 @@ def test_a_process_killed_around_a_commit_leaves_the_state_before_or_after_it(ne
 
 SEND = """
 import sys
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State
+from strandline.state.leases import Leases
+from strandline.state.marks import Marks
+from strandline.state.consumers import Registry
+from strandline.state.database import State
 state = State(sys.argv[1])
 marks = Marks(state)
 consumer = Registry(state).get("a")

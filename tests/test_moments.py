@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import moments
+from strandline.model import moments
 from support import nothing_written, refused
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 import strandline as sl
-from strandline.names import folded
+from strandline.model.names import folded
 from support import nothing_written
 
 PAIRS = [

@@ -31,8 +31,8 @@ from deliveries import (
     upserts,
     withheld,
 )
-from strandline.schema import JSON
-from strandline.sinks import base
+from strandline.model.types import JSON
+from strandline.sinks import contract
 from strandline.sinks.parquet import MANIFESTS, ParquetDelivery, ParquetSink
 from support import BUCKET, files_below, is_completion, is_part, options_for, proxied, python, refused
 
@@ -497,7 +497,7 @@ def is_check(command, path):
 
 
 def test_a_parquet_sink_is_a_sink(place):
-    sink: base.Sink = ParquetSink(place)
-    delivery: base.Delivery = sink.open(PRODUCER)
+    sink: contract.Sink = ParquetSink(place)
+    delivery: contract.Delivery = sink.open(PRODUCER)
     delivery.close()
     assert JSON in delivery.lane(FIRST).columns.types

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline import duration
-from strandline.care import Care
-from strandline.pins import Pin, Pins, least, new_pin
+from strandline.model import duration
+from strandline.model.settings import Care
+from strandline.tables.pins import Pin, Pins, least, new_pin
 from support import files_below, refused
 
 

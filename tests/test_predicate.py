@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.predicate import parse
+from strandline.model.where import parse
 from support import ITEMS, refused
 
 SCHEMA = pa.schema(

@@ -20,7 +20,7 @@ def test_what_runs_in_spark_tasks_needs_pyarrow_and_numpy_alone():
 import sys
 for name in ("deltalake", "duckdb", "sqlglot", "obstore", "botocore", "typer", "rich", "pandas", "pyspark"):
     sys.modules[name] = None
-import strandline.gather, strandline.lanes
+import strandline.jobs.export.blocks, strandline.engines.lanes
 print("there")
 """
     done = python(code)
@@ -59,7 +59,7 @@ def test_small_work_starts_no_jvm(tmp_path):
 WITHOUT_JAVA = """
 import sys
 import strandline as sl
-from strandline.spark import session
+from strandline.engines.spark import session
 try:
     session()
 except sl.Unavailable as error:

@@ -15,8 +15,8 @@ import pytest
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from receiving import served
-from strandline import redelivery, steering
-from strandline.sinks.declared import SinkDef
+from strandline.pipeline import commands, redelivery
+from strandline.sinks.definition import SinkDef
 from support import python
 
 
@@ -100,7 +100,7 @@ def test_a_token_that_is_put_right_finishes_what_was_begun_with_the_wrong_one(
         sink = lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", token=token), where="id > 0")
         if not is_declared:
             del lake.declared["central"]
-            steering.add(lake, sink)
+            commands.add(lake, sink)
 
     use("env:WRONG")
     assert isinstance(lake.tick(only=["central"]).sinks[0].error, sl.Invalid)
@@ -177,7 +177,7 @@ def test_a_letter_of_an_earlier_life_is_not_sent(lake: sl.Lake, items: sl.Table,
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
     (letter,) = lake.ledger.letters.all()
-    steering.reset(lake, "central", "head")
+    commands.reset(lake, "central", "head")
     (again,) = redelivery.replay(lake, [letter.id])
     assert isinstance(again.error, sl.Invalid)
 
@@ -219,7 +219,7 @@ def test_a_retired_sink_sends_no_letters(lake: sl.Lake, items: sl.Table, endpoin
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
     (letter,) = lake.ledger.letters.all()
-    steering.retire(lake, "central")
+    commands.retire(lake, "central")
     endpoint.control(refuse=None)
     (again,) = redelivery.replay(lake, [letter.id])
     assert isinstance(again.error, sl.Invalid) and again.error.fields["consumer"] == "central"
@@ -232,7 +232,7 @@ def test_a_letter_goes_only_to_the_table_and_the_place_it_was_for(
 ) -> None:
     endpoint.control(refuse=REFUSE)
     items.upsert([{"id": 3, "name": "bad"}])
-    steering.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
+    commands.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
     lake.tick(only=["central"])
     (letter,) = lake.ledger.letters.all()
     endpoint.control(refuse=None)
@@ -305,7 +305,7 @@ def test_a_receiver_whose_column_has_another_type_refuses_all_rows_and_the_sink_
 REPLAY = """
 import sys
 import strandline as sl
-from strandline import redelivery
+from strandline.pipeline import redelivery
 lake = sl.Lake(sys.argv[1])
 redelivery.replay(lake, [letter.id for letter in lake.ledger.letters.all()])
 """
@@ -316,7 +316,7 @@ def test_a_process_killed_after_a_replay_was_accepted_counts_it_once(
 ) -> None:
     endpoint.control(refuse=REFUSE)
     items.upsert([{"id": 3, "name": "bad"}])
-    steering.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
+    commands.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
     lake.tick(only=["central"])
     endpoint.control(refuse=None)
     killed = python(REPLAY, lake.storage.uri, crash="redelivery.sent")

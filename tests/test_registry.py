@@ -9,9 +9,9 @@ from sqlalchemy import update
 import consuming
 import strandline as sl
 from consuming import FACTS, foresee, open_intent
-from strandline import registry as module
-from strandline.registry import Registry, foreseen
-from strandline.state import State
+from strandline.state import consumers as module
+from strandline.state.consumers import Registry, foreseen
+from strandline.state.database import State
 from support import refused
 
 state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
@@ -193,8 +193,8 @@ def test_a_definition_on_record_that_is_no_json_is_corrupt(state, registry, cons
 
 
 REGISTER = """
-from strandline.registry import Registry
-from strandline.state import State
+from strandline.state.consumers import Registry
+from strandline.state.database import State
 def work(number, url):
     facts = dict(kind="sink", table="t", table_generation="g1", definition={})
     with State(url) as state:

@@ -11,16 +11,16 @@ from hypothesis.stateful import invariant, precondition, rule, run_state_machine
 
 import strandline as sl
 from receiving import ARROW, arrow, asking, chunk_of, row_at, served
-from strandline import redelivery, steering
-from strandline.doctor import examine
+from strandline.jobs.doctor import examine
+from strandline.pipeline import commands, redelivery
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
-from strandline.server.chunk import REPLAY_HEADER, Chunk, Replay, Sender
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.keys import Key
 from strandline.server.posts import Post, hidden_columns, posts_of
 from strandline.server.weight import Weight
-from strandline.sinks.posting import Line
+from strandline.sinks.forward.client import Line
+from strandline.sinks.forward.message import REPLAY_HEADER, Chunk, Replay, Sender
 from support import by_id, nothing_written
 from test_lives import Lives
 
@@ -237,7 +237,7 @@ def test_a_replay_that_was_given_up_and_arrives_late_replaces_nothing(lake, tmp_
             assert server.post("items", *given_up[0]).status_code == 409
         (replayed,) = redelivery.replay(lake, [letter.id])
         assert replayed.error is None and not lake.ledger.letters.all()
-        steering.reset(lake, "central")
+        commands.reset(lake, "central")
         lake.tick()
         with nothing_written(far):
             assert server.post("items", *given_up[0]).status_code == 410

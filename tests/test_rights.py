@@ -11,8 +11,8 @@ import pytest
 
 import strandline as sl
 from rights import BOUND, LIMITED, MOUNTED, set_writable, told
-from strandline.storage import LocalStorage
-from strandline.storage.base import Staged
+from strandline.storage.contract import Staged
+from strandline.storage.open import LocalStorage
 from support import ITEMS, environment, files_below, refused
 
 # Every call by its name: what it says, as (kind, message, fields), or None when it went well.
@@ -20,8 +20,8 @@ ASK = """
 import json, os, sys
 import pyarrow as pa
 import strandline as sl
-from strandline.storage import LocalStorage
-from strandline.tokens import Tokens
+from strandline.storage.open import LocalStorage
+from strandline.state.tokens import Tokens
 
 root, out = sys.argv[1:3]
 tries = []

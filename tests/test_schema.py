@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import schema as schemas
+from strandline.model import types as schemas
 from support import refused
 
 US = pa.timestamp("us", tz="UTC")

@@ -12,19 +12,19 @@ import pytest
 
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking, chunk_of, lines, row_at
-from strandline.definitions import TableDef
-from strandline.doctor import examine
+from strandline.jobs.doctor import examine
+from strandline.model.definition import TableDef
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
-from strandline.server.chunk import Chunk, pack, unpack
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import Refusal, answer
 from strandline.server.keys import Key
 from strandline.server.posts import posts_of
 from strandline.server.queue import Budget
 from strandline.server.weight import Weight
-from strandline.sinks import body as sent
-from strandline.tokens import Tokens
+from strandline.sinks.forward import encode as sent
+from strandline.sinks.forward.message import Chunk, pack, unpack
+from strandline.state.tokens import Tokens
 from support import ITEMS, Oracle, by_id, nothing_written, refused
 
 MIB = 1 << 20

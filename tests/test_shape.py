@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.feed import Feed
-from strandline.shape import Shape
+from strandline.consumers.feed import Feed
+from strandline.sinks.outgoing import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

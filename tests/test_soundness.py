@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking
-from strandline import soundness
-from strandline.rejects import Rejects
+from strandline.model import soundness
 from strandline.server.app import make_app
+from strandline.tables.rejects import Rejects
 from support import nothing_written, refused
 from unsound import nested, of_bytes, of_numbers, with_offsets
 
@@ -194,9 +194,9 @@ def test_what_lies_inside_a_column_cannot_be_required(lake):
 
 def test_a_table_that_an_earlier_version_made_with_a_required_field_is_read(lake):
     """Its schema says that the field is required; null structs and deletes made it unreadable."""
-    from strandline.baseline import Baseline
-    from strandline.definitions import TableDef
-    from strandline.log import Log
+    from strandline.model.definition import TableDef
+    from strandline.tables.baseline import Baseline
+    from strandline.tables.log import Log
 
     inside = pa.struct([pa.field("x", pa.int64(), nullable=False)])
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", inside)])

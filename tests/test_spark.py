@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline import spark as sparks
+from strandline.engines import spark as sparks
 
 
 def test_there_is_one_session_with_the_settings_that_matter(spark):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from strandline import spill
+from strandline.engines import spill
 from support import environment
 
 HOLD = """
@@ -69,7 +69,7 @@ def test_what_a_killed_process_spilled_is_removed_by_the_next_and_a_living_one_k
     assert len(folders(place)) == 2
     dead.send_signal(signal.SIGKILL)
     dead.communicate(timeout=30)
-    code = "from strandline import spill; print(spill.new_folder())"
+    code = "from strandline.engines import spill; print(spill.new_folder())"
     subprocess.run([sys.executable, "-c", code], env=environment(TMPDIR=str(place)), check=True, timeout=60)
     assert folders(place) == [folder.name]
     assert len(os.listdir(folder)) == 2

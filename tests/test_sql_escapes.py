@@ -13,7 +13,7 @@ import pytest
 
 import strandline as sl
 from sql_escapes import GENERAL, PLACES
-from strandline import sqlfunctions
+from strandline.query import functions
 from support import files_below
 
 CANARY = "canary-7f3a"
@@ -117,8 +117,8 @@ def test_every_path_below_the_lake_is_closed(fort):
 
 def test_the_functions_that_are_allowed_are_functions_of_duckdb():
     known = {row[0].lower() for row in duckdb.sql("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()}
-    assert known >= sqlfunctions.TABLE_FUNCTIONS
-    assert sqlfunctions.SCALAR_FUNCTIONS - known <= {"->"}
+    assert known >= functions.TABLE_FUNCTIONS
+    assert functions.SCALAR_FUNCTIONS - known <= {"->"}
 
 
 def test_no_allowed_function_is_one_that_changes_or_depends_on_the_session():
@@ -130,4 +130,4 @@ def test_no_allowed_function_is_one_that_changes_or_depends_on_the_session():
         "random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "now", "today", "current_date", "get_current_time",
         "get_current_timestamp", "transaction_timestamp",
     }  # fmt: skip
-    assert {name for (name,) in found} & sqlfunctions.SCALAR_FUNCTIONS <= clock_and_chance
+    assert {name for (name,) in found} & functions.SCALAR_FUNCTIONS <= clock_and_chance

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline import sqltext
+from strandline.model import sql_limits
 from support import ITEMS, refused
 
 ENDLESS = [
@@ -251,11 +251,11 @@ def test_a_large_query_of_an_honest_size_is_answered(filled, statement):
 
 def test_brackets_are_counted_as_duckdb_reads_them():
     """Those in texts, names and comments do not count; the limits see through all of these."""
-    deep = "(" * (sqltext.MOST_NESTED + 1)
+    deep = "(" * (sql_limits.MOST_NESTED + 1)
     for hidden in (f"'{deep}'", f'"{deep}"', f"$$ {deep} $$", f"1 /* {deep} */", f"1 -- {deep}\n", f"'é{deep}'"):
-        assert sqltext.measured("the query", f"SELECT {hidden}")
+        assert sql_limits.measured("the query", f"SELECT {hidden}")
     with refused(sl.Invalid):
-        sqltext.measured("the query", f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
+        sql_limits.measured("the query", f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
 
 
 INTERRUPTED = """

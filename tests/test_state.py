@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, make_url, select, text, update
 
 import strandline as sl
-from strandline import state as states
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.registry import Registry
-from strandline.state import State, meta, now_s
+from strandline.state import database as states
+from strandline.state.consumers import Registry
+from strandline.state.database import State, meta, now_s
+from strandline.state.leases import Leases
+from strandline.state.marks import Marks
 from support import free_ports, python, refused, start_python
 
 SECRET = "hunter2-4711-swordfish"
@@ -81,9 +81,9 @@ def test_racing_threads_bind_one_lake_and_raise_the_epoch_to_the_highest(state):
 
 
 OPEN = """
-from strandline.leases import Leases
-from strandline.marks import Marks
-from strandline.state import State
+from strandline.state.leases import Leases
+from strandline.state.marks import Marks
+from strandline.state.database import State
 def work(number, url):
     with State(url) as state:
         Marks(state), Leases(state)
@@ -459,8 +459,8 @@ def modes(folder):
 
 WATCHED = """
 import os, sys, threading
-from strandline.state import State
-from strandline.tokens import Tokens
+from strandline.state.database import State
+from strandline.state.tokens import Tokens
 os.umask(0)
 with State(f"sqlite:///{sys.argv[1]}/state.db") as state:
     Tokens(state).add("edge", "writer")

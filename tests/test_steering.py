@@ -18,13 +18,13 @@ import pytest
 
 import strandline as sl
 from receiving import served
-from strandline import runner, steering
-from strandline.adoption import adopt_state
-from strandline.bond import read_record
 from strandline.consumers import retention
-from strandline.sinks.declared import SinkDef
+from strandline.pipeline import commands, runner
+from strandline.pipeline.recover_marks import adopt_state
+from strandline.pipeline.status import TableStatus
+from strandline.sinks.definition import SinkDef
 from strandline.sinks.parquet import ParquetSink
-from strandline.status import TableStatus
+from strandline.state.epoch import read_record
 from support import ITEMS, by_id, python
 
 
@@ -57,7 +57,7 @@ def test_a_sink_that_was_added_runs_without_a_program_that_declares_it(
     tmp_path: Path, lake: sl.Lake, items: sl.Table, place: Path
 ) -> None:
     items.upsert(rows(1))
-    added = steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    added = commands.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
     assert added.is_new
     report = sl.Lake(tmp_path / "lake").tick()
     assert [(sink.name, sink.rows) for sink in report.sinks] == [("archive", 1)]
@@ -65,15 +65,15 @@ def test_a_sink_that_was_added_runs_without_a_program_that_declares_it(
 
 def test_a_secret_that_would_be_lost_is_refused_by_add(lake: sl.Lake, items: sl.Table, place: Path) -> None:
     with pytest.raises(sl.Invalid):
-        steering.add(lake, SinkDef.declare("a", "items", ParquetSink(str(place)), mask={"name": "hash"}, salt="pepper"))
+        commands.add(lake, SinkDef.declare("a", "items", ParquetSink(str(place)), mask={"name": "hash"}, salt="pepper"))
 
 
 def test_reset_sends_the_table_again_as_a_new_life(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path
 ) -> None:
-    planned = steering.reset(lake, "archive", dry_run=True)
+    planned = commands.reset(lake, "archive", dry_run=True)
     assert (planned.rows, planned.life, lake.plan().sinks[0].works) == (3, 1, ())
-    done = steering.reset(lake, "archive")
+    done = commands.reset(lake, "archive")
     assert (done.life, done.was) == (2, {0: 1, 1: 1, 2: 1, 3: 1})
     assert lake.tick().sinks[0].rows == 3
     assert len(delivered(place)) == 6
@@ -84,26 +84,26 @@ def test_reset_to_a_seq_sends_the_changes_after_it(lake: sl.Lake, items: sl.Tabl
     items.upsert(rows(4))
     items.upsert(rows(5))
     assert lake.tick().rows == 2
-    assert steering.reset(lake, "archive", 2).rows == 1 == lake.status().sinks[0].lag.rows
+    assert commands.reset(lake, "archive", 2).rows == 1 == lake.status().sinks[0].lag.rows
     report = lake.tick().sinks[0]
     assert (report.rows, report.after, report.upto) == (1, 2, 3)
-    assert steering.reset(lake, "archive", "head").rows == 0 == lake.status().sinks[0].lag.rows
+    assert commands.reset(lake, "archive", "head").rows == 0 == lake.status().sinks[0].lag.rows
     assert lake.tick().rows == 0
     with pytest.raises(sl.Invalid):
-        steering.reset(lake, "archive", 99)
+        commands.reset(lake, "archive", 99)
 
 
 def test_a_reset_to_seq_0_sends_every_change(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
     items.upsert(rows(1, name="again"))
     lake.tick()
-    assert steering.reset(lake, "archive", 0).rows == 4
+    assert commands.reset(lake, "archive", 0).rows == 4
     assert lake.tick().rows == 4
 
 
 def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_elsewhere(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path
 ) -> None:
-    steering.retire(lake, "archive")
+    commands.retire(lake, "archive")
     before = delivered(place)
     lake.drop("items")
     lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
@@ -114,7 +114,7 @@ def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_e
     lake.drop("items")
     assert lake.tick().sinks == () and lake.status().sinks[0].error is None, "nor does it miss its table"
     lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
-    steering.add(lake, lake.declared["archive"])
+    commands.add(lake, lake.declared["archive"])
     assert lake.tick().sinks[0].rows == 1
 
 
@@ -122,11 +122,11 @@ def test_a_retired_sink_stays_so_when_its_table_is_made_again_or_it_is_pointed_e
 def test_a_retired_sink_whose_table_was_made_again_is_used_again_by_a_reset(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path, is_declared: bool
 ) -> None:
-    steering.retire(lake, "archive")
+    commands.retire(lake, "archive")
     lake.drop("items")
     lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7))
     again = lake if is_declared else sl.Lake(tmp_path / "lake")
-    assert steering.reset(again, "archive").rows == 1
+    assert commands.reset(again, "archive").rows == 1
     assert again.tick().sinks[0].rows == 1 and 7 in [row["id"] for row in delivered(place)]
 
 
@@ -172,7 +172,7 @@ def test_a_fault_of_one_sink_that_nobody_foresaw_stops_no_other(
 def test_a_retired_sink_sends_nothing_and_holds_nothing(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
     items.upsert(rows(4))
     assert lake.vacuum(keep="0s", grace="0s").to_dict()["tables"][0]["held_by"]["who"] == "sink archive"
-    gone = steering.retire(lake, "archive")
+    gone = commands.retire(lake, "archive")
     assert (gone.lag.commits, gone.lag.rows) == (1, 1)
     assert lake.tick().sinks == ()
     assert lake.status().sinks[0].is_retired
@@ -181,7 +181,7 @@ def test_a_retired_sink_sends_nothing_and_holds_nothing(lake: sl.Lake, items: sl
 
 def test_the_log_is_kept_for_a_sink_that_has_not_run(lake: sl.Lake, items: sl.Table, place: Path) -> None:
     items.upsert(rows(1))
-    steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    commands.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
     items.upsert(rows(2))
     items.compact(full=True)
     lake.vacuum(keep="0s", grace="0s")
@@ -203,7 +203,7 @@ def test_a_commit_without_data_is_no_lag_and_no_work(lake: sl.Lake, items: sl.Ta
 
 
 def test_an_unknown_sink_is_named_with_those_there_are(lake: sl.Lake, archive: SinkDef) -> None:
-    for act in (steering.reset, steering.retire):
+    for act in (commands.reset, commands.retire):
         with pytest.raises(sl.NotFound) as caught:
             act(lake, "central")
         assert caught.value.fields["consumer"] == "central" and "archive" in str(caught.value)
@@ -262,7 +262,7 @@ def test_a_lost_state_neither_sends_nor_trims_nor_expires_until_it_is_adopted(
     """Lesson 8."""
     items.upsert(rows(4))
     again = lose(lake)
-    for act in (again.tick, again.table("items").vacuum, lambda: steering.retire(again, "archive")):
+    for act in (again.tick, again.table("items").vacuum, lambda: commands.retire(again, "archive")):
         with pytest.raises(sl.StrandlineError):
             act()
     assert again.status().state_fault is not None and not again.status().is_healthy
@@ -316,7 +316,7 @@ def test_a_lake_from_an_old_copy_is_noticed_and_its_sink_waits_for_a_person(
     assert found.marks is None and found.is_undecided
     again.table("items").upsert(rows(7))
     assert not again.tick().is_well and not again.status().is_healthy
-    assert steering.reset(again, "archive").life == 2
+    assert commands.reset(again, "archive").life == 2
     assert again.tick().rows == 4
 
 
@@ -350,7 +350,7 @@ def test_a_sink_is_kept_in_postgresql(tmp_path: Path, postgres_url: str, place: 
 def test_purged_keys_leave_dead_letters_too(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strandline.sinks.base import Dead
+    from strandline.sinks.contract import Dead
 
     keys = pa.table({"id": pa.array([1, 2], pa.int64())})
     sink = pa.BufferOutputStream()
@@ -489,7 +489,7 @@ def test_a_part_of_a_batch_that_the_lake_does_not_know_waits_for_a_person(
             (report,) = again.tick().sinks
             assert isinstance(report.error, sl.Conflict) and not report.rows
             assert "mark reset central" in (report.error.hint or "")
-        steering.reset(again, "central")
+        commands.reset(again, "central")
         assert again.tick().is_well and again.status().is_healthy
     assert by_id(other) == by_id(items)
 
@@ -500,7 +500,7 @@ def test_an_undecided_sink_may_be_given_up(lake: sl.Lake, items: sl.Table, archi
     lost = replace(consumer, definition={**consumer.definition, "undecided": "nobody knows"})
     again.ledger.bond.adopt([(lost, None)])
     assert not again.status().is_healthy
-    assert steering.retire(again, "archive").name == "archive"
+    assert commands.retire(again, "archive").name == "archive"
     assert again.status().is_healthy and again.tick().is_idle
 
 
@@ -530,11 +530,11 @@ def test_a_sink_that_only_the_state_knows_begins_anew_in_a_table_that_was_recrea
     lake: sl.Lake, items: sl.Table, place: Path
 ) -> None:
     items.upsert(rows(1))
-    steering.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
+    commands.add(lake, SinkDef.declare("archive", "items", ParquetSink(str(place))))
     lake.tick()
     lake.drop("items")
     with pytest.raises(sl.NotFound):
-        steering.reset(lake, "archive")
+        commands.reset(lake, "archive")
     lake.create_table("items", ITEMS, key=["id"], vnodes=4).upsert(rows(7, 8))
     plan = lake.plan().sinks[0]
     assert plan.is_new and "recreated" in plan.why

@@ -6,8 +6,8 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.model.text import check_text, check_texts
 from strandline.storage.delta import CHECKPOINT_EVERY
-from strandline.text import check_text, check_texts
 from support import nothing_written, refused
 
 HALF, NUL = "a\ud800", "a\0"

@@ -15,8 +15,8 @@ from strandline.cli import token
 from strandline.server import auth
 from strandline.server.app import make_app
 from strandline.server.run import serve
-from strandline.state import State
-from strandline.tokens import Tokens, role_of
+from strandline.state.database import State
+from strandline.state.tokens import Tokens, role_of
 from support import refused
 
 

@@ -12,13 +12,13 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import vacuum as vacuums
 from strandline.consumers import compaction
-from strandline.log import prepare
-from strandline.pins import new_pin
-from strandline.rejects import Rejects
+from strandline.jobs import vacuum as vacuums
 from strandline.storage import delta as deltas
 from strandline.storage.commits import CommitLog
+from strandline.tables.log import prepare
+from strandline.tables.pins import new_pin
+from strandline.tables.rejects import Rejects
 from support import ITEMS, by_id, claimed_files, data_files, files_below, python, refused, rows_of
 
 NOW = {"keep": 0, "grace": 0}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.dialect import spark_schema
-from strandline.vnode import hash_keys, shift_for, spark_hash, vnode_of
+from strandline.engines.scan import spark_schema
+from strandline.model.keys import hash_keys, shift_for, spark_hash, vnode_of
 
 UTC = dt.UTC
 TZ = pa.timestamp("us", tz="UTC")

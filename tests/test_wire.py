@@ -22,7 +22,7 @@ import strandline as sl
 from hostile import answer, hostile, once, read_request
 from receiving import served
 from relays import AUTHORITY, certified, proxy, tls_in_front_of
-from strandline.sinks import wire
+from strandline.sinks.forward import connection as wire
 from strandline.sinks.http import HttpSink
 from strandline.sinks.proxy import Proxy, proxy_for
 from support import by_id, refused

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.words import HIDDEN, MOST_CHARACTERS, plain
+from strandline.model.scrub import HIDDEN, MOST_CHARACTERS, plain
 
 TOKEN = "sl_Y0c-abc/DEF+123=ghi&%\"'<äö>~JKL_mno"
 PLAIN_TOKEN = "sl_Yq3ZkX9vTn7LwP2rB8sD4fGhJ6mN1cVx"

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline import fold, writer
-from strandline.change import DELETE, UPSERT
 from strandline.consumers import compaction
-from strandline.dialect import spark_schema
-from strandline.rows import checked
-from strandline.schema import storage_schema
+from strandline.engines.scan import spark_schema
+from strandline.model.change import DELETE, UPSERT
+from strandline.model.rows import checked
+from strandline.model.types import storage_schema
+from strandline.tables import fold, writing
 from support import ITEMS, by_id, data_files, nothing_written, refused, rows_of
 
 WIDE = pa.schema(
@@ -71,7 +71,7 @@ def spooled(table, rows, op=UPSERT):
     if op == DELETE:
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
     pieces = checked(rows, columns)
-    return writer.write(table.log, pieces, definition, op, tokens=(), spark=table.spark, driver_bytes=1)
+    return writing.write(table.log, pieces, definition, op, tokens=(), spark=table.spark, driver_bytes=1)
 
 
 @pytest.mark.parametrize("key", [["k"], ["day", "n"], []], ids=["one", "two", "none"])

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strandline.change import Commit
-from strandline.errors import (
-    Conflict,
-    Corrupt,
-    Internal,
-    Invalid,
-    NotFound,
-    NotRetained,
-    StrandlineError,
-    Unavailable,
-)
+from strandline.errors import Conflict, Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError, Unavailable
+from strandline.model.change import Commit
 
 if TYPE_CHECKING:
     from strandline.lake import Lake
-    from strandline.runner import TickReport
+    from strandline.pipeline.runner import TickReport
     from strandline.sinks.delta import DeltaSink
     from strandline.sinks.http import HttpSink
     from strandline.sinks.iceberg import IcebergSink
@@ -54,7 +45,7 @@ _HOMES = {
     "Lake": "strandline.lake",
     "ParquetSink": "strandline.sinks.parquet",
     "Table": "strandline.table",
-    "TickReport": "strandline.runner",
+    "TickReport": "strandline.pipeline.runner",
 }
 
 

@@ -12,32 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from strandline import bond, duration, imports, query, runner, state
-from strandline.backup import BackupReport, backup
-from strandline.baseline import Baseline
-from strandline.broken import BrokenTable, guarded
-from strandline.care import Care
-from strandline.catalog import Catalog, Entry
 from strandline.consumers.compaction import CompactReport
-from strandline.definitions import TableDef, check_name
-from strandline.duck import Duck
+from strandline.engines.duck import Duck
 from strandline.errors import Invalid, NotFound
-from strandline.ingest.job import IngestReport, NewTable, ingest
-from strandline.intents import busy
-from strandline.leases import this_worker
-from strandline.ledger import Ledger, open_state
-from strandline.leftovers import Leftover, leftovers, sweep
-from strandline.log import Log, lost
-from strandline.plan import Plan, plan_of
+from strandline.jobs import import_table as imports
+from strandline.jobs.backup import BackupReport, backup
+from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
+from strandline.jobs.leftovers import Leftover, leftovers, sweep
+from strandline.jobs.vacuum import VacuumReport
+from strandline.model import duration
+from strandline.model.definition import TableDef, check_name
+from strandline.model.settings import Care
+from strandline.pipeline import runner
+from strandline.pipeline.plan import Plan, plan_of
+from strandline.pipeline.runner import TickReport
+from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
-from strandline.runner import TickReport
-from strandline.sinks.base import Sink
-from strandline.sinks.declared import BACKFILL, SinkDef, Start
-from strandline.state import State
-from strandline.status import Status, status_of
-from strandline.storage import is_inside, open_storage
+from strandline.query import sql as query
+from strandline.sinks.contract import Sink
+from strandline.sinks.definition import BACKFILL, SinkDef, Start
+from strandline.state import database as state
+from strandline.state import epoch
+from strandline.state.database import State
+from strandline.state.intents import busy
+from strandline.state.leases import this_worker
+from strandline.state.state import Ledger, open_state
+from strandline.storage.open import is_inside, open_storage
 from strandline.table import Table
-from strandline.vacuum import VacuumReport
+from strandline.tables.baseline import Baseline
+from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.catalog import Catalog, Entry
+from strandline.tables.log import Log, lost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -247,7 +252,7 @@ class Lake:
         if self._ledger is not None or self._state_url is not None:
             return True
         is_here = self.storage.is_local and self.storage.exists(state.FILE)
-        return is_here or self.storage.exists(bond.FILE)
+        return is_here or self.storage.exists(epoch.FILE)
 
     def sink(
         self,

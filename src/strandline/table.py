@@ -12,39 +12,41 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from strandline import digest, duration, expiry
-from strandline import fold as folds
-from strandline import schema as schemas
-from strandline.baseline import Baseline, BaselineState
-from strandline.care import Care
-from strandline.catalog import Entry
-from strandline.change import DELETE, OP, SEQ, UPSERT, Commit, Op
-from strandline.condition import Predicate
 from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
-from strandline.consumers.need import CompactPlan, plan
-from strandline.definitions import TableDef
-from strandline.dialect import listed, quoted
-from strandline.duck import Duck
+from strandline.consumers.compaction_plan import CompactPlan, plan
+from strandline.engines.duck import Duck
+from strandline.engines.scan import listed, quoted
+from strandline.engines.spark import session
 from strandline.errors import Corrupt, Invalid, NotRetained
-from strandline.expiry import horizon_at
-from strandline.export import Destination, ExportReport, export, new_source
-from strandline.frames import check_files, fold_frame, spark_frame, winners_sql
-from strandline.log import Log, LogState
-from strandline.merge import Files, Merge, duck_sql
-from strandline.pins import HeldPin, Pins, new_pin
-from strandline.predicate import parse
+from strandline.jobs.export import Destination, ExportReport, export, new_source
+from strandline.jobs.purge import PurgeReport, purge
+from strandline.jobs.restore import restore
+from strandline.jobs.vacuum import VacuumReport, vacuum
+from strandline.model import duration
+from strandline.model import types as schemas
+from strandline.model.change import DELETE, OP, SEQ, UPSERT, Commit, Op
+from strandline.model.condition import Predicate
+from strandline.model.definition import TableDef
+from strandline.model.rows import checked, is_spark
+from strandline.model.settings import Care
+from strandline.model.text import check_text
+from strandline.model.where import parse
 from strandline.progress import Progress, silent
-from strandline.purge import PurgeReport, purge
-from strandline.readers import Nobody, Readers
-from strandline.restore import restore
-from strandline.rows import checked, is_spark
-from strandline.spark import session
-from strandline.storage import Storage
+from strandline.storage import digest
+from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
-from strandline.text import check_text
-from strandline.vacuum import VacuumReport, vacuum
-from strandline.writer import checked_frame, write, write_frame
+from strandline.tables import fold as folds
+from strandline.tables import horizon as expiry
+from strandline.tables.baseline import Baseline, BaselineState
+from strandline.tables.catalog import Entry
+from strandline.tables.horizon import horizon_at
+from strandline.tables.log import Log, LogState
+from strandline.tables.merge import Files, Merge, duck_sql
+from strandline.tables.pins import HeldPin, Pins, new_pin
+from strandline.tables.readers import Nobody, Readers
+from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, winners_sql
+from strandline.tables.writing import checked_frame, write, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

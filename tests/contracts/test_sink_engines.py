@@ -13,10 +13,10 @@ from sqlalchemy import update
 import strandline as sl
 from destinations import NEAR, ForeignPlace
 from forks import at_crash_points
-from strandline import plan
-from strandline.leases import leases
+from strandline.model.keys import hash_keys, vnode_of
+from strandline.pipeline import plan
 from strandline.sinks.http import HttpSink
-from strandline.vnode import hash_keys, vnode_of
+from strandline.state.leases import leases
 from support import ITEMS, refused
 
 

@@ -16,7 +16,7 @@ import pytest
 import strandline as sl
 from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
-from strandline import cursor
+from strandline.consumers import loop
 from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused, rows_of
 
@@ -349,7 +349,7 @@ def test_a_state_from_within_a_tick_repeats_what_it_had_begun_and_nothing_double
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2, 3))
-    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, cursor, "carry")
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop, "carry")
     items.upsert(some(4))
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
@@ -365,7 +365,7 @@ def test_a_state_from_within_a_tick_that_had_begun_nothing_yet_is_an_old_one(lak
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2))
-    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, cursor.Cursor, "_begin")
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop.Cursor, "_begin")
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):
@@ -377,7 +377,7 @@ def test_a_state_from_within_a_tick_is_an_old_one_after_a_purge(lake, items, nea
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(1, 2, 3))
     to = tmp_path / "kept"
-    copy_within_a_tick(lake, to, monkeypatch, cursor, "carry", then=lambda: items.purge([1]))
+    copy_within_a_tick(lake, to, monkeypatch, loop, "carry", then=lambda: items.purge([1]))
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):

@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from forks import at_crash_points
-from strandline import plan, steering
+from strandline.pipeline import commands, plan
 from support import ITEMS, SECRET, refused
 
 
@@ -439,7 +439,7 @@ def test_a_destination_that_was_recreated_behind_our_back_gets_nothing_until_som
         assert "strandline mark reset out" in report.error.hint
         assert report.rows == 0
     assert there.changes() == []
-    steering.reset(lake, "out")
+    commands.reset(lake, "out")
     assert (tick(lake).rows, lake.ledger.registry.get("out").life) == (3, 2)
     check_equal(there, items)
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline as sl
-from strandline.storage import LocalStorage, S3Storage, open_storage
-from strandline.storage.base import Staged
+from strandline.storage.contract import Staged
+from strandline.storage.open import LocalStorage, S3Storage, open_storage
 from support import BIN, BUCKET, SECRET, free_ports, options_for, python, refused, serving
 
 

@@ -17,10 +17,10 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import vacuum
 from strandline.consumers import compaction
-from strandline.doctor import examine
-from strandline.restore import restore
+from strandline.jobs import vacuum
+from strandline.jobs.doctor import examine
+from strandline.jobs.restore import restore
 from strandline.storage import delta
 from support import answer_of, claimed_files, data_files, files_below, python, refused, rows_of, start_python, trim
 

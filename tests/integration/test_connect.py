@@ -11,10 +11,10 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 import pyarrow as pa
 import strandline as sl
-from strandline import writer
-from strandline.change import UPSERT
+from strandline.tables import writing
+from strandline.model.change import UPSERT
 from strandline.consumers import compaction
-from strandline.rows import checked
+from strandline.model.rows import checked
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
@@ -35,7 +35,7 @@ answers = {"expected": rows(table.to_arrow()), "connect": rows(table.to_spark().
 answers["where"] = sorted(row["id"] for row in table.to_spark(where="name = 'driver' AND id < 33").collect())
 answers["before"] = table.to_spark(at=1).count()
 pieces = checked([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
-writer.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, driver_bytes=1)
+writing.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, driver_bytes=1)
 try:
     table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))
 except sl.Invalid as error:
@@ -43,7 +43,7 @@ except sl.Invalid as error:
 compaction.compact(table, full=True, driver_rows=0)
 answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id < 100"))
 answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
-import strandline.export as exports
+import strandline.jobs.export as exports
 import pyarrow.parquet as pq
 exports.DRIVER_BYTES = -1
 answers["rising"] = True
@@ -55,7 +55,7 @@ for wide in (0, 1 << 40):
     answers["rising"] &= [share for share, *_ in told] == sorted(share for share, *_ in told)
     answers[f"exported_{bool(wide)}"] = sorted(pq.read_table(sys.argv[2]).column("id").to_pylist())
 answers["marks"] = list(table.baseline.refresh().marks)
-import strandline.plan as plan
+import strandline.pipeline.plan as plan
 plan.DRIVER_ROWS, plan.LANE_ROWS = -1, 5
 lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
 lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))

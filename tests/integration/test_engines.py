@@ -129,7 +129,7 @@ def test_polars_reads_a_folded_table(tmp_path):
 
 
 def _storage(table):
-    from strandline.schema import storage_schema
+    from strandline.model.types import storage_schema
 
     return pa.schema([field.with_nullable(True) for field in storage_schema(table.schema)])
 

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline import export as exports
-from strandline.export.destination import MANIFEST
-from strandline.export.lock import LOCK
-from strandline.schema import conform, storage_schema
-from strandline.storage import S3Storage
+from strandline.jobs import export as exports
+from strandline.jobs.export.destination import MANIFEST
+from strandline.jobs.export.lock import LOCK
+from strandline.model.types import conform, storage_schema
+from strandline.storage.open import S3Storage
 from support import (
     BUCKET,
     answer_of,
@@ -292,7 +292,7 @@ def test_a_lane_that_reads_files_itself_compares_them_with_their_digests(on_spar
 DOOMED = """
 import json, os, signal, sys
 import strandline as sl
-from strandline import export as exports
+from strandline.jobs import export as exports
 
 lake, name, first, mark, second, options = sys.argv[1:]
 
@@ -465,8 +465,8 @@ def test_after_a_kill_of_a_job_on_spark_on_the_way_to_s3_the_next_export_cleans_
 LANE = """
 import json, resource, sys
 import pyarrow as pa
-from strandline.lanes import ExportLane
-from strandline.storage import LocalStorage
+from strandline.engines.lanes import ExportLane
+from strandline.storage.open import LocalStorage
 
 rows, cluster_by = int(sys.argv[2]), json.loads(sys.argv[3])
 schema = pa.schema([("session", pa.int64()), ("part", pa.int64()), ("tools", pa.json_()), ("raw", pa.binary())])

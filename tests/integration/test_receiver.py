@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, chunk_of, lines, row_at, served
 from strandline.server.run import serve
-from strandline.tokens import Tokens
+from strandline.state.tokens import Tokens
 from support import ITEMS, by_id, python, refused, start_python
 
 PLAIN = {"Content-Type": NDJSON}

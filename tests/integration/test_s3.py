@@ -14,12 +14,13 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline import decode, writer
-from strandline.change import UPSERT
 from strandline.consumers import compaction
-from strandline.doctor import examine
-from strandline.rows import checked
+from strandline.jobs.doctor import examine
+from strandline.model.change import UPSERT
+from strandline.model.rows import checked
 from strandline.storage import delta
+from strandline.storage.parquet import reader
+from strandline.tables import writing
 from support import (
     BUCKET,
     ITEMS,
@@ -109,7 +110,7 @@ def test_spark_writes_reads_and_folds(spark, s3_lake):
     assert by_id(s3_lake().table("items")) == expected
     rows = checked([{"id": n % 50, "name": f"spool {n}"} for n in range(100)], table.schema)
     definition = table.definition
-    commit = writer.write(table.log, rows, definition, UPSERT, tokens=(), spark=None, driver_bytes=1)
+    commit = writing.write(table.log, rows, definition, UPSERT, tokens=(), spark=None, driver_bytes=1)
     assert commit.rows == 50
     assert by_id(table) == {n: f"spool {n + 50}" for n in range(50)}
     assert not [info for info in table.log.storage.list(table.log.folder) if "spool" in info.path]
@@ -284,7 +285,6 @@ def test_rows_expire_and_tables_are_restored(s3_lake):
 CARETAKER = """
 import json, sys, time
 import strandline as sl
-from strandline import decode
 table = sl.Lake(sys.argv[1], storage_options=json.loads(sys.argv[2])).table("items")
 deleted, end_s = 0, time.monotonic() + 7
 while time.monotonic() < end_s:
@@ -360,8 +360,8 @@ def is_data(command, path):
 
 def read_by_arrow(table):
     path = next(iter(table.log.refresh().snapshot.files))
-    with decode.open_file(table.log.storage, f"{table.log.folder}/{path}") as opened:
-        return list(decode.batches(opened))
+    with reader.open_file(table.log.storage, f"{table.log.folder}/{path}") as opened:
+        return list(reader.batches(opened))
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import strandline as sl
-import strandline.export as exports
+import strandline.jobs.export as exports
 from strandline.consumers import compaction
-from strandline.dialect import spark_schema
-from strandline.doctor import examine
-from strandline.schema import conform
+from strandline.engines.scan import spark_schema
+from strandline.jobs.doctor import examine
+from strandline.model.types import conform
 from support import refused
 
 MOMENT = pa.timestamp("us", tz="UTC")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.storage import S3Storage, s3_uploads
+from strandline.storage import s3_uploads
+from strandline.storage.open import S3Storage
 from support import (
     BUCKET,
     KEY,
@@ -131,7 +132,7 @@ def test_options_may_carry_their_long_names_or_come_from_the_environment(honest,
     assert honest.read("long") == b"named"
     code = """
 import sys
-from strandline.storage import S3Storage
+from strandline.storage.open import S3Storage
 storage = S3Storage(*sys.argv[1:])
 with storage.stage("env") as stage:
     stage.stream.write(b"ironment")
@@ -303,7 +304,7 @@ def test_a_writer_whose_upload_was_swept_is_told_so(storage, honest):
 
 ENDLESS = """
 import json, sys, time
-from strandline.storage import S3Storage
+from strandline.storage.open import S3Storage
 storage = S3Storage(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
 with storage.output(sys.argv[4]) as stream:
     for n in range(10_000):
@@ -373,7 +374,7 @@ def test_a_writer_that_is_slow_is_not_taken_for_dead(honest):
 
 STREAM = """
 import json, re, sys
-from strandline.storage import S3Storage
+from strandline.storage.open import S3Storage
 storage = S3Storage(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
 with storage.stage("warm") as stage:
     stage.stream.write(b"up")

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.consumers import compaction
-from strandline.rejects import Rejects
+from strandline.tables.rejects import Rejects
 from support import ITEMS, SRC, TESTS, claimed_files, data_files, environment, python, rows_of
 
 POINTS = sorted(
@@ -45,7 +45,7 @@ def steps(lake):
 
 def spark_steps(lake):
     """The same with Spark, which is slow to start: few steps."""
-    from strandline.spark import session
+    from strandline.engines.spark import session
 
     items = lake.table("items")
     frame = session().createDataFrame([(n, "spark") for n in range(30)], "id long, name string")

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.storage import LocalStorage
 from strandline.storage import commits as commits_module
+from strandline.storage.open import LocalStorage
 from strandline.table import Table
 from support import ITEMS, by_id, data_files, refused
 

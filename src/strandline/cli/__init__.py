@@ -38,7 +38,7 @@ from strandline.cli import (
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
 from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, Root
-from strandline.watch import was_work_stopped
+from strandline.engines.watch import was_work_stopped
 
 app = typer.Typer(
     name="strandline",

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from strandline.backup import BackupReport
 from strandline.cli.answer import Answer, counted, size
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
+from strandline.jobs.backup import BackupReport
 
 
 def register(app: typer.Typer) -> None:

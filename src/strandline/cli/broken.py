@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from strandline.broken import BrokenTable
 from strandline.cli.verb import Call
+from strandline.tables.broken import BrokenTable
 
 
 def broken_data(table: BrokenTable) -> dict[str, Any]:

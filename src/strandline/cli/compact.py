@@ -10,16 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline.broken import BrokenTable, guarded
 from strandline.cli.answer import Answer, counted, show_rows, size
 from strandline.cli.broken import broken_data, show_broken, show_degraded
 from strandline.cli.options import TableNames, named
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.consumers.compaction import CompactReport
-from strandline.consumers.need import CompactPlan
+from strandline.consumers.compaction_plan import CompactPlan
 from strandline.lake import Lake
 from strandline.table import Table
+from strandline.tables.broken import BrokenTable, guarded
 
 _SHOWN = 20
 

@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import redelivery
-from strandline.change import SEQ
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.options import Yes
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.deadletters import DeadLetter, DeadLetters
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
-from strandline.redelivery import Replayed
+from strandline.model.change import SEQ
+from strandline.pipeline import redelivery
+from strandline.pipeline.redelivery import Replayed
+from strandline.state.letters import DeadLetter, DeadLetters
 
 _REASON_CHARS = 80
 _ID_CHARS = 8

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from strandline.errors import Invalid
-from strandline.sinks.base import Sink
-from strandline.sinks.declared import BACKFILL, HEAD, Start
+from strandline.sinks.contract import Sink
+from strandline.sinks.definition import BACKFILL, HEAD, Start
 
 # Such as htp://host/path or localhost:8701/path. A folder of that name can be written with ./ before it.
 _ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)

@@ -10,16 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline.adoption import adopt_state
-from strandline.catalog import Catalog
 from strandline.cli.answer import Answer, counted
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.doctor import Finding, Report, examine
-from strandline.doctor.finding import Severity
 from strandline.errors import Conflict, StrandlineError
-from strandline.status import SinkStatus
-from strandline.storage import Storage, open_storage
+from strandline.jobs.doctor import Finding, Report, examine
+from strandline.jobs.doctor.finding import Severity
+from strandline.pipeline.recover_marks import adopt_state
+from strandline.pipeline.status import SinkStatus
+from strandline.storage.open import Storage, open_storage
+from strandline.tables.catalog import Catalog
 
 
 def register(app: typer.Typer) -> None:

@@ -13,8 +13,8 @@ from strandline.cli.answer import Answer, counted, show_rows, size
 from strandline.cli.options import ClusterBy, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.ingest.job import FileReport, IngestReport, NewTable
-from strandline.ingest.job import ingest as load
+from strandline.jobs.ingest.job import FileReport, IngestReport, NewTable
+from strandline.jobs.ingest.job import ingest as load
 
 _SHOWN = 20
 

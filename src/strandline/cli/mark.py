@@ -10,16 +10,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import steering
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted
 from strandline.cli.options import DryRun, Yes
 from strandline.cli.sink import SinkName
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
-from strandline.lag import Lag
-from strandline.sinks.declared import BACKFILL, HEAD, Start
-from strandline.status import SinkStatus
+from strandline.pipeline import commands
+from strandline.pipeline.lag import Lag
+from strandline.pipeline.status import SinkStatus
+from strandline.sinks.definition import BACKFILL, HEAD, Start
 
 
 def register(app: typer.Typer) -> None:
@@ -69,13 +69,13 @@ def reset(
     start: Start = HEAD if head else BACKFILL if to is None else to
     lake = call.lake()
     (sink,) = sinks.all_of(call, lake, [name])
-    planned = steering.reset(lake, name, start, dry_run=True)
+    planned = commands.reset(lake, name, start, dry_run=True)
     will = _will(planned, sink)
     if dry_run:
         return _only_said(will, asdict(planned))
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} starts again", table=planned.table)
-    done = steering.reset(lake, name, start)
+    done = commands.reset(lake, name, start)
 
     def render(out: Console) -> None:
         out.print(f"Sink {name} is in life {done.life} now. It begins with: {call.command(f'tick {name}')}")
@@ -83,7 +83,7 @@ def reset(
     return Answer(asdict(done), render)
 
 
-def _will(planned: steering.Reset, sink: SinkStatus) -> str:
+def _will(planned: commands.Reset, sink: SinkStatus) -> str:
     """What starting again causes."""
     rows = f"about {counted(planned.rows, 'row')}"
     lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)}."
@@ -107,7 +107,7 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
     (sink,) = sinks.all_of(call, lake, [name])
     if sink.is_retired and not sink.error:
         raise Invalid(f"sink {name!r} is retired already", hint=_revive(call, name), consumer=name)
-    planned = steering.retire(lake, name, dry_run=True)
+    planned = commands.retire(lake, name, dry_run=True)
     rest = "Everything was sent" if planned.lag.is_none else _unsent(planned.lag)
     will = f"Sink {name!r} ({planned.table} → {planned.destination}) retires. {rest}; the log is no longer kept for it."
     data = {**asdict(planned), "lag": planned.lag.to_dict()}
@@ -115,7 +115,7 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
         return _only_said(will, data)
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} is retired", table=planned.table)
-    steering.retire(lake, name)
+    commands.retire(lake, name)
 
     def render(out: Console) -> None:
         out.print(f"Sink {name} is retired. {_revive(call, name)}", soft_wrap=True)

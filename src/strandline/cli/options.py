@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from strandline import duration
-from strandline.care import Care
 from strandline.cli.answer import Answer
 from strandline.errors import Invalid
 from strandline.lake import Lake
+from strandline.model import duration
+from strandline.model.settings import Care
 
 VNODES = 16
 

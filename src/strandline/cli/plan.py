@@ -11,7 +11,7 @@ from strandline.cli.answer import Answer, show_rows, size
 from strandline.cli.broken import show_broken
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
-from strandline.plan import NOTHING, SNAPSHOT, Plan, SinkPlan
+from strandline.pipeline.plan import NOTHING, SNAPSHOT, Plan, SinkPlan
 
 _NUMBERS = ("ROWS", "BYTES")
 

@@ -12,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import duration
 from strandline.cli.answer import Answer, counted, plain, show_rows
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
+from strandline.model import duration
 
 _CELL_CHARS = 60
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.verb import Call, verb
-from strandline.rejects import Rejects
+from strandline.tables.rejects import Rejects
 
 _TEXT_CHARS = 80
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from strandline.backup import restore as copy_back
 from strandline.cli.answer import Answer
 from strandline.cli.backup import copied
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.errors import NotFound
+from strandline.jobs.backup import restore as copy_back
 
 
 def register(app: typer.Typer) -> None:

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from strandline import duration, runner
 from strandline.cli.answer import Answer, moment, plain, stderr, stdout
 from strandline.cli.interrupts import obeying
 from strandline.cli.options import length
@@ -23,7 +22,9 @@ from strandline.cli.tick import cared, did
 from strandline.cli.verb import Call, verb
 from strandline.consumers.compaction import CompactReport
 from strandline.errors import StrandlineError
-from strandline.runner import TickReport
+from strandline.model import duration
+from strandline.pipeline import runner
+from strandline.pipeline.runner import TickReport
 
 
 def register(app: typer.Typer) -> None:

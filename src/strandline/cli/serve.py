@@ -37,7 +37,7 @@ def serve(
     Ctrl-C or SIGTERM stops it: what is under way is committed and answered first."""
     # The server's libraries load late: no other verb needs them.
     from strandline.server import run
-    from strandline.tokens import Tokens
+    from strandline.state.tokens import Tokens
 
     lake = call.lake()
     # A bucket for which no state was ever named has no tokens.

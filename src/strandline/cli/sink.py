@@ -11,19 +11,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import steering
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.destination import destination, pairs, start_of
 from strandline.cli.options import Yes, names
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
-from strandline.intents import Intent
 from strandline.lake import Lake
-from strandline.plan import NOTHING, SinkPlan, sink_plans
-from strandline.registry import Consumer, Registered, checked_name, foreseen
-from strandline.sinks.declared import BACKFILL, SinkDef, Start
-from strandline.standing import facts_of, living, standing_of
+from strandline.pipeline import commands
+from strandline.pipeline.plan import NOTHING, SinkPlan, sink_plans
+from strandline.pipeline.resolve import facts_of, living, standing_of
+from strandline.sinks.definition import BACKFILL, SinkDef, Start
+from strandline.state.consumers import Consumer, Registered, checked_name, foreseen
+from strandline.state.intents import Intent
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
@@ -97,7 +97,7 @@ def add(
     found = standing_of(lake, name)
     if found.consumer is not None and not found.consumer.is_retired and not yes:
         _ask(call, lake, made, found.consumer, found.intents)
-    done = steering.add(lake, made)
+    done = commands.add(lake, made)
     [plan] = sink_plans(lake, [name])
     shared = _others(lake, made)
     data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows, "shared_with": shared}

@@ -12,11 +12,11 @@ from rich.text import Text
 from strandline.cli.answer import counted, moment, size
 from strandline.cli.verb import Call
 from strandline.errors import Conflict, NotFound, StrandlineError
-from strandline.lag import Lag
 from strandline.lake import Lake
-from strandline.marks import Receipt
-from strandline.standing import standings
-from strandline.status import SinkStatus
+from strandline.pipeline.lag import Lag
+from strandline.pipeline.resolve import standings
+from strandline.pipeline.status import SinkStatus
+from strandline.state.marks import Receipt
 
 
 def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline.broken import BrokenTable
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows, size
 from strandline.cli.broken import show_broken, show_degraded
 from strandline.cli.verb import Call, verb
-from strandline.status import SinkStatus, Status, TableStatus
+from strandline.pipeline.status import SinkStatus, Status, TableStatus
+from strandline.tables.broken import BrokenTable
 
 _NUMBERS = ("ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE")
 

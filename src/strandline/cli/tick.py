@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline.broken import BrokenTable
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, size
 from strandline.cli.broken import show_broken, show_degraded
@@ -18,8 +17,9 @@ from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.consumers.compaction import CompactReport
 from strandline.lake import Lake
-from strandline.plan import Plan, sink_plans
-from strandline.runner import SinkReport, TickReport
+from strandline.pipeline.plan import Plan, sink_plans
+from strandline.pipeline.runner import SinkReport, TickReport
+from strandline.tables.broken import BrokenTable
 
 
 def register(app: typer.Typer) -> None:

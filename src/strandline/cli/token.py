@@ -12,7 +12,7 @@ from strandline.cli.answer import Answer, moment, show_rows
 from strandline.cli.verb import Call, verb
 
 if TYPE_CHECKING:
-    from strandline.tokens import Tokens
+    from strandline.state.tokens import Tokens
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
 
@@ -62,7 +62,7 @@ def revoke(call: Call, name: Name) -> Answer:
 
 def _tokens(call: Call) -> Tokens:
     # The database's library loads late: few verbs need it.
-    from strandline.tokens import Tokens
+    from strandline.state.tokens import Tokens
 
     lake = call.lake()
     lake.ledger.bond.check()

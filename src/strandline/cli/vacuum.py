@@ -8,16 +8,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from strandline import duration
-from strandline.broken import BrokenTable
 from strandline.cli.answer import Answer, counted, size
 from strandline.cli.broken import broken_data, show_broken
 from strandline.cli.options import TableNames, length, named
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
+from strandline.jobs.leftovers import Leftover
+from strandline.jobs.vacuum import VacuumReport
 from strandline.lake import Lake, LakeVacuum
-from strandline.leftovers import Leftover
-from strandline.vacuum import VacuumReport
+from strandline.model import duration
+from strandline.tables.broken import BrokenTable
 
 
 def register(app: typer.Typer) -> None:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from strandline.change import CAME, GONE, KEPT, LOST, VNODE
 from strandline.errors import Corrupt, Internal
-from strandline.merge import Merge, vnodes_of
+from strandline.model.change import CAME, GONE, KEPT, LOST, VNODE
 from strandline.storage.snapshot import DataFile
+from strandline.tables.merge import Merge, vnodes_of
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from strandline import digest, encode
-from strandline import fold as folds
-from strandline.change import HASH, OP, UPSERT, VNODE
 from strandline.consumers.account import Expected, changes_of, check, rows_by_vnode
+from strandline.consumers.compaction_plan import Need, has_dropped, plan_of
 from strandline.consumers.damage import Degraded, damage
-from strandline.consumers.need import Need, has_dropped, plan_of
 from strandline.crash import crash_point
-from strandline.dialect import duck_type, listed, literal, quoted
+from strandline.engines.lanes import RECEIPT, BaselineLane, counts_of, files_of
+from strandline.engines.scan import duck_type, listed, literal, quoted
+from strandline.engines.spark import collected, run_lane, running, session
 from strandline.errors import Conflict, StrandlineError
-from strandline.expiry import expired_rows
-from strandline.frames import check_files, spark_frame
-from strandline.health import Health
-from strandline.lanes import RECEIPT, BaselineLane, counts_of, files_of
-from strandline.merge import Files, Merge, duck_sql
-from strandline.pins import QUIET_S, is_abandoned, new_pin
+from strandline.model.change import HASH, OP, UPSERT, VNODE
+from strandline.model.keys import shift_for
 from strandline.progress import Progress, silent
-from strandline.spark import collected, run_lane, running, session
+from strandline.storage import digest
+from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
-from strandline.vnode import shift_for
+from strandline.tables import fold as folds
+from strandline.tables.health import Health
+from strandline.tables.horizon import expired_rows
+from strandline.tables.merge import Files, Merge, duck_sql
+from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
+from strandline.tables.spark_merge import check_files, spark_frame
 
 if TYPE_CHECKING:
     from strandline.table import Table
@@ -47,7 +48,7 @@ LOADED_BYTES = 128 << 20
 SPARK_VNODES = 1024
 SPARK_TASKS = 64
 # A file of this size stays where it is when nothing in it changes; smaller ones are packed.
-WHOLE_BYTES = encode.DEFAULT.file_bytes // 4
+WHOLE_BYTES = writer.DEFAULT.file_bytes // 4
 _ATTEMPTS = 10
 
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strandline import digest
-from strandline.change import VNODE
 from strandline.errors import Conflict, Unavailable
-from strandline.merge import Merge, vnodes_of
-from strandline.storage import Storage
+from strandline.model.change import VNODE
+from strandline.storage import digest
+from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
+from strandline.tables.merge import Merge, vnodes_of
 
 if TYPE_CHECKING:
     from strandline.table import Table

@@ -11,9 +11,9 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from strandline import expiry
 from strandline.errors import Conflict
 from strandline.storage.snapshot import DataFile
+from strandline.tables import horizon as expiry
 
 if TYPE_CHECKING:
     from strandline.table import Table

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages, revisions, write_jsonl
+from strandline.engines.spark import check_java
 from strandline.errors import Internal, Invalid
 from strandline.lake import Lake
 from strandline.sinks.parquet import ParquetSink
-from strandline.spark import check_java
 from strandline.table import Table
 
 MARKER = "THIS-IS-A-DEMO"

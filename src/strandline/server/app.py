@@ -19,7 +19,7 @@ from strandline.server.auth import Auth
 from strandline.server.door import paced
 from strandline.server.errors import Refusal, answer
 from strandline.server.receiver import Limits, Receiver
-from strandline.tokens import Role, Tokens
+from strandline.state.tokens import Role, Tokens
 
 _FAILURES = (StrandlineError, Refusal, HTTPException, RequestValidationError, ClientDisconnect, OSError, Exception)
 

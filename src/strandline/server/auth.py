@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from strandline.server.errors import forbidden, unauthorized
-from strandline.tokens import Known, Role, Tokens, role_of
+from strandline.state.tokens import Known, Role, Tokens, role_of
 
 _FRESH_S = 1.0
 

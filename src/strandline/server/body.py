@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from strandline.change import SEQ, VNODE
+from strandline.model.change import SEQ, VNODE
 from strandline.server import arrow, ndjson
 from strandline.server.errors import malformed, too_large, too_slow, unsupported
 from strandline.server.weight import Weight, rows_bytes, slots

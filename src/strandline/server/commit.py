@@ -18,20 +18,20 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from strandline.change import OP
 from strandline.crash import crash_point
-from strandline.definitions import TableDef
 from strandline.errors import Conflict, Invalid, Unavailable
-from strandline.log import Log, prepare
+from strandline.model.change import OP
+from strandline.model.definition import TableDef
+from strandline.model.types import conform
 from strandline.retry import until_landed
-from strandline.schema import conform
-from strandline.server.chunk import Chunk, Places, Sender
 from strandline.server.errors import Failure, Refusal
 from strandline.server.growth import Growth
 from strandline.server.keys import Key, reused
-from strandline.server.positions import forgotten, looked_at, replayed, verdict
 from strandline.server.posts import Post, columns_of
+from strandline.sinks.forward.message import Chunk, Places, Sender
+from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
 from strandline.storage.snapshot import Draft, Snapshot
+from strandline.tables.log import Log, prepare
 
 
 @dataclass(frozen=True)

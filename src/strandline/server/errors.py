@@ -11,16 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from strandline.errors import (
-    Conflict,
-    Corrupt,
-    Internal,
-    Invalid,
-    NotFound,
-    NotRetained,
-    StrandlineError,
-    Unavailable,
-)
+from strandline.errors import Conflict, Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError, Unavailable
 
 RETRY_AFTER_S = 1
 TOO_LARGE = 413

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.definitions import TableDef
 from strandline.errors import Invalid
-from strandline.schema import canonical_type, relaxed, wider
+from strandline.model.definition import TableDef
+from strandline.model.types import canonical_type, relaxed, wider
 from strandline.server.errors import Refusal, unprepared
 
 _EVOLVE = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."

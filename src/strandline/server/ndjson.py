@@ -22,10 +22,10 @@ import pyarrow.json as pj
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.ingest.columns import unfit
-from strandline.ingest.jsonl import JsonObject, quoted
-from strandline.rows import checked
-from strandline.schema import conform, is_json, storage_type
+from strandline.jobs.ingest.columns import unfit
+from strandline.jobs.ingest.jsonl import JsonObject, quoted
+from strandline.model.rows import checked
+from strandline.model.types import conform, is_json, storage_type
 from strandline.server.errors import malformed
 from strandline.server.weight import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.change import DELETE, OP, SEQ, UPSERT, VNODE
-from strandline.definitions import TableDef
 from strandline.errors import Invalid
-from strandline.rows import checked
+from strandline.model.change import DELETE, OP, SEQ, UPSERT, VNODE
+from strandline.model.definition import TableDef
+from strandline.model.keys import hash_keys
+from strandline.model.rows import checked
 from strandline.server.body import INDEX, PLACE
-from strandline.server.chunk import Chunk, Numbers, Places, Replay
 from strandline.server.growth import Growth
 from strandline.server.keys import Key
-from strandline.vnode import hash_keys
+from strandline.sinks.forward.message import Chunk, Numbers, Places, Replay
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from types import TracebackType
 
 from strandline.crash import crash_point
 from strandline.errors import StrandlineError
-from strandline.log import Log
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import Failure, Refusal, busy, too_large
 from strandline.server.posts import Post
+from strandline.tables.log import Log
 
 Result = Outcome | Failure
 COMMIT_BYTES = 128 << 20

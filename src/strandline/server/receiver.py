@@ -16,13 +16,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from strandline.change import OP
-from strandline.definitions import TableDef
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.lake import Lake
-from strandline.server import body, positions
+from strandline.model.change import OP
+from strandline.model.definition import TableDef
+from strandline.server import body
 from strandline.server.body import Body, Form
-from strandline.server.chunk import HEADER, REPLAY_HEADER, Chunk, Replay, Sender
 from strandline.server.commit import Outcome
 from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large
 from strandline.server.growth import check_cuts, grown, growth_of, lacking, narrowed, widest
@@ -30,6 +29,8 @@ from strandline.server.keys import Key, Summed, app_of
 from strandline.server.posts import Post, hidden_columns, posts_of
 from strandline.server.queue import Budget, Claim, Result, TableQueue
 from strandline.server.weight import Weight
+from strandline.sinks.forward import positions
+from strandline.sinks.forward.message import HEADER, REPLAY_HEADER, Chunk, Replay, Sender
 from strandline.table import Table
 
 _CHECKERS = min(8, (os.cpu_count() or 1) + 2)

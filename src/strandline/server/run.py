@@ -20,7 +20,7 @@ from strandline.lake import Lake
 from strandline.server.app import make_app
 from strandline.server.door import IDLE_S, OneLine, protocol_for, told_once
 from strandline.server.receiver import Limits
-from strandline.tokens import Tokens
+from strandline.state.tokens import Tokens
 
 HOST = "127.0.0.1"
 PORT = 8321

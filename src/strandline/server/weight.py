@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.group import row_bytes
 from strandline.server.errors import too_large
+from strandline.storage.parquet.rowgroup import row_bytes
 
 COPIES = 4
 """How often a value is held at once: as it came, in the table's type, sorted, and in the file under way."""

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.model import secret
+from strandline.model.scrub import first_line
 from strandline.retry import ATTEMPTS
-from strandline.sinks import base
-from strandline.sinks.base import Batch, Producer, Result
+from strandline.sinks import contract
+from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.delta_types import fitted, lacking, stored_schema
 from strandline.sinks.files import FileLane, FileSink, claimed, clear_unfinished, reaching
-from strandline.storage import Storage
-from strandline.storage.base import cleared_away
+from strandline.storage.contract import cleared_away
+from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
-from strandline.words import first_line
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -116,7 +116,7 @@ class DeltaDelivery:
         return None if table is None else table.transaction_version(self._app)
 
     def _has(self, table: DeltaTable | None, batch: Batch) -> bool:
-        return base.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
+        return contract.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
 
     def _land(
         self, has_landed: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]

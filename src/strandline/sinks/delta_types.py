@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.schema import storage_schema
-from strandline.sinks.base import Batch
+from strandline.model.types import storage_schema
+from strandline.sinks.contract import Batch
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

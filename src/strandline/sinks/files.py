@@ -18,12 +18,13 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from strandline import encode, secret
-from strandline.change import OP, SEQ
 from strandline.errors import Internal, Invalid, NotFound, StrandlineError, Unavailable
-from strandline.schema import conform, conform_column
-from strandline.sinks.base import Batch, Result, passing
-from strandline.storage import LocalStorage, Staged, Storage, open_storage
+from strandline.model import secret
+from strandline.model.change import OP, SEQ
+from strandline.model.types import conform, conform_column
+from strandline.sinks.contract import Batch, Result, passing
+from strandline.storage.open import LocalStorage, Staged, Storage, open_storage
+from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 
 Written = tuple[DataFile, Staged | None]
@@ -88,12 +89,12 @@ class FileLane:
         if self.is_staged and self.is_named_by_content:
             with TemporaryDirectory(prefix="strandline-") as place:
                 spool = LocalStorage(place)
-                for file in encode.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
+                for file in writer.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
                     yield self._send(spool, file)
         elif self.is_staged:
-            yield from encode.stage_files(self.storage, self._new_path, exact, columns, cluster_by=cluster_by)
+            yield from writer.stage_files(self.storage, self._new_path, exact, columns, cluster_by=cluster_by)
         else:
-            for file in encode.write_files(
+            for file in writer.write_files(
                 self.storage, self.folder, self._new_name, exact, columns, cluster_by=cluster_by
             ):
                 yield replace(file, path=f"{self.folder}/{file.path}"), None

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from strandline import duration, secret
 from strandline.errors import Conflict, Invalid
-from strandline.sinks import body
-from strandline.sinks.base import Batch, Producer, Result
-from strandline.sinks.body import ARROW, FORMATS, NDJSON
-from strandline.sinks.chunks import Rule
-from strandline.sinks.forward import HttpLane, described, held_positions, outlived
-from strandline.sinks.posting import CONFLICT, GONE, Line, Secrets
+from strandline.model import duration, secret
+from strandline.sinks.contract import Batch, Producer, Result
+from strandline.sinks.forward import encode
+from strandline.sinks.forward.chunks import Rule
+from strandline.sinks.forward.client import CONFLICT, GONE, Line, Secrets
+from strandline.sinks.forward.encode import ARROW, FORMATS, NDJSON
+from strandline.sinks.forward.lane import HttpLane, described, held_positions, outlived
 
 STRANDLINE, ANY = "strandline", "any"
 
@@ -194,7 +194,7 @@ class HttpDelivery:
     def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
         """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. One that keeps
         positions takes nothing when it may have newer rows: a request that was given up may still arrive."""
-        data, headers = body.encode(rows, self._sink.body_format)
+        data, headers = encode.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
         headers = {**headers, "Idempotency-Key": key}
         if self._sink.keeps_positions:

@@ -20,16 +20,16 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 
-from strandline.change import OP, SEQ
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.model.change import OP, SEQ
 from strandline.retry import ATTEMPTS
-from strandline.sinks.base import Batch, Lane, Producer, Result, is_delivered
+from strandline.sinks.contract import Batch, Lane, Producer, Result, is_delivered
 from strandline.sinks.files import FileLane, claimed
 from strandline.sinks.iceberg_catalog import TIMEOUT_S, Settings, data_place, described, open_catalog, talking
 from strandline.sinks.iceberg_rows import rewrite
 from strandline.sinks.iceberg_types import fit, stored_schema
-from strandline.storage import Storage
+from strandline.storage.open import Storage
 
 CHANGES, UPSERT = "changes", "upsert"
 T = TypeVar("T")

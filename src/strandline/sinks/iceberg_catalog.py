@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from strandline import secret
 from strandline.errors import Invalid, StrandlineError, Unavailable
-from strandline.storage import Storage, open_storage
-from strandline.words import plain, repeats
+from strandline.model import secret
+from strandline.model.scrub import plain, repeats
+from strandline.storage.open import Storage, open_storage
 
 _opening = threading.Lock()
 TIMEOUT_S = 60.0

@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from strandline import decode, encode
-from strandline.change import OP, SEQ, UPSERT
 from strandline.errors import Invalid
-from strandline.log import same_as_next
-from strandline.schema import conform, conform_column
-from strandline.sinks.base import Batch
+from strandline.model.change import OP, SEQ, UPSERT
+from strandline.model.types import conform, conform_column
+from strandline.sinks.contract import Batch
 from strandline.sinks.iceberg_types import stored_type, widens
-from strandline.storage import Storage
+from strandline.storage.open import Storage
+from strandline.storage.parquet import reader, writer
+from strandline.tables.log import same_as_next
 
 _FILE, _AT = "_file", "_at"
 _SMALL_BYTES, _MANY = 8 << 20, 16
@@ -54,7 +54,7 @@ def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Se
 
     def write(rows: Iterable[pa.RecordBatch]) -> None:
         new_name = f"{batch.id}-{{}}.parquet".format
-        files = encode.write_files(storage, folder, lambda: new_name(uuid4().hex), rows, columns, cluster_by=cluster_by)
+        files = writer.write_files(storage, folder, lambda: new_name(uuid4().hex), rows, columns, cluster_by=cluster_by)
         done.added.extend(f"{folder}/{file.path}" for file in files)
 
     tasks = list(table.scan().plan_files())
@@ -79,8 +79,8 @@ def _last_changes(storage: Storage, changes: Sequence[str], key: Sequence[str], 
     """The last change of each key: its op, the file that holds it, and which row of that file it is."""
     parts = []
     for number, path in enumerate(changes):
-        with decode.open_file(storage, path) as file:
-            part = pa.Table.from_batches(decode.batches(file, [*key, OP, SEQ]))
+        with reader.open_file(storage, path) as file:
+            part = pa.Table.from_batches(reader.batches(file, [*key, OP, SEQ]))
         exact = [conform_column(part.column(name), columns.field(name).type) for name in key]
         places = [np.full(part.num_rows, number), np.arange(part.num_rows)]
         parts.append(pa.table([*exact, part[OP], part[SEQ], *places], [*key, OP, SEQ, _FILE, _AT]))
@@ -96,9 +96,9 @@ def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: 
     for number, path in enumerate(changes):
         wanted = np.sort(last.filter(pc.equal(last[_FILE], number))[_AT].to_numpy())
         start = 0
-        with decode.open_file(storage, path) as file:
+        with reader.open_file(storage, path) as file:
             inside = [name for name in columns.names if name in file.schema_arrow.names]
-            for batch in decode.batches(file, inside) if len(wanted) else ():
+            for batch in reader.batches(file, inside) if len(wanted) else ():
                 first, end = np.searchsorted(wanted, [start, start + batch.num_rows])
                 rows = batch.take(pa.array(wanted[first:end] - start))
                 yield from conform(pa.Table.from_batches([rows]), columns).to_batches()
@@ -150,7 +150,7 @@ class _Old:
         stream = self._table.io.new_input(self.data.file_path).open()
         with pq.ParquetFile(stream, page_checksum_verification=True) as file:
             inside = [name for name in self._names(file.schema_arrow) if name in columns.names]
-            for batch in decode.batches(file, inside):
+            for batch in reader.batches(file, inside):
                 yield from conform(pa.Table.from_batches([batch]), columns).to_batches()
 
     def _names(self, schema: pa.Schema) -> Iterator[str]:

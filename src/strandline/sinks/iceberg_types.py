@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.schema import is_json
+from strandline.model.types import is_json
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:

@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt
-from strandline.sinks import base
-from strandline.sinks.base import Batch, Producer, Result
+from strandline.sinks import contract
+from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.files import FileLane, FileSink, Written, claimed, clear_unfinished, reaching
-from strandline.storage import Storage
+from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 
 MANIFESTS = "_strandline"
@@ -58,7 +58,7 @@ class ParquetDelivery:
                     self._clear(batch)
                 return True
             if not batch.is_first and not self.storage.exists(self._path(batch.after)):
-                return base.is_delivered(None, batch, self.producer, self.storage.uri)
+                return contract.is_delivered(None, batch, self.producer, self.storage.uri)
             other = self._successor(batch)
             if other is not None and other[0] != batch.id and self.storage.exists(self._path(other[1])):
                 raise self._taken(batch, *other)

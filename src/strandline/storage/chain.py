@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from strandline.errors import Corrupt, NotFound
-from strandline.storage.base import FileInfo, Storage
 from strandline.storage.checkpoints import Checkpoint, Checkpoints
 from strandline.storage.commits import Action, CommitLog
+from strandline.storage.contract import FileInfo, Storage
 from strandline.storage.snapshot import NOTHING, Snapshot, applied, commit_info
 
 _NUMBERED = re.compile(r"/(\d{20})\.(json|checkpoint\.parquet)\Z")

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Corrupt, Internal
-from strandline.storage.base import Storage
 from strandline.storage.commits import FIRST, RESTORE, CommitFile, sealed, unsealed
+from strandline.storage.contract import Storage
 from strandline.storage.snapshot import FORGOTTEN_MS, Snapshot, data_file
 
 # Tokens expire after 30 days, and a checkpoint that is written again later may lack some of them.

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from typing import Any
 
 from strandline.errors import Corrupt, Unavailable
-from strandline.storage.base import Storage
+from strandline.storage.contract import Storage
 from strandline.storage.faults import is_refusal
 
 Action = dict[str, Any]

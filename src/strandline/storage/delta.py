@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strandline import secret
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
-from strandline.storage.base import FileInfo, Storage
+from strandline.model import secret
+from strandline.model.scrub import first_line
 from strandline.storage.chain import Chain
 from strandline.storage.commits import RESTORE, Action
+from strandline.storage.contract import FileInfo, Storage
 from strandline.storage.faults import is_forbidden, of_words, withdraw
 from strandline.storage.snapshot import (
     NOTHING,
@@ -39,7 +40,6 @@ from strandline.storage.snapshot import (
     commit_info,
     given_up,
 )
-from strandline.words import first_line
 
 CHECKPOINT_EVERY = 50
 RESTED_S = 10.0  # a younger commit file is never cleaned away …

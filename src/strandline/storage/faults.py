@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from strandline.errors import StrandlineError, Unavailable
-from strandline.storage.base import Storage
+from strandline.storage.contract import Storage
 
 _DENIED = {errno.EACCES, errno.EPERM}
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from strandline.errors import Unavailable
 from strandline.storage import faults
-from strandline.storage.base import FileInfo, Stage, Staged, cleared_away, inside
+from strandline.storage.contract import FileInfo, Stage, Staged, cleared_away, inside
 
 _TEMPORARY = ".tmp-"
 _ATTEMPTS = 10

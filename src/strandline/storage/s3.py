@@ -23,11 +23,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline import secret
 from strandline.errors import Invalid, Unavailable
-from strandline.storage.base import FileInfo, Stage, Staged, inside
+from strandline.model import secret
+from strandline.model.scrub import first_line
+from strandline.storage.contract import FileInfo, Stage, Staged, inside
 from strandline.storage.s3_uploads import Uploads, is_upload
-from strandline.words import first_line
 
 _RACERS = 8
 _DELETED_AT_ONCE = 1000

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from strandline import secret
 from strandline.errors import Conflict, StrandlineError, Unavailable
-from strandline.storage.base import FileInfo, Staged, cleared_away
-from strandline.words import first_line
+from strandline.model import secret
+from strandline.model.scrub import first_line
+from strandline.storage.contract import FileInfo, Staged, cleared_away
 
 PART_BYTES = 8 << 20
 PARTS = 10_000  # more than that no store takes

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from strandline.errors import Conflict
-from strandline.storage.base import inside
 from strandline.storage.commits import FIRST, Action, CommitFile
+from strandline.storage.contract import inside
 
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too

@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from strandline.broken import BrokenTable
 from strandline.cli.answer import Answer, counted
 from strandline.cli.options import TableName, Yes
 from strandline.cli.verb import Call, verb
+from strandline.tables.broken import BrokenTable
 
 
 def register(app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ from strandline.cli.answer import Answer
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
-from strandline.standing import living
+from strandline.pipeline.resolve import living
 from strandline.table import Table
 
 

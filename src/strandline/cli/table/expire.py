@@ -12,9 +12,9 @@ from strandline.cli.answer import Answer, counted, moment
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
-from strandline.expiry import expired_rows, horizon_at, horizon_for, micros
-from strandline.expiry import moment as moment_of
 from strandline.table import Table
+from strandline.tables.horizon import expired_rows, horizon_at, horizon_for, micros
+from strandline.tables.horizon import moment as moment_of
 
 
 def register(app: typer.Typer) -> None:

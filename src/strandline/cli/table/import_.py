@@ -12,8 +12,8 @@ from strandline.cli.answer import Answer, counted
 from strandline.cli.options import VNODES, ClusterBy, Key, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.imports import import_table as bring
-from strandline.status import table_status
+from strandline.jobs.import_table import import_table as bring
+from strandline.pipeline.status import table_status
 
 
 def register(app: typer.Typer) -> None:

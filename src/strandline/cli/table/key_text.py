@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from strandline.definitions import TableDef
 from strandline.errors import Invalid
-from strandline.ingest.delimited import Delimited
-from strandline.ingest.jsonl import JsonLines
-from strandline.ingest.sift import UNFIT
+from strandline.jobs.ingest.csv import Delimited
+from strandline.jobs.ingest.jsonl import JsonLines
+from strandline.jobs.ingest.sift import UNFIT
+from strandline.model.definition import TableDef
 
 
 def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:

@@ -11,7 +11,7 @@ from rich.console import Console
 from strandline.cli.answer import Answer, moment, show_rows
 from strandline.cli.options import TableName
 from strandline.cli.verb import Call, verb
-from strandline.pins import Pin
+from strandline.tables.pins import Pin
 
 
 def register(app: typer.Typer) -> None:

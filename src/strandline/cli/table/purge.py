@@ -14,7 +14,7 @@ from strandline.cli.progress import progress_bar
 from strandline.cli.table.key_text import parse_keys
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
-from strandline.purge import PurgeReport
+from strandline.jobs.purge import PurgeReport
 from strandline.storage.delta import RESTED_S
 
 

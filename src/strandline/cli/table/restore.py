@@ -10,8 +10,8 @@ from rich.console import Console
 from strandline.cli.answer import Answer, counted
 from strandline.cli.options import DryRun, TableName, seq_or_time, would
 from strandline.cli.verb import Call, verb
-from strandline.expiry import horizon_at
-from strandline.restore import check_restorable
+from strandline.jobs.restore import check_restorable
+from strandline.tables.horizon import horizon_at
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.schema import JSON, is_json
+from strandline.model.types import JSON, is_json
 
 _TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),

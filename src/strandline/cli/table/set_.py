@@ -10,8 +10,8 @@ from rich.console import Console
 from strandline.cli.answer import Answer, show_rows
 from strandline.cli.options import TableName, settings
 from strandline.cli.verb import Call, verb
-from strandline.definitions import TableDef
 from strandline.errors import Invalid
+from strandline.model.definition import TableDef
 
 MEANINGS = {
     "fold_ratio": "fold a vnode when its changes pass this share of its folded rows",

@@ -10,7 +10,7 @@ from strandline.cli.broken import show_degraded
 from strandline.cli.options import TableName
 from strandline.cli.table.schema_text import type_text
 from strandline.cli.verb import Call, verb
-from strandline.status import table_status
+from strandline.pipeline.status import table_status
 
 
 def register(app: typer.Typer) -> None:

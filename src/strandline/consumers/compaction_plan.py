@@ -1,0 +1,132 @@
+"""Which vnodes of a table need to be folded, and why: a plan as data, from commit files and statistics alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strandline.model.change import VNODE
+from strandline.model.definition import TableDef
+from strandline.storage.snapshot import DataFile
+from strandline.tables.horizon import expired_rows
+from strandline.tables.log import schema_id_of
+from strandline.tables.merge import Merge, vnodes_of
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a vnode's fold would do. `rows` is how many changes wait, evenly spread over each file's hashes; `why`
+    says why it is due, and is empty when it is not."""
+
+    vnode: int
+    rows: int
+    files: int
+    base_rows: int
+    base_bytes: int
+    expired: int
+    why: str
+
+    @property
+    def ratio(self) -> float:
+        """How much of it is new or expired, against what is folded."""
+        return (self.rows + self.expired) / max(1, self.base_rows)
+
+
+@dataclass(frozen=True)
+class CompactPlan:
+    """What a compaction would do now: the vnodes that are due, the neediest first."""
+
+    table: str
+    upto: int
+    due: tuple[Need, ...]
+    waiting_rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan(table: Table, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
+    """Which vnodes are due, from commit files and statistics alone; with `full`, every one that has changes."""
+    return plan_of(table, table.merge(), full, now)[0]
+
+
+def plan_of(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
+    """The plan, and the vnodes without changes: their marks move for free."""
+    definition, marks = merge.definition, np.array(merge.baseline.marks)
+    count = len(marks)
+    rows, files, oldest_ms = np.zeros(count), np.zeros(count, int), np.full(count, np.inf)
+    for seq, file in merge.log_files():
+        at = vnodes_of(file, count)
+        part = slice(at.start, at.stop)
+        open_ = marks[part] < seq
+        rows[part] += open_ * (file.rows / len(at))
+        files[part] += open_
+        oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.modified_ms), oldest_ms[part])
+    base = _base_of(merge)
+    waiting = np.maximum(np.rint(rows).astype(int), files > 0)
+    now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
+    care = definition.care
+    is_much = waiting > care.fold_ratio * base.rows
+    is_scattered = files > care.fold_files
+    is_old = (waiting > 0) & (now_ms - oldest_ms > care.fold_age * 1000)
+    is_expired = base.expired > care.fold_ratio * base.rows
+    is_due = is_much | is_scattered | is_old | is_expired
+    if full:
+        is_due |= (waiting > 0) | (base.expired > 0) | base.is_stale
+    due = []
+    for vnode in map(int, np.flatnonzero(is_due)):
+        why = "asked for"
+        if is_much[vnode]:
+            changes = "1 change" if waiting[vnode] == 1 else f"{waiting[vnode]:,} changes"
+            why = f"{changes} against {base.rows[vnode]:,} folded rows"
+        elif is_scattered[vnode]:
+            why = f"changes lie in {files[vnode]:,} files"
+        elif is_old[vnode]:
+            why = "changes wait for too long"
+        elif is_expired[vnode]:
+            why = f"{base.expired[vnode]:,} of {base.rows[vnode]:,} rows are expired"
+        sizes = (int(base.rows[vnode]), int(base.bytes[vnode]), int(base.expired[vnode]))
+        due.append(Need(vnode, int(waiting[vnode]), int(files[vnode]), *sizes, why))
+    due.sort(key=lambda need: -need.ratio)
+    idle = [int(vnode) for vnode in np.flatnonzero((waiting == 0) & ~is_due)]
+    return CompactPlan(table.name, merge.seq, tuple(due), round(rows.sum())), idle
+
+
+@dataclass(frozen=True)
+class _Base:
+    """What each vnode's baseline files hold."""
+
+    rows: np.ndarray
+    bytes: np.ndarray
+    expired: np.ndarray
+    is_stale: np.ndarray
+
+
+def _base_of(merge: Merge) -> _Base:
+    """Counted once for a baseline version, so that looking again costs what is new in the log."""
+    definition, state = merge.definition, merge.baseline
+    place = (definition.schema_id, merge.horizon)
+    if place not in state.counted:
+        count = state.vnodes
+        base = _Base(np.zeros(count, int), np.zeros(count, int), np.zeros(count, int), np.zeros(count, bool))
+        for file in state.files():
+            vnode = int(file.partition[VNODE] or 0)
+            base.rows[vnode] += file.rows
+            base.bytes[vnode] += file.raw_bytes
+            base.expired[vnode] += expired_rows(file, definition, merge.horizon)
+            base.is_stale[vnode] |= has_dropped(file, definition)
+        state.counted.clear()
+        state.counted[place] = base
+    found: _Base = state.counted[place]
+    return found
+
+
+def has_dropped(file: DataFile, definition: TableDef) -> bool:
+    """Whether a file still holds a column that the table has dropped."""
+    return schema_id_of(file) in definition.shed

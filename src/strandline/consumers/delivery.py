@@ -1,0 +1,150 @@
+"""Carry a feed's rows through the lanes of a sink: on the driver when they are few, in Spark tasks when they are many.
+
+Either way the same lane functions see the same rows. In Spark they are the last operator and their results are
+collected once. A lane that gets no rows still runs, so that it can tell its destination that there were none.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.engines.spark import collected, run_lane, running, session, tasks_for
+from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
+from strandline.model.change import VNODE
+from strandline.model.types import conform
+from strandline.sinks.contract import Batch, Lane, Result
+
+if TYPE_CHECKING:
+    from strandline.consumers.feed import Feed
+
+Results = dict[str, list[Result]]
+"""What the lanes of each batch did, by the batch's id."""
+
+_PACKED = "batch string, result binary"
+_PACKED_SCHEMA = pa.schema([("batch", pa.string()), ("result", pa.binary())])
+
+
+@dataclass(frozen=True)
+class Load:
+    """A batch and the lane that takes its rows."""
+
+    batch: Batch
+    lane: Lane
+
+    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
+        """What the lane says; what it did not mean to raise as well."""
+        try:
+            yield from self.lane(rows)
+        except StrandlineError as error:
+            yield Result(error=error)
+        except OSError as error:
+            yield Result(error=Unavailable(f"a lane could not read or write: {error}"))
+        except Exception as error:
+            yield Result(error=Internal(f"a lane failed: {type(error).__name__}: {error}"))
+
+
+def carry(feed: Feed | None, loads: Sequence[Load], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
+    """Run the lanes over the feed's rows, or over none; their results, and how many Spark jobs that took."""
+    results: Results = defaultdict(list)
+    jobs = 0
+    if feed is not None:
+        with feed.kept():
+            if is_on_spark:
+                jobs = _on_spark(feed, loads, results, is_ordered)
+            else:
+                _on_driver(feed, loads, results)
+    for load in loads:
+        if load.batch.id not in results:
+            results[load.batch.id] = list(load.run(iter(())))
+    return results, jobs
+
+
+def _on_driver(feed: Feed, loads: Sequence[Load], results: Results) -> None:
+    with feed.batches() as rows:
+        if len(loads) == 1:
+            results[loads[0].batch.id] += loads[0].run(rows)
+            return
+        table = pa.Table.from_batches(rows, feed.schema)
+
+    def run(load: Load) -> list[Result]:
+        mine = pc.is_in(table.column(VNODE), pa.array(load.batch.vnodes, pa.int32()))
+        return list(load.run(iter(table.filter(mine).to_batches())))
+
+    with ThreadPoolExecutor(len(loads)) as pool:
+        for load, done in zip(loads, pool.map(run, loads), strict=True):
+            results[load.batch.id] += done
+
+
+def _on_spark(feed: Feed, loads: Sequence[Load], results: Results, is_ordered: bool) -> int:
+    from pyspark.sql import functions as F
+
+    table = feed.table
+    spark = session(table.spark)
+    frame = feed.frame(spark)
+    row_bytes = feed.extent.raw_bytes // max(1, feed.extent.rows)
+    if is_ordered:
+        lane_of = {vnode: at for at, load in enumerate(loads) for vnode in load.batch.vnodes}
+        places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
+        frame = frame.repartitionById(len(loads), F.element_at(places, F.col(VNODE) + 1))
+    else:
+        by = [f"`{name}`" for name in feed.shape.cluster_by] or [VNODE]
+        frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
+    frame = frame.sortWithinPartitions(*[f"`{name}`" for name in feed.order])
+    by_vnode = {vnode: load for load in loads for vnode in load.batch.vnodes}
+    with running(spark, row_bytes) as job:
+        try:
+            rows = collected(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
+        except StrandlineError:
+            raise
+        except Exception as error:
+            _blame(feed, error)
+            said = str(error).strip().splitlines()
+            raise Unavailable(f"the Spark job of a sink failed: {said[0] if said else type(error).__name__}") from error
+    for row in rows:
+        results[row["batch"]].append(pickle.loads(row["result"]))
+    return job.count
+
+
+def _blame(feed: Feed, error: Exception) -> None:
+    # Loaded late: Spark tasks use this module and need not have the library that it looks into files with.
+    from strandline.consumers.damage import damaged_files
+
+    storage = feed.table.log.storage
+    for path, fault in damaged_files(storage, feed.files, error):
+        raise Corrupt(
+            f"{storage.url(path)} cannot be read: {fault}",
+            hint="See what is affected: strandline doctor --deep",
+            path=path,
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a Spark task runs: the lane of the rows that it gets, which are of one batch."""
+
+    loads: Mapping[int, Load]
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        some = (batch for batch in batches if batch.num_rows)
+        first = next(some, None)
+        if first is None:
+            return
+        load = self.loads[first.column(VNODE)[0].as_py()]
+        exact = (
+            piece
+            for batch in chain([first], some)
+            for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
+        )
+        for result in load.run(exact):
+            row: dict[str, Any] = {"batch": load.batch.id, "result": pickle.dumps(result)}
+            yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)

@@ -1,0 +1,237 @@
+"""The one place that opens DuckDB.
+
+A lake has one instance. It reaches files below the lake's root and nothing else, and its configuration is locked,
+so that user SQL cannot leave the lake whatever it says. `fence` keeps it to the tables.
+
+An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
+next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
+
+Instances are closed before the interpreter ends: a thread of DuckDB that needs the interpreter later than that aborts
+the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from strandline.engines import spill
+from strandline.engines.scan import literal
+from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
+from strandline.model import secret
+from strandline.model.scrub import first_line
+from strandline.storage import faults
+from strandline.storage.open import Storage
+
+_CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
+_ENDED = "database has been invalidated"
+# How DuckDB begins what it says, also when Arrow passes it on from the middle of a stream, as an error of its own.
+_SAID = re.compile(r"([A-Za-z][\w ]*) Error: ")
+
+
+def default_memory_bytes() -> int:
+    """Half of this machine's memory, at most 16 GiB."""
+    return min(16 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+def is_of_duckdb(error: BaseException) -> bool:
+    is_passed_on = isinstance(error, OSError) and error.errno is None and _SAID.match(str(error)) is not None
+    return isinstance(error, duckdb.Error) or is_passed_on
+
+
+def translated(error: BaseException, root: str) -> StrandlineError:
+    """What a failure of DuckDB means to the caller, who reads files below `root`."""
+    said = str(error).strip()
+    found = _SAID.match(said)
+    kind = found.group(1) if found else ""
+    if _ENDED in said:
+        return _ended()
+    if kind in ("INTERNAL", "FATAL"):
+        return Invalid(
+            f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
+            hint="Other queries go on. A table that fails so whatever you select holds values that DuckDB cannot read:"
+            " strandline doctor --deep",
+        )
+    if "offload" in said or "temp_directory" in said:
+        return Unavailable(
+            "the read does not fit into memory, and there is no space left to put rows aside in"
+            f" {tempfile.gettempdir()}: {said.splitlines()[0]}",
+            hint="Select fewer columns or rows, free space there, or name another folder: TMPDIR=/large/folder",
+            path=tempfile.gettempdir(),
+        )
+    if kind == "Out of Memory":
+        return Unavailable(
+            "the read needs more memory than the lake's DuckDB may use",
+            hint="Select fewer columns or rows, or open the lake with a larger cache_bytes (in a command: --app).",
+        )
+    # Only files are read here, and only those that a commit claims. Values may look like names of others.
+    found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)
+    if kind == "IO" or found:
+        path = found.group(0) if found else None
+        refused = faults.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
+        return refused or Corrupt(
+            f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
+            hint="See what is affected: strandline doctor --deep",
+            path=path,
+        )
+    return Invalid(f"the query failed: {said}")
+
+
+def _ended() -> Unavailable:
+    return Unavailable(
+        "another query ended DuckDB by an internal error while this one ran",
+        hint="Run it again: DuckDB is opened anew.",
+    )
+
+
+@contextmanager
+def _hearing_ctrl_c() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != _CTRL_C:
+            raise
+        raise KeyboardInterrupt from error
+
+
+class Duck:
+    """A lake's DuckDB, opened when first needed. Each caller works on a cursor of its own."""
+
+    def __init__(self, storage: Storage, memory_bytes: int | None = None) -> None:
+        self._storage = storage
+        self.cache_bytes = memory_bytes or default_memory_bytes()
+        """What DuckDB and a query's result may take together."""
+        self.result_bytes = self.cache_bytes // 4
+        """How large a query's result may become, unless its caller says otherwise: DuckDB's own limit leaves it out."""
+        self._memory_bytes = self.cache_bytes - self.result_bytes
+        self._opening = threading.Lock()
+        self._connection: Any = None
+        self._outages: Any = None
+        self.life = 0
+        """How many instances have ended: tables that were made in an earlier life are gone."""
+        self._process = os.getpid()
+        _ducks.add(self)
+
+    def _open(self) -> Any:
+        connection = duckdb.connect(":memory:")
+        filesystem = self._storage.duckdb_filesystem()
+        if filesystem is not None:
+            connection.register_filesystem(filesystem)
+            self._outages = filesystem.outages
+        for setting in (
+            f"memory_limit = '{self._memory_bytes}B'",
+            f"temp_directory = {literal(spill.new_folder())}",
+            "TimeZone = 'UTC'",
+            "preserve_insertion_order = false",
+            "parquet_metadata_cache = true",
+            "python_enable_replacements = false",
+            "autoinstall_known_extensions = false",
+            "autoload_known_extensions = false",
+            f"allowed_directories = [{literal(self._storage.uri.rstrip('/') + '/')}]",
+            "enable_external_access = false",
+            "lock_configuration = true",
+        ):
+            connection.execute(f"SET {setting}")
+        return connection
+
+    def _begin(self, start: str, life: int | None) -> tuple[Any, Any]:
+        """A connection and a cursor of it inside a transaction, of `life` if that is asked for."""
+        while True:
+            with self._opening:
+                if self._connection is None:
+                    self._connection = self._open()
+                if life not in (None, self.life):
+                    raise _ended()
+                connection = self._connection
+            try:
+                cursor = connection.cursor()
+                cursor.execute(start)
+                return connection, cursor
+            except duckdb.Error as error:
+                if not self._let_go_if_dead(connection):
+                    raise translated(error, self._storage.uri) from error
+
+    def _let_go_if_dead(self, connection: Any) -> bool:
+        try:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("SELECT 1").fetchall()
+            return False
+        except duckdb.FatalException:
+            with self._opening:
+                # Cursors that are still open keep it for as long as they need it.
+                if self._connection is connection:
+                    self._connection = None
+                    self.life += 1
+            return True
+
+    def close(self) -> None:
+        """End the instance and its threads; cursors that are still open keep it. The next caller opens another."""
+        connection, self._connection = self._connection, None
+        # A forked child has a copy of the instance without its threads, which nobody can wait for.
+        if connection is not None and self._process == os.getpid():
+            self.life += 1
+            connection.close()
+
+    @contextmanager
+    def transaction(self, *, read_only: bool = False, life: int | None = None) -> Iterator[Any]:
+        """A cursor inside a transaction, which is kept when the block ends well and undone when it raises.
+
+        With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
+        started_s = time.monotonic()
+        with _hearing_ctrl_c(), ExitStack() as open_:
+            connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
+            cursor = open_.enter_context(closing(begun))
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException as error:
+                with suppress(duckdb.Error):
+                    cursor.execute("ROLLBACK")
+                if isinstance(error, Exception):
+                    self._let_go_if_dead(connection)
+                # A store that did not answer has damaged nothing, whatever DuckDB makes of it.
+                if is_of_duckdb(error) or isinstance(error, Corrupt):
+                    self._raise_outage(started_s)
+                if is_of_duckdb(error):
+                    raise translated(error, self._storage.uri) from error
+                raise
+
+    def _raise_outage(self, started_s: float) -> None:
+        outage = self._outages.since(started_s) if self._outages is not None else None
+        if outage is not None:
+            said = first_line(outage, secret.of_store(self._storage.delta_options))
+            raise Unavailable(
+                f"{self._storage.uri} does not answer: {said}", hint="Try again when it does."
+            ) from outage
+
+    def run(self, *statements: str, life: int | None = None) -> None:
+        """Run statements as one transaction: all of them or none."""
+        with self.transaction(life=life) as cursor:
+            for statement in statements:
+                cursor.execute(statement).fetchall()
+
+    def table(self, sql: str) -> pa.Table:
+        with self.transaction() as cursor:
+            return cursor.sql(sql).to_arrow_table()
+
+
+_ducks: weakref.WeakSet[Duck] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for duck in list(_ducks):
+        # One that is busy in another thread refuses to be closed.
+        with suppress(duckdb.Error):
+            duck.close()

@@ -1,0 +1,384 @@
+"""What runs inside Spark tasks: functions from Arrow batches to Arrow batches, picklable and free of Spark.
+
+A lane that writes is the last operator of its job. It returns a receipt for every file, and returns failures as
+receipts too, because an exception would reach the driver as text only. A task that Spark runs twice writes a
+second file that no commit claims.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
+from strandline.model.definition import TableDef
+from strandline.model.rows import check_json
+from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
+from strandline.model.types import conform, storage_schema, storage_type
+from strandline.storage import digest
+from strandline.storage.open import Staged, Storage
+from strandline.storage.parquet import reader, writer
+from strandline.storage.snapshot import DataFile
+from strandline.tables.log import new_file_name, same_as_next
+
+RECEIPT = (
+    "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary,"
+    " counts string"
+)
+_RECEIPT = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("raw_bytes", pa.int64()),
+        ("crc", pa.int64()),
+        ("stats", pa.string()),
+        ("partition", pa.string()),
+        ("staged", pa.binary()),
+        ("error", pa.binary()),
+        ("counts", pa.string()),
+    ]
+)
+
+
+def receipt(
+    file: DataFile | None = None,
+    *,
+    staged: Staged | None = None,
+    error: StrandlineError | None = None,
+    counts: str | None = None,
+) -> pa.RecordBatch:
+    row: dict[str, Any] = {name: pickle.dumps(it) for name, it in (("staged", staged), ("error", error)) if it}
+    row["counts"] = counts
+    if file is not None:
+        row |= {
+            "path": file.path,
+            "size": file.size,
+            "raw_bytes": file.raw_bytes,
+            "crc": file.crc,
+            "stats": file.stats_text,
+            "partition": file.partition.get(VNODE),
+        }
+    return pa.RecordBatch.from_pylist([row], schema=_RECEIPT)
+
+
+def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError | None]:
+    """The files that lanes wrote, and the first failure among the receipts (dicts or Spark rows)."""
+    files, failure = [], None
+    for row in receipts:
+        if row["error"] is not None:
+            failure = failure or pickle.loads(row["error"])
+        elif row["path"] is not None:
+            partition = {} if row["partition"] is None else {VNODE: row["partition"]}
+            files.append(DataFile(row["path"], row["size"], partition, 0, row["stats"], row["raw_bytes"], row["crc"]))
+    return files, failure
+
+
+def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged], StrandlineError | None]:
+    """The same of lanes that staged their files, with what publishes them."""
+    rows = list(receipts)
+    files, failure = files_of(rows)
+    return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
+
+
+def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from lane
+    except StrandlineError as error:
+        yield receipt(error=error)
+    except OSError as error:
+        yield receipt(error=Unavailable(f"a task could not read or write: {error}"))
+    except Exception as error:
+        yield receipt(error=Internal(f"a task failed: {type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True)
+class LogLane:
+    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unordered, equal keys.
+
+    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins. Without `op`, each row
+    says its own in `_op`."""
+
+    storage: Storage
+    folder: str
+    definition: TableDef
+    op: str | None
+    is_ordered: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _guarded(self._write(batches))
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        definition = self.definition
+        files = writer.write_files(
+            self.storage,
+            self.folder,
+            lambda: new_file_name(definition.schema_id),
+            self._changes(batches),
+            definition.log_schema(definition.schema_id),
+        )
+        for file in files:
+            yield receipt(file)
+
+    def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = self.definition.log_schema(self.definition.schema_id)
+        place = zlib.crc32(uuid4().bytes)
+        held: pa.Table | None = None
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            if not rows.num_rows:
+                continue
+            self._check(rows)
+            if self.op is not None:
+                self._refuse(first_unsound(rows), rows)
+                rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
+            if not self.definition.is_keyed:
+                rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
+            rows = conform(rows, columns)
+            check_json(rows, 0)
+            if self.op is not None:
+                self._refuse(first_unreadable(rows), rows)
+            if not self.definition.is_keyed:
+                yield from rows.to_batches()
+                continue
+            if held is not None:
+                rows = pa.concat_tables([held, rows])
+            rows = self._one_a_key(rows)
+            # The last row waits: the next batch may begin with the same key.
+            held = _copied(rows.slice(rows.num_rows - 1))
+            yield from rows.slice(0, rows.num_rows - 1).to_batches()
+        if held is not None:
+            yield from held.to_batches()
+
+    def _check(self, rows: pa.Table) -> None:
+        required = (
+            self.definition.key if self.op != UPSERT else [f.name for f in self.definition.schema if not f.nullable]
+        )
+        for name in required:
+            if rows.column(name).null_count:
+                row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
+                self._refuse(Fault(row, name, name, "a value is required, found null"), rows)
+
+    def _refuse(self, fault: Fault | None, rows: pa.Table) -> None:
+        """A row of a DataFrame has no number; its key says which it is."""
+        if fault is not None:
+            key = {name: shown(rows.column(name)[fault.row]) for name in self.definition.key}
+            where = f" in the row {key}" if key else ""
+            raise Invalid(f"column {fault.path!r}: {fault.why}{where}", column=fault.column)
+
+    def _one_a_key(self, rows: pa.Table) -> pa.Table:
+        same = same_as_next(rows, [HASH, *self.definition.key])
+        if not pc.any(same, min_count=0).as_py():
+            return rows
+        version = [self.definition.version] if self.definition.version and self.op == UPSERT else []
+        # Versions decide between rows of one key, unless they are equal.
+        tied = same_as_next(rows, [HASH, *self.definition.key, *version])
+        if not self.is_ordered and pc.any(tied, min_count=0).as_py():
+            row = rows.filter(tied).slice(0, 1).to_pylist()[0]
+            raise Invalid(
+                f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
+                hint="Say which row wins: upsert(df, order_by='column'), the highest last.",
+                column=self.definition.key[0],
+            )
+        return rows.filter(pc.invert(same))
+
+
+@dataclass(frozen=True)
+class BaselineLane:
+    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode, and count each by its
+    `_fate`: those that go or are lost are counted alone."""
+
+    storage: Storage
+    folder: str
+    definition: TableDef
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _guarded(self._write(batches))
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = self.definition.baseline_schema(self.definition.schema_id)
+        counts: Counter[tuple[int, int]] = Counter()
+        runs = _VnodeRuns(_counted(batches, counts))
+        for vnode in runs:
+            exact = (
+                piece
+                for batch in runs.rows()
+                for piece in conform(pa.Table.from_batches([batch]), columns).to_batches()
+            )
+            for file in writer.write_files(
+                self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
+            ):
+                yield receipt(replace(file, partition={VNODE: str(vnode)}))
+        yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
+
+
+def _counted(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    """The rows that are written, while all are counted by vnode and fate."""
+    for batch in batches:
+        fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
+        vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
+        for code, count in zip(*np.unique(vnodes * 4 + fates, return_counts=True), strict=True):
+            counts[divmod(int(code), 4)] += int(count)
+        is_written = (fates == KEPT) | (fates == CAME)
+        yield batch if is_written.all() else batch.filter(pa.array(is_written))
+
+
+def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
+    """How many rows a fold had of each (vnode, fate)."""
+    found: Counter[tuple[int, int]] = Counter()
+    for row in receipts:
+        for vnode, fate, count in json.loads(row["counts"] or "[]"):
+            found[vnode, fate] += count
+    return found
+
+
+@dataclass(frozen=True)
+class ExportLane:
+    """Stage rows that arrive clustered as files of an export; whoever publishes them decides when they are seen."""
+
+    storage: Storage
+    id: str
+    schema: pa.Schema
+    cluster_by: Sequence[str]
+
+    def new_name(self) -> str:
+        return f"{self.id}-{uuid4().hex}.parquet"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.write(
+            piece for batch in batches for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
+        )
+
+    def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The receipts for rows that have the columns of `schema` already."""
+        return _guarded(receipt(file, staged=staged) for file, staged in self.stage(exact))
+
+    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, Staged]]:
+        """The files themselves, and failures as they are: for the driver."""
+        return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
+
+
+class _VnodeRuns:
+    """A stream of batches sorted by `_vnode`, cut where it changes, without holding more than one batch."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        while (batch := self._next()) is not None:
+            self._rest = batch
+            yield batch.column(VNODE)[0].as_py()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """The rows of the vnode that the iteration stands at."""
+        batch = self._next()
+        assert batch is not None
+        vnode = batch.column(VNODE)[0]
+        while batch is not None:
+            end = pc.index(pc.not_equal(batch.column(VNODE), vnode), pa.scalar(True)).as_py()
+            if end >= 0:
+                self._rest = batch.slice(end)
+                if end:
+                    yield batch.slice(0, end)
+                return
+            yield batch
+            batch = self._next()
+
+    def _next(self) -> pa.RecordBatch | None:
+        batch, self._rest = self._rest, None
+        while batch is None or not batch.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return None
+        return batch
+
+
+@dataclass(frozen=True)
+class ReadLane:
+    """Read Parquet files through the storage, for stores that Spark has no client for.
+
+    Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
+    schema, and the number under the name `number_as`. Of `files`, by path, each is compared with its digest first."""
+
+    storage: Storage
+    schemas: tuple[pa.Schema, ...]
+    columns: tuple[str, ...]
+    number_as: str | None
+    files: Mapping[str, DataFile] = field(default_factory=dict)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wanted = storage_schema(self._wanted())
+        for part, number in self._parts(batches, is_coded=False):
+            table = conform(pa.Table.from_batches([part]), wanted)
+            if self.number_as:
+                table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
+            shaped = table.combine_chunks().to_batches()
+            yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+    def coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same, but texts that have a dictionary in their file stay in it, and types are those of the file."""
+        wanted = self._wanted()
+        for part, number in self._parts(batches, is_coded=True):
+            missing = [field for field in wanted if field.name not in part.schema.names]
+            columns = [*part.columns, *(pa.nulls(part.num_rows, storage_type(field.type)) for field in missing)]
+            names = [*part.schema.names, *(field.name for field in missing)]
+            if self.number_as:
+                columns.append(pa.array([number] * part.num_rows, pa.int64()))
+                names.append(self.number_as)
+            yield pa.record_batch(columns, names)
+
+    def _wanted(self) -> pa.Schema:
+        return pa.schema([self.schemas[-1].field(name) for name in self.columns])
+
+    def _parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
+                if row["path"] in self.files:
+                    digest.check(self.storage, [(row["path"], self.files[row["path"]])])
+                try:
+                    with reader.open_file(self.storage, row["path"], is_coded=is_coded) as file:
+                        read = reader.coded_batches if is_coded else reader.batches
+                        for part in read(file, inside):
+                            yield part, row["number"]
+                except FileNotFoundError as error:
+                    raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
+
+
+@dataclass(frozen=True)
+class CheckLane:
+    """Compare files with what their commits say, before a job reads them. Input rows name a file (`path`); output rows
+    name the damaged ones."""
+
+    storage: Storage
+    files: Mapping[str, DataFile]
+    columns: Sequence[str] | None
+
+    OUTPUT = "path string, fault string, error binary"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([("path", pa.string()), ("fault", pa.string()), ("error", pa.binary())])
+        for path in (path for batch in batches for path in batch.column("path").to_pylist()):
+            row: dict[str, Any] = {"path": path}
+            try:
+                row["fault"] = digest.fault(self.storage, path, self.files[path], self.columns)
+            except StrandlineError as error:
+                row["error"] = pickle.dumps(error)
+            if row.get("fault") or "error" in row:
+                yield pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def _copied(rows: pa.Table) -> pa.Table:
+    """`rows` without the buffers of the batch they were cut from: a slice would pin all of it."""
+    return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()

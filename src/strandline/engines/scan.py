@@ -1,0 +1,176 @@
+"""How DuckDB and Spark spell a table's types, names and files: the SQL of one scan over files of several schemas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+from strandline.model.types import is_json
+
+_RUNS = 64
+_DUCK = {
+    pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT", pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
+    pa.binary(): "BLOB", pa.date32(): "DATE", pa.timestamp("us"): "TIMESTAMP",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
+}  # fmt: skip
+_SPARK = {
+    pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int",
+    pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.string(): "string",
+    pa.binary(): "binary", pa.date32(): "date", pa.timestamp("us"): "timestamp_ntz",
+    # Not "timestamp": a setting of the session says what that is.
+    pa.timestamp("us", tz="UTC"): "timestamp_ltz",
+}  # fmt: skip
+_DTYPES = {**_SPARK, pa.timestamp("us", tz="UTC"): "timestamp"}
+
+
+def duck_type(kind: pa.DataType) -> str:
+    if is_json(kind):
+        return "VARCHAR"
+    if pt.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if pt.is_list(kind):
+        return f"{duck_type(kind.value_type)}[]"
+    if pt.is_struct(kind):
+        return f"STRUCT({', '.join(f'{quoted(f.name)} {duck_type(f.type)}' for f in kind)})"
+    if pt.is_map(kind):
+        return f"MAP({duck_type(kind.key_type)}, {duck_type(kind.item_type)})"
+    return _DUCK[kind]
+
+
+def spark_type(kind: pa.DataType) -> str:
+    return _spark_type(kind, lambda field: f"{backticked(field.name)}: {spark_type(field.type)}", ", ", _SPARK)
+
+
+def spark_dtype(kind: pa.DataType) -> str:
+    """The type as `DataFrame.dtypes` says it, without quotes."""
+    return _spark_type(kind, lambda field: f"{field.name}:{spark_dtype(field.type)}", ",", _DTYPES)
+
+
+def _spark_type(
+    kind: pa.DataType, name: Callable[[pa.Field], str], comma: str, plain: Mapping[pa.DataType, str]
+) -> str:
+    def inner(kind: pa.DataType) -> str:
+        return _spark_type(kind, name, comma, plain)
+
+    if is_json(kind):
+        return "string"
+    if pt.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pt.is_list(kind):
+        return f"array<{inner(kind.value_type)}>"
+    if pt.is_struct(kind):
+        return f"struct<{comma.join(map(name, kind))}>"
+    if pt.is_map(kind):
+        return f"map<{inner(kind.key_type)}{comma}{inner(kind.item_type)}>"
+    return plain[kind]
+
+
+def spark_schema(schema: pa.Schema) -> str:
+    return ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in schema)
+
+
+def backticked(name: str) -> str:
+    """A name in Spark's quotes."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quoted(name: str) -> str:
+    """A name in DuckDB's quotes."""
+    if not name or "\0" in name:
+        raise Invalid(
+            f"DuckDB cannot read a field with the name {name!r}, which an earlier version took",
+            hint="Its rows are in Parquet files of the table's folder, which pyarrow reads.",
+        )
+    return '"' + name.replace('"', '""') + '"'
+
+
+def listed(names: Iterable[str], prefix: str = "") -> str:
+    """Column names for a SELECT list or USING clause."""
+    return ", ".join(prefix + quoted(name) for name in names)
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@dataclass(frozen=True)
+class ScanFile:
+    """A file to read: where it is, the schema it was written under, and the number that its rows share and that
+    only the commit knows: the seq of a log file, the vnode of a baseline file."""
+
+    url: str
+    path: str
+    schema_id: int
+    number: int
+    size: int
+
+
+def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
+    """Files in groups of one schema, so that each group is one scan with known columns."""
+    groups: dict[int, list[ScanFile]] = defaultdict(list)
+    for file in files:
+        groups[file.schema_id].append(file)
+    return sorted(groups.items())
+
+
+def _number(numbers: Sequence[int]) -> str:
+    """SQL for the number of the file that a row is from.
+
+    Numbers mostly follow one another, and arithmetic is several times quicker than a look into a list."""
+    starts: list[tuple[int, int, int]] = []
+    for at, number in enumerate(numbers):
+        if starts:
+            first, base, step = starts[-1]
+            if number == base + step * (at - first):
+                continue
+            if at == first + 1 and number in (base, base + 1):
+                starts[-1] = (first, base, number - base)
+                continue
+        starts.append((at, number, 1))
+    if len(starts) > _RUNS:
+        return f"[{','.join(map(str, numbers))}][CAST(file_index AS BIGINT) + 1]"
+    exprs = [f"file_index + {base - first}" if step else str(base) for first, base, step in starts]
+    cases = "".join(f"WHEN file_index < {end} THEN {e} " for e, (end, _, _) in zip(exprs, starts[1:], strict=False))
+    return f"CASE {cases}ELSE {exprs[-1]} END" if cases else exprs[-1]
+
+
+def duck_scan(
+    files: Sequence[ScanFile],
+    schemas: Sequence[pa.Schema],
+    columns: Sequence[str],
+    *,
+    number_as: str | None = None,
+) -> str:
+    """SQL that reads `columns` of the newest of `schemas` from files written under any of them.
+
+    `schemas[i]` are the columns inside files of schema id i. Columns that a file lacks are null, narrower ones are
+    cast. `number_as` names a column for each file's number."""
+    wanted = [schemas[-1].field(name) for name in columns]
+    parts = []
+    for schema_id, group in by_schema(files):
+        inside = schemas[schema_id]
+        exprs = []
+        for field in wanted:
+            at = inside.get_field_index(field.name)
+            if at < 0:
+                exprs.append(f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}")
+            elif inside.field(at).type != field.type or is_json(field.type):
+                exprs.append(f"CAST({quoted(field.name)} AS {duck_type(field.type)}) AS {quoted(field.name)}")
+            else:
+                exprs.append(quoted(field.name))
+        if number_as:
+            exprs.append(f"CAST({_number([file.number for file in group])} AS BIGINT) AS {number_as}")
+        urls = ", ".join(literal(file.url) for file in group)
+        parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], hive_partitioning = false)")
+    if not parts:
+        empty = [f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}" for field in wanted]
+        if number_as:
+            empty.append(f"CAST(NULL AS BIGINT) AS {number_as}")
+        parts.append(f"SELECT {', '.join(empty)} WHERE false")
+    return " UNION ALL ".join(parts)

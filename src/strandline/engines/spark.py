@@ -1,0 +1,309 @@
+"""The one place that makes a Spark session.
+
+It starts lazily, about ten seconds after the first call that needs it, and never for work that the driver does
+itself. A caller's own session (classic or Connect) is used as it is. The package's code travels to the executors
+with the session, so it need not be installed there; pyarrow must be.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from strandline.engines.background import beside
+from strandline.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JAVA = 17
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Arrow batches bounded by bytes: unbounded ones of wide rows took over a gigabyte a worker.
+    _BATCH_BYTES: "16m",
+    # Above this many paths a read starts a listing job; the paths are known from the commit already.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.io.compression.codec": "zstd",
+    "spark.sql.shuffle.partitions": "8",
+}
+Lane = Callable[[Iterator[Any]], Iterator[Any]]
+Watch = Callable[[int, int], None]
+# What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
+_READ_BYTES = 16 << 20
+_REMOTE_TASKS = 8
+TASK_BYTES = 1 << 30
+_SMALL_TASK_BYTES = 64 << 20
+_MOST_TASKS = 1024
+# A job that shuffles once has that many stages; how many there will be Spark itself does not know at first.
+_STAGES = 3
+_SHARES = 1000
+_KILLED_S = 2.5
+_setting = threading.Lock()
+_starting = threading.Lock()
+
+
+def session(given: SparkSession | None = None) -> SparkSession:
+    """`given`, else the session that runs in this process, else a new one (`STRANDLINE_SPARK` names its master)."""
+    with _starting:
+        spark = given or _running() or _start()
+        _ship(spark)
+        return spark
+
+
+def _running() -> SparkSession | None:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
+def _start() -> SparkSession:
+    check_java()
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("strandline")
+    master = os.environ.get("STRANDLINE_SPARK", "local[*]")
+    if master.startswith("sc://"):
+        return builder.remote(master).getOrCreate()
+    builder = builder.master(master)
+    if master.startswith("local"):
+        # Workers run this interpreter, not whichever comes first on the path.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.memory", os.environ.get("STRANDLINE_SPARK_MEMORY", "4g"))
+        quiet = resources.files("strandline") / "log4j2.properties"
+        builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{quiet}")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    spark = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's own talks to the JVM in the middle of another talk; `running` ends the tasks in order.
+        signal.signal(signal.SIGINT, on_interrupt)
+    logging.getLogger().addFilter(_is_news)
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a message says more than that a call of the JVM was interrupted, which its caller hears anyway."""
+    return "while sending command" not in record.getMessage()
+
+
+def check_java() -> None:
+    """`Unavailable`, with the command to type, unless a Java that Spark runs on is there."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    hint = "Install it: apt-get install openjdk-17-jre-headless (Debian, Ubuntu) or brew install openjdk@17 (macOS)."
+    if not java or not os.path.exists(java):
+        raise Unavailable(f"Spark needs Java {JAVA} or newer, and no java was found", hint=hint)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    if found and int(found.group(1)) < JAVA:
+        raise Unavailable(f"Spark needs Java {JAVA} or newer; {java} is version {found.group(1)}", hint=hint)
+
+
+def is_running() -> bool:
+    """Whether this process has started a JVM."""
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
+
+
+def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
+    """The DataFrame of what `lane` makes of each partition's Arrow batches."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return lane(batches)
+
+    return frame.mapInArrow(run, schema)
+
+
+def collected(frame: DataFrame) -> list[Any]:
+    """The rows of a job of ours; `Unavailable` when Spark has no space left for what does not fit into memory."""
+    try:
+        rows: list[Any] = frame.collect()
+        return rows
+    except Exception as error:
+        said = re.search(rf"(/[^\s()]*)?[ (]*{os.strerror(errno.ENOSPC)}", str(error))
+        if said is None:
+            raise
+        path = said.group(1) or os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+        raise Unavailable(
+            f"Spark has no space left on the disk of {path}",
+            hint="Free some space there, or name another folder: SPARK_LOCAL_DIRS=/large/folder",
+            path=path,
+        ) from error
+
+
+@dataclass
+class Jobs:
+    """How many Spark jobs a block ran, known when it has ended; 0 where a remote session does not say."""
+
+    count: int = 0
+
+
+@contextmanager
+def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[Jobs]:
+    """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
+    the session; `watch` hears which share of the job is done; when the block fails, the job's tasks are ended."""
+    wanted = {
+        _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
+        "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
+    }
+    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)) as jobs:
+        yield jobs
+
+
+@contextmanager
+def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings for a while. Several threads may use one session: the first to come keeps what was, the last to go puts
+    it back."""
+    with _setting:
+        users, before = getattr(spark, "_strandline_set", (0, {}))
+        before = before or {name: spark.conf.get(name) for name in wanted}
+        spark._strandline_set = (users + 1, before)
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        with _setting:
+            users, before = spark._strandline_set
+            spark._strandline_set = (users - 1, before if users > 1 else {})
+            for name, value in before.items() if users == 1 else ():
+                spark.conf.set(name, value)
+
+
+class _Share:
+    """Turns what Spark knows of its stages, and learns of only as it goes, into a share that never falls."""
+
+    def __init__(self, watch: Watch | None) -> None:
+        self._watch = watch
+        self._told = 0
+
+    def hear(self, stages: Sequence[tuple[int, int]]) -> None:
+        """`stages` are pairs of tasks done and tasks in all."""
+        known = [done / whole for done, whole in stages if whole]
+        now = int(_SHARES * sum(known) / max(_STAGES, len(known)))
+        if self._watch is not None and now > self._told:
+            self._told = now
+            self._watch(now, _SHARES)
+
+
+@contextmanager
+def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+    tag = f"strandline-{uuid.uuid4().hex}"
+
+    def hear(stages: Any = None, **_: Any) -> None:
+        share.hear([(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()])
+
+    try:
+        spark.registerProgressHandler(hear)
+        spark.addTag(tag)
+        yield Jobs()
+    except BaseException:
+        spark.interruptTag(tag)
+        raise
+    finally:
+        spark.removeTag(tag)
+        spark.removeProgressHandler(hear)
+
+
+@contextmanager
+def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+    context, group = spark.sparkContext, f"strandline-{uuid.uuid4().hex}"
+    tracker = context.statusTracker()
+
+    def stages() -> list[Any]:
+        jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number))]
+        return [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number))]
+
+    def poll(is_over: Callable[[float], bool]) -> None:
+        while not is_over(0.5):
+            share.hear([(stage.numCompletedTasks, stage.numTasks) for stage in stages()])
+
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    before = {name: context.getLocalProperty(name) for name in names}
+    jobs = Jobs()
+    try:
+        context.setJobGroup(group, "strandline", interruptOnCancel=True)
+        with beside(poll):
+            yield jobs
+    except BaseException:
+        # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
+        with suppress(Exception):
+            context.cancelJobGroup(group)
+        # A worker that does not listen is killed after two seconds, when its task counts as ended already.
+        time.sleep(_KILLED_S)
+        raise
+    finally:
+        with suppress(Exception):
+            jobs.count = len(tracker.getJobIdsForGroup(group))
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once; a remote session does not say."""
+    return _REMOTE_TASKS if _is_connect(spark) else int(spark.sparkContext.defaultParallelism)
+
+
+def tasks_for(spark: SparkSession, raw_bytes: int) -> int:
+    """In how many tasks to write so many bytes: as many as run at once, or as the rows need; few rows need few, or they
+    end in many small files."""
+    at_once = min(parallelism(spark), raw_bytes // _SMALL_TASK_BYTES)
+    return max(1, min(_MOST_TASKS, max(at_once, raw_bytes // TASK_BYTES)))
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _ship(spark: SparkSession) -> None:
+    if not getattr(spark, "_strandline_shipped", False):
+        spark.addArtifacts(_package_file(), pyfile=True)
+        spark._strandline_shipped = True
+
+
+@cache
+def _package_file() -> str:
+    """This package as a zip file, which executors may fetch at any time until the process ends."""
+    folder = tempfile.mkdtemp(prefix="strandline-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "strandline.zip")
+    with open(path, "wb") as file:
+        file.write(_package())
+    return path
+
+
+def _package() -> bytes:
+    """This package's Python files as a zip."""
+    root = resources.files("strandline")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive, resources.as_file(root) as folder:
+        for path in sorted(folder.rglob("*.py")):
+            archive.write(path, os.path.join("strandline", path.relative_to(folder)))
+    return buffer.getvalue()

@@ -1,5 +1,0 @@
-"""Load files into a table, each once, however often it is asked for."""
-
-from strandline.ingest.job import FileReport, IngestReport, ingest
-
-__all__ = ["FileReport", "IngestReport", "ingest"]

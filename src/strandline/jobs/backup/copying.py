@@ -1,0 +1,128 @@
+"""How a plan is carried out: the one place that writes to the target.
+
+After a crash: data files came before the commit files that claim them; refused rows before the log, as ingest commits
+them; a baseline's commit after the log's commits that it folds and before those that trim the log behind it. The
+catalog comes last and changes as one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from strandline.crash import crash_point
+from strandline.jobs.backup.part import Commit, Part, Streamed, pointer_path
+from strandline.jobs.backup.plan import Plan, Step
+from strandline.jobs.backup.refusal import cleaned, corrupt
+from strandline.jobs.backup.run import Run
+from strandline.storage import digest
+from strandline.storage.commits import CommitLog
+from strandline.tables.catalog import COPYING, FOLDER
+
+_CHUNK_BYTES = 8 << 20
+
+
+def copy_table(run: Run, plan: Plan) -> None:
+    table = plan.entry.name
+
+    def stream(file: Streamed) -> None:
+        _stream(run, file, table)
+
+    def put(step: Step) -> None:
+        if isinstance(step, Commit):
+            _put(run, step.info.path, run.read(step.info.path), table)
+        else:
+            _point(run, step, table)
+
+    def put_all(steps: Sequence[Step]) -> None:
+        if not plan.is_visible:
+            # Nobody looks yet, so the order does not matter.
+            run.each(put, [step for step in steps if isinstance(step, Commit)])
+            steps = [step for step in steps if isinstance(step, Part)]
+        for step in steps:
+            put(step)
+
+    refused = plan.rejects.commits if plan.rejects else []
+    # The first commit claims no file. Files of refused rows without a log would count as damage.
+    put_all([commit for commit in refused if commit.version == 0])
+    run.each(stream, [file for part in plan.parts for file in part.data])
+    crash_point("backup.data_copied")
+    # A checkpoint counts for readers here when the pointer names it, for others at once: its data are there.
+    # The baseline's come before the log's: readers refuse a baseline that is ahead of its log.
+    for part in (plan.baseline, plan.log, *([plan.rejects] if plan.rejects else [])):
+        run.each(stream, part.checkpoints)
+    if plan.rejects:
+        put_all([*(commit for commit in refused if commit.version > 0), plan.rejects])
+    early, late = plan.in_order()
+    put_all(early)
+    crash_point("backup.log_copied")
+    put_all(late)
+    crash_point("backup.table_copied")
+
+
+def entries_to_copy(run: Run, upto: int) -> list[tuple[str, bytes]]:
+    """The catalog's entries that the target lacks, in order."""
+    there = {info.path for info in run.target.list(FOLDER)}
+    commits = CommitLog(run.source, FOLDER)
+    missing = [path for version in range(upto + 1) if (path := commits.path(version)) not in there]
+    return list(zip(missing, run.each(run.read, missing), strict=True))
+
+
+def copy_catalog(run: Run, entries: Sequence[tuple[str, bytes]]) -> None:
+    """The first entry that is missing comes last, so all of them appear at once; until then `COPYING` says that readers
+    are to stop before it.
+
+    One by one from the first on, a table that a later entry drops would show without its files."""
+    if len(entries) > 1:
+        run.target.put_new(COPYING, b"")
+    run.each(lambda entry: _put(run, *entry, FOLDER), entries[1:])
+    crash_point("backup.catalog_begun")
+    for entry in entries[:1]:
+        _put(run, *entry, FOLDER)
+    run.target.delete([COPYING])
+
+
+def _stream(run: Run, file: Streamed, what: str) -> None:
+    """Copy a file of any size; data that are not what their commit says are no copy. Data that are gone by now were of
+    a state older than the fixed one, unless live."""
+    path, size, crc = file.info.path, 0, 0
+    try:
+        if file.file is not None and file.file.crc is None and (fault := digest.fault(run.source, path, file.file)):
+            raise corrupt(run.source, path, what, f"is damaged: {fault}")
+        with run.source.input(path) as opened, run.target.output(path) as output:
+            while chunk := opened.read(_CHUNK_BYTES):
+                output.write(chunk)
+                size += len(chunk)
+                crc = zlib.crc32(chunk, crc)
+                run.advance(len(chunk), what)
+            if file.file is not None and size != file.info.size:
+                raise corrupt(run.source, path, what, f"has {size} bytes, not {file.info.size}")
+            if file.file is not None and file.file.crc not in (None, crc):
+                raise corrupt(run.source, path, what, f"is damaged: {digest.said(crc, file.file.crc)}")
+    except FileNotFoundError as error:
+        if run.source.exists(path):
+            raise
+        if not file.is_data:
+            raise cleaned(run.source, path) from error
+        if file.is_live:
+            raise corrupt(run.source, path, what, "is gone") from error
+        run.advance(file.info.size - size, what)
+    else:
+        run.copied(size)
+
+
+def _put(run: Run, path: str, data: bytes, what: str) -> None:
+    """Create a commit file; should it be there by now, it must be the same."""
+    if not run.target.put_new(path, data):
+        run.check_same(path, data)
+    run.copied(len(data))
+    run.advance(len(data), what)
+
+
+def _point(run: Run, part: Part, what: str) -> None:
+    """Write the pointer to the last checkpoint; the commits after that are there."""
+    if part.pointer is not None:
+        with run.target.output(pointer_path(part.folder)) as output:
+            output.write(part.pointer)
+        run.copied(len(part.pointer))
+        run.advance(len(part.pointer), what)

@@ -1,0 +1,189 @@
+"""One Delta table of a table (its log, its baseline or its refused rows): what of it the target lacks.
+
+Comparing writes nothing, and needs nothing but the files of both sides: after a crash it finds what is still lacking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from strandline.jobs.backup.refusal import cleaned, corrupt
+from strandline.jobs.backup.run import Run
+from strandline.storage.chain import Chain
+from strandline.storage.commits import Action, CommitFile
+from strandline.storage.open import FileInfo, Storage
+from strandline.storage.snapshot import DataFile, Snapshot, data_file
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A file to stream: data, as a commit describes it, or a checkpoint, which may be written anew at any time."""
+
+    info: FileInfo
+    is_live: bool
+    file: DataFile | None = None
+
+    @property
+    def is_data(self) -> bool:
+        return self.file is not None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit file. `upto` is the highest seq that the baseline rests on from this commit on."""
+
+    info: FileInfo
+    version: int
+    upto: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """What to copy of a Delta table up to a fixed version; `skipped` files the target has.
+
+    `is_gapless`: with these commits a reader of the target gets from where it is to `version` one by one."""
+
+    folder: str
+    version: int
+    data: Sequence[Streamed]
+    checkpoints: Sequence[Streamed]
+    commits: Sequence[Commit]
+    pointer: bytes | None
+    skipped: int
+    is_gapless: bool
+
+    @property
+    def bytes(self) -> int:
+        files: list[Streamed | Commit] = [*self.data, *self.checkpoints, *self.commits]
+        return sum(file.info.size for file in files) + len(self.pointer or b"")
+
+
+def compare(
+    run: Run,
+    table: str,
+    folder: str,
+    snapshot: Snapshot,
+    here: Mapping[str, FileInfo],
+    there: Mapping[str, FileInfo],
+) -> Part:
+    """Compare both sides, whose files are `here` and `there`. Every commit file that both have is read on both and
+    must be alike."""
+    chain = Chain(run.source, folder)
+    commits, checkpoints = _unbroken(*chain.files(), snapshot.version)
+    theirs, _ = Chain(run.target, folder).files()
+    # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
+    run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
+
+    def read(version: int) -> CommitFile:
+        path = commits[version].path
+        return chain.commits.check(version, run.read_same(path) if version in theirs else run.read(path))
+
+    needed = dict(snapshot.files)
+    missing = []
+    upto = 0
+    before: str | None = None
+    for (version, info), commit in zip(commits.items(), run.each(read, commits), strict=True):
+        chain.commits.check_follows(version, commit, commit.previous if before is None else before)
+        before = commit.digest
+        added = (data_file(action["add"]) for action in commit.actions if "add" in action)
+        needed |= {file.path: file for file in added}
+        upto = max(upto, *_folded(commit.actions))
+        if version not in theirs:
+            missing.append(Commit(info, version, upto))
+    if 0 not in commits:
+        # What the first checkpoint names was added by commits that are gone.
+        first = chain.checkpoints.read(min(checkpoints, default=-1))
+        if first is None:
+            raise cleaned(run.source, folder)
+        needed |= first.snapshot.files
+    for file in snapshot.files.values():
+        found = here.get(f"{folder}/{file.path}")
+        if found is None or found.size != file.size:
+            what = "is missing" if found is None else f"has {found.size} bytes; its commit says {file.size}"
+            raise corrupt(run.source, f"{folder}/{file.path}", table, what)
+
+    def lacking(infos: Iterable[FileInfo]) -> list[FileInfo]:
+        """Names are not used twice, so what has the same size is the same."""
+        return [info for info in infos if info.path not in there or there[info.path].size != info.size]
+
+    # A file of an older state may have been cleaned away; then that state can no longer be read in the source.
+    data = [here[path] for name in sorted(needed) if (path := f"{folder}/{name}") in here]
+    names = {info.path: info.path.removeprefix(f"{folder}/") for info in data}
+    streamed = [Streamed(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
+    sound = set(checkpoints) - _damaged(run, chain, [v for v in sorted(checkpoints) if lacking([checkpoints[v]])])
+    checkpoints = {version: info for version, info in checkpoints.items() if version in sound}
+    digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
+    known = [*checkpoints.values(), *digests]
+    new_checkpoints = [Streamed(info, False) for info in lacking(known)]
+    pointer = _pointer(run.source, folder, checkpoints)
+    pointed = _pointed(_read_pointer(run.target, folder))
+    return Part(
+        folder,
+        snapshot.version,
+        streamed,
+        new_checkpoints,
+        missing,
+        pointer if pointed < _pointed(pointer) else None,
+        len(data) + len(known) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
+        is_gapless=all(version in commits or version in theirs for version in range(pointed + 1, snapshot.version + 1)),
+    )
+
+
+def _folded(actions: Iterable[Action]) -> list[int]:
+    """The seqs up to which a commit says that it folds, at least 0."""
+    return [0, *(a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/"))]
+
+
+def _unbroken(
+    commits: Mapping[int, FileInfo], checkpoints: Mapping[int, FileInfo], version: int
+) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
+    """The commits that lead to `version` without a gap, in order, and the checkpoints from which they lead there.
+
+    What lies before a gap leads nowhere: leftovers of cleaning, or, in a copy, what it had before it jumped."""
+    first = version + 1
+    while first - 1 in commits:
+        first -= 1
+    return (
+        {at: commits[at] for at in range(first, version + 1)},
+        {at: info for at, info in checkpoints.items() if first - 1 <= at <= version},
+    )
+
+
+def _damaged(run: Run, chain: Chain, versions: Sequence[int]) -> set[int]:
+    """The checkpoints among these that are damaged: none of them is passed on. `Corrupt` when commits or an older
+    checkpoint do not tell what one of them said."""
+    found = dict(zip(versions, run.each(chain.try_checkpoint, versions), strict=True))
+    for version, (_, damage) in found.items():
+        if damage is not None and not chain.leads_to(version):
+            raise damage
+    return {version for version, (_, damage) in found.items() if damage is not None}
+
+
+def pointer_path(folder: str) -> str:
+    return f"{folder}/_delta_log/_last_checkpoint"
+
+
+def _pointer(source: Storage, folder: str, checkpoints: Mapping[int, FileInfo]) -> bytes:
+    """The source's pointer to a checkpoint; one to the last that is copied, if it points behind the fixed state."""
+    if not checkpoints:
+        return b""
+    data = _read_pointer(source, folder)
+    if _pointed(data) in checkpoints:
+        return data
+    return Chain(source, folder).checkpoints.pointer(max(checkpoints))
+
+
+def _read_pointer(storage: Storage, folder: str) -> bytes:
+    try:
+        return storage.read(pointer_path(folder))
+    except FileNotFoundError:
+        return b""
+
+
+def _pointed(pointer: bytes) -> int:
+    try:
+        return int(json.loads(pointer)["version"])
+    except (ValueError, KeyError, TypeError):
+        return -1

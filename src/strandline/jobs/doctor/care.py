@@ -1,0 +1,71 @@
+"""How a lake is looked after: what waits to be folded, what could be deleted, who holds what, in the words of the
+commands that would do something about it."""
+
+from __future__ import annotations
+
+from strandline.engines.duck import Duck
+from strandline.jobs.doctor.finding import Finding
+from strandline.jobs.doctor.tables import TableExam
+from strandline.jobs.leftovers import Leftover, leftovers
+from strandline.model import duration
+from strandline.model.settings import Care
+from strandline.storage.open import Storage
+from strandline.table import Table
+
+
+def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
+    """Notes about a sound table."""
+    storage, entry = exam.log.storage, exam.entry
+    table = Table(entry, storage, duck)
+    where = storage.url(entry.folder)
+    found = []
+    for part in exam.parts:
+        strangers = part.strangers()
+        if strangers:
+            what = f"{counted(len(strangers))} that Strandline did not make, such as {strangers[0]}"
+            found.append(Finding("note", entry.name, what, storage.url(part.folder)))
+    plan = table.plan_compaction()
+    if plan.due:
+        first = plan.due[0]
+        due = f"{len(plan.due)} of {table.definition.vnodes} vnodes"
+        what = f"{due} are due to be folded; vnode {first.vnode}: {first.why}"
+        found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
+    vacuum = table.vacuum(dry_run=True)
+    if vacuum.waiting_files:
+        wait = "waits" if vacuum.waiting_files == 1 else "wait"
+        what = f"{counted(vacuum.waiting_files)} {wait} for the grace time, {vacuum.waiting_bytes:,} bytes"
+        found.append(Finding("note", entry.name, what, where))
+    if vacuum.deleted_files:
+        what = f"{counted(vacuum.deleted_files)} that nothing needs, {vacuum.deleted_bytes:,} bytes"
+        found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
+    now_s = storage.now_s()
+    for pin in table.pins.live(now_s):
+        left = duration.shown(round(pin.expires_s - now_s))
+        what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {left} more"
+        if pin.seq is not None:
+            found.append(Finding("note", entry.name, what, where))
+    return found
+
+
+def lake_health(storage: Storage) -> list[Finding]:
+    """What lies outside the lake's tables: a table that the catalog lost is wrong, the rest are notes."""
+    return [
+        Finding(
+            "wrong" if found.is_lost else "note",
+            found.table,
+            _what(found),
+            storage.url(found.where) if found.where else storage.uri,
+            command="vacuum" if found.is_deletable else None,
+        )
+        for found in leftovers(storage, now_s=storage.now_s(), grace_s=Care().grace)
+    ]
+
+
+def _what(found: Leftover) -> str:
+    if found.is_deletable:
+        return f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
+    return f"a folder of {counted(len(found.infos))} {found.what}. {found.advice}"
+
+
+def counted(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"

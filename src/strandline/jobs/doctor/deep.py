@@ -1,0 +1,113 @@
+"""Examine the rows themselves: hashes, order, one change a key in a commit, one row a key in the baseline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.engines.duck import Duck
+from strandline.engines.scan import listed, literal
+from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.model.definition import TableDef
+from strandline.model.keys import hash_keys, shift_for
+from strandline.model.soundness import first_unreadable, first_unsound
+from strandline.storage import digest
+from strandline.storage.parquet import reader
+from strandline.storage.snapshot import DataFile
+from strandline.tables.log import same_as_next
+
+
+def examine_rows(
+    log: DeltaExam, baseline: DeltaExam, definition: TableDef, duck: Duck, advance: Callable[[int], None]
+) -> None:
+    """Read every live file of a table and add what is wrong to its parts' findings."""
+    identity = definition.key or (ROW,)
+    for part, partition, order, check in (
+        (log, SEQ, (*((HASH,) if definition.is_keyed else ()), *identity), _log_fault),
+        (baseline, VNODE, definition.key or (SEQ, ROW), _baseline_fault),
+    ):
+        groups: dict[str, list[DataFile]] = defaultdict(list)
+        for file in part.snapshot.files.values() if part.snapshot else ():
+            if f"{part.folder}/{file.path}" in part.listing:
+                groups[str(file.partition.get(partition))].append(file)
+        for number, files in groups.items():
+            is_whole = True
+            for file in files:
+                fault = _fault(part, file, partial(check, definition=definition, number=number), order)
+                advance(1)
+                if fault:
+                    is_whole = False
+                if fault and not part.has_finding(file.path):
+                    part.add(fault, file.path)
+            if len(files) > 1 and is_whole and definition.is_keyed:
+                _check_across(part, files, definition.key, f"{partition[1:]} {number}", duck)
+
+
+def _fault(
+    part: DeltaExam, file: DataFile, check: Callable[[pa.Table], str | None], order: Sequence[str]
+) -> str | None:
+    """The first thing that is wrong with a file's rows."""
+    last: pa.Table | None = None
+    row = 0
+    if damage := digest.fault(part.storage, f"{part.folder}/{file.path}", file):
+        return f"the rows are not readable: {damage}"
+    try:
+        with reader.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
+            for batch in reader.batches(opened):
+                rows = pa.Table.from_batches([batch])
+                unread = first_unsound(rows) or first_unreadable(rows)
+                if unread:
+                    where = f"row {row + unread.row}, column {unread.path!r}"
+                    return f"{where}: {unread.why}; not every engine reads the file"
+                fault = check(rows)
+                if fault:
+                    return f"after row {row}: {fault}"
+                keys = rows.select(order)
+                joined = keys if last is None else pa.concat_tables([last, keys])
+                if not _is_rising(joined):
+                    return f"after row {row}: the rows are not in the order of {', '.join(order)}, each once"
+                last = keys.slice(keys.num_rows - 1)
+                row += rows.num_rows
+    except (OSError, ValueError) as error:
+        return f"the rows are not readable: {str(error).splitlines()[0]}"
+    return None
+
+
+def _is_rising(keys: pa.Table) -> bool:
+    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+    is_sorted = order.equals(pa.array(range(keys.num_rows), order.type))
+    return is_sorted and not pc.any(same_as_next(keys, keys.column_names), min_count=0).as_py()
+
+
+def _log_fault(rows: pa.Table, definition: TableDef, number: str) -> str | None:
+    if not pc.all(pc.is_in(rows.column(OP), pa.array([UPSERT, DELETE])), min_count=0).as_py():
+        return f"a change is neither {UPSERT} nor {DELETE}"
+    if definition.is_keyed and not hash_keys([rows.column(name) for name in definition.key]).equals(
+        rows.column(HASH).combine_chunks()
+    ):
+        return "a hash is not that of its key"
+    return None
+
+
+def _baseline_fault(rows: pa.Table, definition: TableDef, number: str) -> str | None:
+    if not definition.is_keyed:
+        return None
+    hashes = hash_keys([rows.column(name) for name in definition.key])
+    vnodes = pc.shift_right(hashes, pa.scalar(shift_for(definition.vnodes), pa.int64()))
+    if not pc.all(pc.equal(vnodes, int(number)), min_count=0).as_py():
+        return f"a row is not of vnode {number}"
+    return None
+
+
+def _check_across(part: DeltaExam, files: Sequence[DataFile], key: Sequence[str], which: str, duck: Duck) -> None:
+    """No key is in two files of one commit or vnode."""
+    urls = ", ".join(literal(part.storage.url(f"{part.folder}/{file.path}")) for file in files)
+    scan = f"SELECT {listed(key)} FROM read_parquet([{urls}], hive_partitioning = false, union_by_name = true)"
+    found = duck.table(f"{scan} GROUP BY ALL HAVING count(*) > 1 LIMIT 1").to_pylist()
+    if found:
+        part.add(f"{which} holds the key {found[0]} in two files")

@@ -1,0 +1,66 @@
+"""Put right what was found.
+
+After a crash: a table without its bad checkpoints is read from a good one, or from its first commit. All commit files
+from there on exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.jobs.doctor.finding import Finding
+from strandline.storage.chain import Chain
+from strandline.storage.checkpoints import differing
+from strandline.storage.delta import DeltaLog
+from strandline.storage.open import Storage
+from strandline.storage.snapshot import Snapshot
+
+
+def repaired(storage: Storage, finding: Finding) -> Finding:
+    """The finding, marked if it could be repaired."""
+    if finding.repair == "checkpoint":
+        return replace(finding, is_repaired=_replace_checkpoints(storage, finding.paths[0]))
+    return finding
+
+
+def _replace_checkpoints(storage: Storage, folder: str) -> bool:
+    """Replace the bad checkpoints of a Delta table by one made from its commit files, all of which must be there; but
+    for those that the checkpoint stands for from which they lead on.
+
+    A vacuum may run meanwhile: a checkpoint that is good, or that says that it stands alone, stays."""
+    before = _exam(storage, folder)
+    if not before.commits or not before.is_complete:
+        return False
+    delta = DeltaLog(storage, folder)
+    checkpoints = delta.chain.checkpoints
+    state = before.base
+    for version in before.checkpoints:
+        state = delta.chain.extend(state, version)
+        if _is_bad(delta.chain, version, state) and not checkpoints.says_alone(version):
+            storage.delete([checkpoints.path(version), checkpoints.digest_path(version)])
+    pointer = f"{checkpoints.folder}/_last_checkpoint"
+    if checkpoints.pointed() not in delta.chain.files()[1]:
+        # It would keep a checkpoint from being written.
+        storage.delete([pointer])
+    if delta.refresh().version not in delta.chain.files()[1]:
+        delta.checkpoint()
+    kept = delta.chain.files()[1]
+    if kept and checkpoints.pointed() not in kept:
+        with storage.output(pointer) as stream:
+            stream.write(checkpoints.pointer(max(kept)))
+    after = _exam(storage, folder)
+    after.check_checkpoints()
+    return after.snapshot is not None and not after.findings
+
+
+def _is_bad(chain: Chain, version: int, state: Snapshot) -> bool:
+    """Whether a checkpoint is damaged, lacks its digest file, or says other than `state`, what the commits say."""
+    found, damage = chain.try_checkpoint(version)
+    if found is None:
+        return damage is not None
+    return not found.is_verified or (state.version == version and differing(found.snapshot, state) != "")
+
+
+def _exam(storage: Storage, folder: str) -> DeltaExam:
+    return DeltaExam(storage, folder, folder, {info.path: info for info in storage.list(folder)})

@@ -1,0 +1,296 @@
+"""What is exported: a table at a seq, or the changes between two, each in DuckDB's words and in Spark's.
+
+Changes that a filter does not let through still count (see `shape`): a row that no longer matches has to go from a copy
+that the exported changes keep, so it leaves as a delete.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from strandline.consumers.damage import damaged_files
+from strandline.engines.duck import translated
+from strandline.engines.lanes import ReadLane
+from strandline.engines.scan import ScanFile, listed
+from strandline.errors import Corrupt, Invalid
+from strandline.model import types as schemas
+from strandline.model.change import HASH, OP, ROW, SEQ
+from strandline.model.condition import Predicate
+from strandline.model.where import parse
+from strandline.sinks.contract import WITHHELD
+from strandline.sinks.outgoing import Shape
+from strandline.storage.parquet import reader, writer
+from strandline.storage.snapshot import DataFile
+from strandline.tables.fold import changes_sql
+from strandline.tables.log import LogState
+from strandline.tables.merge import Merge, needed_columns
+from strandline.tables.pins import new_pin
+from strandline.tables.spark_merge import log_scan, spark_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from strandline.table import At, Table
+
+
+_COUNTED_ROWS = 20_000_000
+_PROBED_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Files to read, for a `ReadLane`."""
+
+    files: Sequence[ScanFile]
+    lane: ReadLane
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the lane compares each file with its digest."""
+        return bool(self.lane.files)
+
+
+class Source(ABC):
+    """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
+    first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts."""
+
+    schema: pa.Schema
+    needed: pa.Schema
+    order: Sequence[str]
+    after: int | None = None
+    seq: int
+
+    def __init__(
+        self,
+        table: Table,
+        log: LogState,
+        columns: Sequence[str] | None,
+        where: str | None,
+    ) -> None:
+        definition = log.definition
+        self.table = table
+        self.definition = definition
+        self.names = schemas.names_of(definition.schema, columns)
+        self.where = where
+        self.predicate: Predicate | None = None if where is None else parse(where, definition.schema)
+        self.lane_by = definition.clustering(definition.schema.names)
+        self.cluster_by = definition.clustering(self.names)
+
+    def _weigh(self, by_path: Mapping[str, DataFile]) -> None:
+        self.files, files = by_path, by_path.values()
+        self.rows = sum(file.rows for file in files)
+        self.raw_bytes = sum(file.raw_bytes for file in files)
+        self._row_bytes = self.raw_bytes // max(1, self.rows)
+        self._batch_rows = writer.batch_rows(files)
+
+    @abstractmethod
+    def kept(self) -> AbstractContextManager[None]:
+        """Keeps what is read from being cleaned away, however long the block takes."""
+
+    @abstractmethod
+    def batches(self) -> AbstractContextManager[Iterator[pa.RecordBatch]]: ...
+
+    @abstractmethod
+    def frame(self, spark: SparkSession) -> DataFrame: ...
+
+    def scan(self) -> Scan | None:
+        """The files of which every row leaves as it is; None when there is something to merge or to filter."""
+        return None
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "table": self.table.name,
+            "generation": self.table.entry.generation,
+            "after": self.after,
+            "seq": self.seq,
+            "columns": self.names,
+            "where": self.where,
+        }
+
+    def look_closer(self) -> None:
+        """Count what the filter lets through, and weigh the columns that are asked for, by a look into the files: what
+        is known of them is of whole rows. It costs less than starting Spark for a few."""
+        if self.where is not None and self.rows <= _COUNTED_ROWS:
+            self.rows = self._count()
+        if self.files and len(self.needed) < len(self.definition.schema):
+            with reader.open_file(self.table.log.storage, next(iter(self.files))) as file:
+                inside = [name for name in self.needed.names if name in file.schema_arrow.names]
+                first = next(file.iter_batches(_PROBED_ROWS, columns=inside), None)
+            self._row_bytes = min(self._row_bytes, first.nbytes // first.num_rows) if first else self._row_bytes
+        self.raw_bytes = self.rows * self._row_bytes
+
+    def _count(self) -> int:
+        return self.rows
+
+    def check(self, spark: SparkSession | None) -> None:
+        """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
+        columns = None if self._reads_all() else self._columns()
+        self.table.verify(self._looked_into(), columns, spark=spark, is_folded=True)
+
+    def _reads_all(self) -> bool:
+        return set(self._columns()) >= set(self.definition.schema.names)
+
+    def _whole_files(self) -> Mapping[str, DataFile]:
+        """The files to compare with their digests as they are read; none when some of their columns are not."""
+        return self.files if self._reads_all() else {}
+
+    @abstractmethod
+    def _columns(self) -> Sequence[str]:
+        """The columns that are read."""
+
+    def _looked_into(self) -> Mapping[str, DataFile]:
+        """The files that decide what leaves: those whose rows do, and those that say which rows count."""
+        return self.files
+
+    def blame(self, error: Exception) -> None:
+        """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
+        storage = self.table.log.storage
+        for path, fault in damaged_files(storage, self.files, error):
+            raise Corrupt(
+                f"{storage.url(path)} cannot be read: {fault}",
+                hint="See what is affected: strandline doctor --deep",
+                path=path,
+            ) from error
+
+    def _batches(self, relation: Any, order: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        ordered = relation.order(listed(order)) if order else relation
+        try:
+            for batch in ordered.to_arrow_reader(self._batch_rows):
+                yield from schemas.conform(pa.Table.from_batches([batch]), schema).to_batches()
+        except duckdb.Error as error:
+            self.blame(error)
+            raise translated(error, self.table.log.storage.uri) from error
+        except RuntimeError as error:
+            if "interrupted" not in str(error):
+                raise
+            # What DuckDB makes of Ctrl-C.
+            raise KeyboardInterrupt from error
+
+
+class WholeTable(Source):
+    """The rows of a table at a seq."""
+
+    def __init__(self, table: Table, merge: Merge, columns: Sequence[str] | None, where: str | None) -> None:
+        super().__init__(table, merge.log, columns, where)
+        files = merge.candidates(self.predicate)
+        folders = (merge.baseline.folder, files.baseline), (merge.log.folder, [file for _, file in files.log])
+        self._weigh({f"{folder}/{file.path}": file for folder, some in folders for file in some})
+        self._merge = merge
+        self.seq = merge.seq
+        self.schema = pa.schema([self.definition.schema.field(name) for name in self.names])
+        self.order = list(dict.fromkeys([*self.lane_by, *self.definition.key])) if self.lane_by else []
+        self._needed = list(dict.fromkeys([*self.names, *self.order]))
+        self.needed = pa.schema([self.definition.schema.field(name) for name in self._needed])
+
+    def kept(self) -> AbstractContextManager[None]:
+        merge = self._merge
+        pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
+        return self.table.pins.held(pin)
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        with self.table.reading(self._merge, self._needed, self.predicate) as relation:
+            yield self._batches(relation, self.order, self.schema)
+
+    def _count(self) -> int:
+        with self.table.reading(self._merge, self._needed[:1], self.predicate) as relation:
+            return int(relation.aggregate("count(*)").fetchall()[0][0])
+
+    def _columns(self) -> Sequence[str]:
+        return [*needed_columns(self.definition, self._needed, self._merge.filter(self.predicate)), HASH, OP, SEQ, ROW]
+
+    def _looked_into(self) -> Mapping[str, DataFile]:
+        return {**self.files, **self._merge.deciding()}
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        fold = self.table.fold_frame(spark, self._merge)
+        return spark_frame(spark, self._merge, fold, self._needed, self.predicate)
+
+    def scan(self) -> Scan | None:
+        merge = self._merge
+        if merge.log_files() or merge.filter(self.predicate) is not None:
+            return None
+        lane = ReadLane(
+            merge.log.storage, tuple(merge.baseline_schemas), tuple(self._needed), None, self._whole_files()
+        )
+        return Scan(merge.baseline.scans(merge.base_files()), lane)
+
+
+class ChangeRange(Source):
+    """The changes of a table in `(after, seq]`."""
+
+    def __init__(
+        self, table: Table, changes: tuple[int, int | None], columns: Sequence[str] | None, where: str | None
+    ) -> None:
+        if not isinstance(changes, tuple | list) or len(changes) != 2:
+            raise Invalid(f"changes is {changes!r}; expected a pair of seqs, (after, upto)", table=table.name)
+        log, after, upto = table.change_range(*changes)
+        if changes[1] is not None and changes[1] > upto:
+            raise Invalid(
+                f"table {table.name!r} has seqs 0 to {upto}, not {changes[1]}", table=table.name, seq=changes[1]
+            )
+        self._log = log
+        self._files = log.files(after, upto)
+        super().__init__(table, log, columns, where)
+        self._weigh({f"{log.folder}/{file.path}": file for _, file in self._files})
+        self.after = after
+        self.seq = upto
+        key, version = self.definition.key, self.definition.version
+        self.names = list(dict.fromkeys([*key, *self.names, *([version] if version else [])]))
+        self.cluster_by = self.definition.clustering(self.names)
+        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
+        fields = [self.definition.schema.field(name) for name in self.names]
+        self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
+        self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
+        self._shape = Shape.of(self.definition, where=where, columns=list(dict.fromkeys([*self.names, *self.lane_by])))
+        more = [self.definition.schema.field(name).with_nullable(True) for name in self._shape.names]
+        self.needed = pa.schema([*hidden, *(field for field in more)])
+        self._read = [OP, *self._shape.needed]
+
+    def _columns(self) -> Sequence[str]:
+        return self._read
+
+    def kept(self) -> AbstractContextManager[None]:
+        return self.table.pins.held(new_pin("export", seq=self.after, log_version=self._log.head))
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        changes = changes_sql(self._log, self._files, self._read, None)
+        exprs = ", ".join([SEQ, *self._shape.duckdb()])
+        with self.table.duck.transaction() as cursor:
+            relation = cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
+            yield self._batches(relation, self.order, self.schema)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        changes = log_scan(spark, self._log, self._files, self._read)
+        return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
+
+    def scan(self) -> Scan | None:
+        if self.predicate is not None:
+            return None
+        lane = ReadLane(
+            self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ, self._whole_files()
+        )
+        return Scan(self._log.scans(self._files), lane)
+
+
+def new_source(
+    table: Table,
+    *,
+    at: At,
+    changes: tuple[int, int | None] | None,
+    columns: Sequence[str] | None,
+    where: str | None,
+) -> Source:
+    if changes is None:
+        return WholeTable(table, table.merge(at), columns, where)
+    if at is not None:
+        raise Invalid("at and changes exclude each other: changes say themselves up to which seq", table=table.name)
+    return ChangeRange(table, changes, columns, where)

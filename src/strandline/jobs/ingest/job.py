@@ -1,0 +1,255 @@
+"""One call of ingest: find the files, see to the table, plan, load, report.
+
+What one process loads at the same time as another is decided by their commits: the later one plans anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
+from strandline.jobs.ingest.infer import infer
+from strandline.jobs.ingest.load import Done, Loader, groups
+from strandline.jobs.ingest.memory import Memory
+from strandline.jobs.ingest.plan import Plan, plan
+from strandline.jobs.ingest.source import Kind, Source, find
+from strandline.model.definition import TableDef
+from strandline.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What became of one file: `action` is load, continue (what it has grown by) or skip. `unfinished_bytes` of a
+    last line without an end are left for later."""
+
+    file: str
+    action: str
+    why: str
+    bytes: int
+    rows: int
+    rejects: int
+    seq: int | None
+    unfinished_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """What a call of ingest did, or with `is_dry` would do."""
+
+    table: str
+    is_created: bool
+    is_dry: bool
+    files: tuple[FileReport, ...]
+    seqs: tuple[int, ...]
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def rejects(self) -> int:
+        return sum(file.rejects for file in self.files)
+
+    def count(self, *actions: str) -> int:
+        return sum(file.action in actions for file in self.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "files": [asdict(f) for f in self.files], "rows": self.rows, "rejects": self.rejects}
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """How to create the table when it is not there; without a key it is append-only."""
+
+    key: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    vnodes: int | None = None
+    version: str | None = None
+
+    def check(self, name: str, definition: TableDef) -> None:
+        """An existing table must be the one that was asked for."""
+        for word, asked, found in (
+            ("key", self.key, definition.key),
+            ("cluster_by", self.cluster_by or definition.cluster_by, definition.cluster_by),
+            ("vnodes", self.vnodes or definition.vnodes, definition.vnodes),
+            ("version", self.version or definition.version, definition.version),
+        ):
+            if asked != found:
+                shown = ", ".join(map(str, found)) if isinstance(found, tuple) else found
+                raise Invalid(
+                    f"table {name!r} exists with {word} {shown or 'none'}, not what is asked for",
+                    hint=f"Leave the {word} out to load into the table as it is, or choose another table name.",
+                    table=name,
+                )
+
+
+def ingest(
+    lake: Lake,
+    name: str,
+    files: Sequence[str],
+    *,
+    create: NewTable | None = None,
+    rejects: bool = False,
+    again: bool = False,
+    dry_run: bool = False,
+    kind: Kind | None = None,
+    delimiter: str | None = None,
+    progress: Progress = silent,
+) -> IngestReport:
+    """Load files into a table. `create` makes the table from the first file when it is missing."""
+    if isinstance(files, str):
+        raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
+    started_s = time.monotonic()
+    sources = find(files, options_of(lake), kind)
+    table = _table(lake, name, create)
+    if table is None and not dry_run:
+        assert create is not None
+        first = sources[0] if create.key else sources[0].finished()
+        table, is_created = _created(lake, name, create, infer(first, delimiter, is_tolerant=rejects))
+    else:
+        is_created = table is None
+    if table is None:
+        assert create is not None
+        planned = plan(sources, Memory({}, 0), is_keyed=bool(create.key))
+    else:
+        planned = _planned(table, sources, again)
+    if dry_run or table is None:
+        return _report(name, is_created, True, {step.source.uri: Done(step) for step in planned.steps}, started_s)
+    done: dict[str, Done] = {}
+    attempts = _ATTEMPTS
+    with _undone_if_empty(lake, table if is_created else None):
+        while True:
+            try:
+                _load(table, planned, done, rejects, delimiter, progress)
+                break
+            except Conflict:
+                sources = find(files, options_of(lake), kind)
+                rest = [source for source in sources if not (again and source.uri in done)]
+                before, planned = planned, _planned(table, rest, again)
+                # What another process has loaded is less to do here; only a file that is for ever written does not end.
+                attempts = _ATTEMPTS if planned.loads < before.loads else attempts - 1
+                if not attempts:
+                    raise
+    in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
+    return _report(name, is_created, False, in_order | done, started_s)
+
+
+def options_of(lake: Lake) -> Mapping[str, str] | None:
+    """The lake's S3 settings, which serve for files outside of it, too."""
+    return getattr(lake.storage, "options", None) or None
+
+
+def _table(lake: Lake, name: str, create: NewTable | None) -> Table | None:
+    try:
+        table = lake.table(name)
+    except NotFound as error:
+        if create is not None:
+            return None
+        raise NotFound(
+            error.message,
+            hint=f"{error.hint}. Create it from the first file: add --key COLUMN, or --no-key for append-only.",
+            **error.fields,
+        ) from error
+    if create is not None:
+        create.check(name, table.definition)
+    return table
+
+
+@contextmanager
+def _undone_if_empty(lake: Lake, made: Table | None) -> Iterator[None]:
+    """Drop a table that this call made when its first load fails: its types were guessed from what did not load. What
+    another process has loaded into it meanwhile stays."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StrandlineError):
+            if made is not None and not made.head:
+                lake.drop(made.name)
+        raise
+
+
+def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> tuple[Table, bool]:
+    """The table and whether this call made it."""
+    is_mine = True
+    try:
+        table = lake.create_table(
+            name,
+            schema,
+            key=create.key,
+            cluster_by=create.cluster_by,
+            vnodes=create.vnodes or 16,
+            version=create.version,
+        )
+    except Invalid:
+        if name not in lake.tables():
+            raise
+        # Another process was first; if it made the same table, all is well.
+        table = lake.table(name)
+        create.check(name, table.definition)
+        is_mine = False
+    crash_point("ingest.created")
+    return table, is_mine
+
+
+def _planned(table: Table, sources: Sequence[Source], again: bool) -> Plan:
+    snapshot = table.log.refresh().snapshot
+    memory = Memory(snapshot.txns, snapshot.version)
+    return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again)
+
+
+def _load(
+    table: Table, planned: Plan, done: dict[str, Done], rejects: bool, delimiter: str | None, progress: Progress
+) -> None:
+    for step in planned.steps:
+        if step.action == "skip":
+            done.setdefault(step.source.uri, Done(step))
+    loader = Loader(table, planned, keep_rejects=rejects, delimiter=delimiter, progress=progress)
+    for group in groups(planned):
+        try:
+            _, finished = loader.load(group)
+        except Invalid as error:
+            raise _with_done(error, done) from error
+        done |= {each.step.source.uri: each for each in finished}
+    loader.remember()
+
+
+def _with_done(error: Invalid, done: Mapping[str, Done]) -> StrandlineError:
+    """The error, which also says what was loaded before it."""
+    seqs = [each.seq for each in done.values() if each.seq is not None]
+    if not seqs:
+        return error
+    count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
+    said = f"{count} loaded, up to seq {max(seqs)}; that is not repeated."
+    return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
+
+
+def _report(name: str, is_created: bool, is_dry: bool, done: Mapping[str, Done], started_s: float) -> IngestReport:
+    files = tuple(
+        FileReport(
+            uri,
+            each.step.action,
+            each.step.why,
+            each.step.bytes,
+            each.rows,
+            each.rejects,
+            each.seq,
+            each.step.source.unfinished_bytes,
+        )
+        for uri, each in done.items()
+    )
+    seqs = tuple(sorted({each.seq for each in done.values() if each.seq is not None}))
+    return IngestReport(name, is_created, is_dry, files, seqs, time.monotonic() - started_s)

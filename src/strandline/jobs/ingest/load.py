@@ -1,0 +1,211 @@
+"""Carry out a plan: read the files, commit their rows, and remember the files in the same commits.
+
+Small files share a commit, a large one has its own. After a crash: what a commit holds is remembered by it, so a
+second run loads the rest, and of no file a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Invalid
+from strandline.jobs.ingest.blocks import digest_of
+from strandline.jobs.ingest.jsonl import LINES_HINT
+from strandline.jobs.ingest.memory import Loaded, newer
+from strandline.jobs.ingest.parquet import read_parquet
+from strandline.jobs.ingest.plan import Plan, Step
+from strandline.jobs.ingest.sift import Fault
+from strandline.jobs.ingest.text import format_of, read_text
+from strandline.model.change import UPSERT, Commit
+from strandline.progress import Progress
+from strandline.storage.snapshot import Draft, Snapshot
+from strandline.tables.rejects import Batch, Reject, Rejects
+from strandline.tables.writing import write
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+GROUP_BYTES = 64 << 20
+GROUP_FILES = 1_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one step."""
+
+    step: Step
+    rows: int = 0
+    rejects: int = 0
+    seq: int | None = None
+
+
+def groups(plan: Plan) -> Iterator[list[Step]]:
+    """The steps that load something, as many together as a commit takes."""
+    group: list[Step] = []
+    for step in plan.steps:
+        if step.action == "skip":
+            continue
+        size = sum(each.bytes for each in group) + step.bytes
+        if group and (size > GROUP_BYTES or len(group) >= GROUP_FILES):
+            yield group
+            group = []
+        group.append(step)
+    if group:
+        yield group
+
+
+class Loader:
+    """Loads the groups of one plan into one table."""
+
+    def __init__(
+        self, table: Table, plan: Plan, *, keep_rejects: bool, delimiter: str | None, progress: Progress
+    ) -> None:
+        self.table = table
+        self._plan = plan
+        self.rejects = Rejects(table.log.storage, table.entry)
+        self.keep_rejects = keep_rejects
+        self.delimiter = delimiter
+        self._progress = progress
+        self._done_bytes = 0
+        self._mine: set[str] = set()
+
+    def load(self, steps: Sequence[Step]) -> tuple[Commit, list[Done]]:
+        """Load some files in one commit; `Conflict` when another process has loaded one of them meanwhile."""
+        group = _Group(self, steps)
+        try:
+            commit = group.commit()
+        except BaseException:
+            group.batch.discard()
+            raise
+        self._mine |= {loaded.app for loaded in group.loaded}
+        crash_point("ingest.committed")
+        return commit, [replace(done, seq=commit.seq) for done in group.done]
+
+    def remember(self) -> None:
+        """Commit what was learned about files that need no loading, if anything."""
+        seen = [step.seen for step in self._plan.steps if step.seen is not None]
+        # Should another process have learned the same meanwhile, nothing is lost.
+        with suppress(Conflict):
+            if seen:
+                self.table.log.commit([], operation="INGEST", amend=lambda s, d: self.amended(s, d, seen, []))
+
+    def amended(self, snapshot: Snapshot, draft: Draft, loaded: Sequence[Loaded], replaced: Sequence[Loaded]) -> Draft:
+        """The draft with the memory of these loads, unless another process has touched the same files meanwhile."""
+        theirs = [one for one in newer(snapshot.txns, self._plan.version) if one.app not in self._mine]
+        signs = {sign for one in loaded for sign in (one.place, one.inode, one.digest) if sign}
+        if any({one.place, one.inode, one.digest} & signs for one in theirs):
+            raise Conflict("another process has loaded the same files; nothing was loaded twice")
+        seq = snapshot.version + 1
+        return replace(
+            draft,
+            txns={**draft.txns, **{one.app: seq for one in loaded}},
+            forgotten_txns={one.app: one.seq for one in replaced if one.app in snapshot.txns},
+        )
+
+    def advanced(self, step: Step, size: int) -> None:
+        self._progress(self._done_bytes + size, self._plan.bytes, step.source.path)
+        if size >= step.bytes:
+            self._done_bytes += step.bytes
+
+    def fault(self, step: Step, fault: Fault, batch: Batch, is_kept: bool) -> None:
+        """Put a bad row aside, or fail."""
+        uri = step.source.uri
+        if self.keep_rejects:
+            if not is_kept:
+                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text, fault.names)
+                batch.add(token_of(step), reject.printable())
+            return
+        column = "" if fault.column is None else f", column {fault.column!r}"
+        word = "line" if step.source.is_text else "row"
+        hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones aside:"
+        hint += " add --rejects"
+        if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
+            hint = f"{LINES_HINT}\n{hint}"
+        raise Invalid(
+            f"{uri}, {word} {fault.line}{column}: {fault.reason}",
+            hint=hint,
+            table=self.table.name,
+            file=uri,
+            line=fault.line,
+            column=fault.column,
+        )
+
+
+def token_of(step: Step) -> str:
+    """The transaction that stands for the refused rows of a file as it is now."""
+    source = step.source
+    start = step.prior.size if step.prior else 0
+    return f"ingest/{source.place}/{source.size}/{source.mtime_ns}/{start}"
+
+
+class _Group:
+    """The files of one commit, while they are read."""
+
+    def __init__(self, loader: Loader, steps: Sequence[Step]) -> None:
+        self._loader = loader
+        self._steps = steps
+        self.batch = Batch(loader.rejects)
+        self.loaded: list[Loaded] = []
+        self.done: list[Done] = []
+
+    def commit(self) -> Commit:
+        table = self._loader.table
+        definition = table.definition
+        pieces = (piece for piece in self._pieces(definition.schema) if piece.num_rows)
+        first = next(pieces, None)
+        if first is None:
+            return table.log.commit([], operation="INGEST", amend=self._amend)
+        rows = chain([first], pieces)
+        return write(table.log, rows, definition, UPSERT, tokens=(), spark=table.spark, amend=self._amend)
+
+    def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
+        replaced = [step.prior for step in self._steps if step.prior is not None]
+        amended = self._loader.amended(snapshot, draft, self.loaded, replaced)
+        self.batch.commit()
+        crash_point("ingest.before_commit")
+        return amended
+
+    def _pieces(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        kept = self._loader.rejects.tokens() if self._loader.keep_rejects else ()
+        for step in self._steps:
+            rows = faults = 0
+            is_kept = token_of(step) in kept
+            for found in self._text(step, schema) if step.source.is_text else self._parquet(step, schema):
+                if isinstance(found, Fault):
+                    faults += 1
+                    self._loader.fault(step, found, self.batch, is_kept)
+                else:
+                    rows += found.num_rows
+                    yield found
+            self.done.append(Done(step, rows, faults))
+            crash_point("ingest.file_read")
+
+    def _text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | Fault]:
+        form, header = format_of(step.source, schema, self._loader.delimiter)
+        reading = step.reading()
+        for found in read_text(reading, form, header):
+            yield found
+            self._loader.advanced(step, min(reading.done, step.bytes - 1))
+        self._loader.advanced(step, step.bytes)
+        self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
+
+    def _parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | Fault]:
+        digest = digest_of(step.source)
+        for found in read_parquet(step.source, schema):
+            if isinstance(found, Fault):
+                yield found
+            else:
+                table, size = found
+                yield table
+                self._loader.advanced(step, min(size, step.bytes - 1))
+        if not step.source.is_unchanged():
+            raise Conflict(f"{step.source.uri} was written while it was read; nothing was loaded", file=step.source.uri)
+        self._loader.advanced(step, step.bytes)
+        self.loaded.append(Loaded.of(step.source, digest=digest))

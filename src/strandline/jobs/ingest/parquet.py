@@ -1,0 +1,79 @@
+"""Parquet files, read a batch at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.errors import Invalid, NotFound
+from strandline.jobs.ingest.sift import Fault, sift
+from strandline.jobs.ingest.source import Source
+from strandline.model.names import as_text
+from strandline.model.rows import checked, may_hold
+from strandline.model.soundness import shown
+from strandline.storage.parquet import reader
+
+
+def open_parquet(source: Source) -> pq.ParquetFile:
+    try:
+        with as_text():
+            return reader.open_file(source.storage, source.path)
+    except FileNotFoundError as error:
+        raise NotFound(f"{source.uri} is gone", file=source.uri) from error
+    except (pa.ArrowException, OSError) as error:
+        raise Invalid(f"{source.uri} is not a Parquet file: {str(error).splitlines()[0]}", file=source.uri) from error
+
+
+def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | Fault]:
+    """Tables of good rows, each with the bytes of the file up to its end, and bad rows."""
+    with open_parquet(source) as file:
+        unknown = [name for name in file.schema_arrow.names if name not in schema.names]
+        if unknown:
+            raise Invalid(
+                f"{source.uri}: the table has no column {unknown[0]!r}",
+                hint=f"Columns: {', '.join(schema.names)}",
+                file=source.uri,
+                column=unknown[0],
+            )
+        for field in file.schema_arrow:
+            kind = schema.field(field.name).type
+            # No row's fault: it shows without any row.
+            if not may_hold(field.type, kind):
+                raise Invalid(
+                    f"{source.uri}: column {field.name!r}: {field.type} is not {kind}",
+                    file=source.uri,
+                    column=field.name,
+                )
+        row, count = 0, max(1, file.metadata.num_rows)
+        try:
+            for batch in reader.batches(file):
+                rows = pa.Table.from_batches([batch])
+                for found in _sifted(rows, schema):
+                    if isinstance(found, pa.Table):
+                        yield found, source.size * (row + rows.num_rows) // count
+                    else:
+                        column, reason = _explained(rows.slice(found, 1), schema)
+                        values = {name: shown(rows.column(name)[found]) for name in rows.column_names}
+                        text = json.dumps(values, default=str, ensure_ascii=False)
+                        yield Fault(row + found + 1, column, reason, text)
+                row += rows.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise Invalid(
+                f"{source.uri} is damaged after row {row}: {str(error).splitlines()[0]}", file=source.uri
+            ) from error
+
+
+def _sifted(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
+    return sift(rows.num_rows, lambda start, stop: next(checked(rows.slice(start, stop - start), schema)))
+
+
+def _explained(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
+    try:
+        next(checked(row, schema))
+    except Invalid as error:
+        column = error.fields.get("column")
+        return column, error.message.partition(": ")[2]
+    return None, "the row does not fit the table"

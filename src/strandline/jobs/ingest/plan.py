@@ -1,0 +1,164 @@
+"""Decide for each file what is to be loaded of it: all, what came since, or nothing. Nothing is written.
+
+A file that looks as it did when it was loaded is not read. One that looks different but holds the same is not
+loaded again. One whose beginning is what was loaded goes on after it. Any other is loaded from its start.
+
+In a table without a key a row that is loaded twice stays twice. So there, of a text file only finished lines count,
+and a file that may have grown in a way that cannot be followed is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strandline.errors import Invalid
+from strandline.jobs.ingest.blocks import Reading, digest_of, resumed
+from strandline.jobs.ingest.memory import Loaded, Memory
+from strandline.jobs.ingest.source import Source
+
+Action = Literal["load", "continue", "skip"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is to be done with one file.
+
+    `prior` is the load that a `continue` goes on from, `hasher` has seen those bytes; `seen` is what to remember
+    of a skipped file, so that it is not read again."""
+
+    source: Source
+    action: Action
+    why: str
+    prior: Loaded | None = None
+    hasher: Any = field(default=None, compare=False, repr=False)
+    seen: Loaded | None = None
+
+    @property
+    def bytes(self) -> int:
+        if self.action == "skip":
+            return 0
+        return self.source.size - (self.prior.size if self.prior else 0)
+
+    def reading(self) -> Reading:
+        """A pass over what is to be loaded of a text file."""
+        if self.prior is None:
+            return Reading.whole(self.source)
+        return Reading(self.source, self.prior.size, self.prior.lines, self.hasher.copy())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps, in the files' order, and the version of the table's log that they were decided on."""
+
+    steps: tuple[Step, ...]
+    version: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(step.bytes for step in self.steps)
+
+    @property
+    def loads(self) -> int:
+        return sum(step.action != "skip" for step in self.steps)
+
+
+def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bool = False) -> Plan:
+    """`again` loads every file from its start, whatever is remembered."""
+    if again:
+        wanted = sources if is_keyed else [source.finished() for source in sources]
+        return Plan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
+    planner = _Planner(sources, memory, is_keyed)
+    return Plan(tuple(planner.step(source) for source in sources), memory.version)
+
+
+class _Planner:
+    def __init__(self, sources: Sequence[Source], memory: Memory, is_keyed: bool) -> None:
+        self._inodes = {source.inode: source.uri for source in sources if source.inode}
+        self._memory = memory
+        self._is_keyed = is_keyed
+        self._digests: dict[tuple[str, int], str] = {}
+        self._loads: dict[int, list[Source]] = {}
+
+    def step(self, source: Source) -> Step:
+        step = self._known(source)
+        if step is None and not self._is_keyed:
+            source = source.finished()
+            step = self._known(source) if source.unfinished_bytes else None
+        step = step or self._repeated(source) or self._grown(source)
+        if step is None:
+            before = [loaded for loaded in self._memory.latest(source) if loaded.place == source.place]
+            for loaded in before:
+                self._refuse_doubles(source, loaded)
+            step = Step(source, "load", "rewritten" if before else "new")
+        if step.action != "skip":
+            self._loads.setdefault(source.size, []).append(source)
+        return step
+
+    def _known(self, source: Source) -> Step | None:
+        latest = self._memory.latest(source)
+        for loaded in latest:
+            if loaded.looks_like(source):
+                return Step(source, "skip", f"loaded at seq {loaded.seq}")
+        candidates = [loaded for loaded in latest if loaded.size == source.size]
+        candidates += [
+            loaded
+            for loaded in self._memory.of_size(source.size)
+            if loaded.place != source.place and self._may_be_moved(loaded.mtime_ns, source)
+        ]
+        for loaded in candidates:
+            if loaded.digest == self._digest(source):
+                seen = Loaded.of(source, lines=loaded.lines, is_open=loaded.is_open, digest=loaded.digest)
+                return Step(source, "skip", f"same content as loaded at seq {loaded.seq}", seen=seen)
+        return None
+
+    def _grown(self, source: Source) -> Step | None:
+        if not source.is_text:
+            return None
+        for loaded in sorted(self._memory.latest(source), key=lambda loaded: -loaded.size):
+            reading = resumed(source, loaded.size, loaded.digest, loaded.lines) if loaded.size < source.size else None
+            if reading is not None and (not loaded.is_open or _ends_line(reading)):
+                return Step(source, "continue", f"grown since seq {loaded.seq}", loaded, reading.hasher)
+        return None
+
+    def _refuse_doubles(self, source: Source, loaded: Loaded) -> None:
+        """Refuse a file that looks rewritten and may only have grown, where its rows would then be there twice."""
+        is_moved = self._inodes.get(loaded.inode, source.uri) != source.uri
+        if self._is_keyed or is_moved or not source.is_text:
+            return
+        is_prefix = loaded.is_open and resumed(source, loaded.size, loaded.digest, loaded.lines) is not None
+        if source.is_gzip or is_prefix:
+            why = "of a compressed file" if source.is_gzip else "after a row that was loaded half-written"
+            raise Invalid(
+                f"{source.uri} was loaded at seq {loaded.seq} and has changed; what is new cannot be told {why}",
+                hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"
+                " this one again: --again",
+                file=source.uri,
+            )
+
+    def _repeated(self, source: Source) -> Step | None:
+        """A file that this plan loads under another name."""
+        for other in self._loads.get(source.size, ()):
+            is_linked = bool(source.inode) and source.inode == other.inode
+            if is_linked or (
+                self._may_be_moved(other.mtime_ns, source) and self._digest(source) == self._digest(other)
+            ):
+                return Step(source, "skip", f"same content as {other.uri}")
+        return None
+
+    def _may_be_moved(self, mtime_ns: int, source: Source) -> bool:
+        """Whether equal content at another place is the same file. In a table with a key, a later file with an old
+        content may set rows back on purpose: there, the time of change must be the same as well."""
+        return not self._is_keyed or mtime_ns == source.mtime_ns
+
+    def _digest(self, source: Source) -> str:
+        at = (source.uri, source.size)
+        if at not in self._digests:
+            self._digests[at] = digest_of(source)
+        return self._digests[at]
+
+
+def _ends_line(reading: Reading) -> bool:
+    """Whether a reading begins with the end of the line that was open before it."""
+    return Reading(reading.source, reading.start, reading.lines, reading.hasher.copy()).starts_with_newline()

@@ -1,0 +1,194 @@
+"""Files to load: found by name or pattern, and described as they were at that moment."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from strandline.errors import Invalid, NotFound
+from strandline.storage.open import LocalStorage, Storage, open_storage
+
+Kind = Literal["jsonl", "csv", "parquet"]
+
+_KINDS: dict[str, Kind] = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet",
+}  # fmt: skip
+_WILD = "*?["
+_TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file: where it is and what can be known without reading it. `inode` is empty where files have none.
+
+    `size` is how much of it counts; `unfinished_bytes` follow, of a last line that has no end."""
+
+    storage: Storage
+    path: str
+    kind: Kind
+    is_gzip: bool
+    size: int
+    mtime_ns: int
+    inode: str
+    unfinished_bytes: int = 0
+
+    @property
+    def uri(self) -> str:
+        return self.storage.url(self.path)
+
+    @cached_property
+    def place(self) -> str:
+        """The file's address, shortened: links lead to one place."""
+        uri = os.path.realpath(self.uri) if self.storage.is_local else self.uri
+        return hashlib.sha256(uri.encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind != "parquet"
+
+    def chunks(self, start: int, stop: int, size: int) -> Iterator[bytes]:
+        """The file's bytes in `[start, stop)` as they are stored."""
+        try:
+            with self.storage.input(self.path) as file:
+                file.seek(start)
+                while start < stop:
+                    data = file.read(min(size, stop - start))
+                    if not data:
+                        raise Invalid(f"{self.uri} became shorter while it was read", file=self.uri)
+                    start += len(data)
+                    yield data
+        except FileNotFoundError as error:
+            raise NotFound(f"{self.uri} is gone", file=self.uri) from error
+
+    def finished(self) -> Source:
+        """The file up to its last line end: what follows may be half a line, still being written. A compressed file
+        is whole or damaged, and so is a Parquet file."""
+        if not self.is_text or self.is_gzip:
+            return self
+        stop = self.size
+        while stop:
+            start = max(0, stop - _TAIL_BYTES)
+            end = b"".join(self.chunks(start, stop, _TAIL_BYTES)).rfind(b"\n") + 1
+            if end:
+                stop = start + end
+                break
+            stop = start
+        return replace(self, size=stop, unfinished_bytes=self.size - stop)
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still the one that was found."""
+        now = _stat(self.storage, self.path)
+        return now == (self.size, self.mtime_ns, self.inode)
+
+
+def find(patterns: Sequence[str], options: Mapping[str, str] | None, kind: Kind | None = None) -> list[Source]:
+    """The files that names and glob patterns stand for, in that order, those of one pattern by name, each once.
+
+    `options` are S3 settings for `s3://` addresses; `kind` overrules what the file names say."""
+    found: dict[str, Source] = {}
+    for pattern in patterns:
+        _check_path(pattern)
+        remote = pattern.startswith("s3://")
+        for source in _remote(pattern, options, kind) if remote else _local(pattern, kind):
+            found.setdefault(source.uri, source)
+    if not found:
+        raise Invalid("no files are named", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
+    return list(found.values())
+
+
+def _check_path(pattern: str) -> None:
+    """A path may have bytes that are not UTF-8, as Python spells them; it has no NUL, and nothing else is half a
+    character."""
+    try:
+        is_path = b"\0" not in os.fsencode(pattern)
+    except UnicodeEncodeError:
+        is_path = False
+    if not is_path:
+        raise Invalid(f"{pattern!r} cannot be the name of a file")
+
+
+def _local(pattern: str, kind: Kind | None) -> list[Source]:
+    pattern = os.path.expanduser(pattern.removeprefix("file://"))
+    if os.path.lexists(pattern) or not any(sign in pattern for sign in _WILD):
+        paths = [pattern]
+    else:
+        paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
+        if not paths:
+            raise _unmatched(pattern)
+    if os.path.isdir(paths[0]):
+        raise Invalid(
+            f"{pattern} is a folder",
+            hint=f"Name its files: {shlex.quote(os.path.join(pattern, '*.jsonl'))}",
+            file=pattern,
+        )
+    sources = []
+    for path in paths:
+        folder, name = os.path.split(os.path.abspath(path))
+        sources.append(_source(LocalStorage(folder), name, kind))
+    return sources
+
+
+def _remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) -> list[Source]:
+    bucket, _, rest = pattern.removeprefix("s3://").partition("/")
+    storage = open_storage(f"s3://{bucket}", options)
+    is_wild = any(sign in rest for sign in _WILD)
+    fixed = rest[: min(rest.index(sign) for sign in _WILD if sign in rest)] if is_wild else rest
+    infos = storage.list(fixed.rpartition("/")[0])
+    matching = [i for i in infos if (fnmatch.fnmatchcase(i.path, rest) if is_wild else i.path == rest)]
+    if not matching:
+        raise _unmatched(pattern) if is_wild else _missing(pattern)
+    return [
+        Source(storage, i.path, *_kind_of(i.path, kind), i.size, int(i.modified_s * 1e9), "")
+        for i in sorted(matching, key=lambda i: i.path)
+    ]
+
+
+def _source(storage: LocalStorage, path: str, kind: Kind | None) -> Source:
+    try:
+        size, mtime_ns, inode = _stat(storage, path)
+    except FileNotFoundError as error:
+        raise _missing(storage.url(path)) from error
+    return Source(storage, path, *_kind_of(path, kind), size, mtime_ns, inode)
+
+
+def _unmatched(pattern: str) -> NotFound:
+    folder = shlex.quote(pattern.rpartition("/")[0] or ".")
+    return NotFound(
+        f"no file matches {pattern!r}",
+        hint=f"See what is in {folder}; * and ? stand for signs of a name, ** for folders of any depth.",
+        file=pattern,
+    )
+
+
+def _missing(uri: str) -> NotFound:
+    return NotFound(f"no file {uri}", hint="Check the spelling; a path is taken from the folder you are in.", file=uri)
+
+
+def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
+    if storage.is_local:
+        stat = os.stat(storage.url(path))
+        return stat.st_size, stat.st_mtime_ns, f"{stat.st_dev:x}.{stat.st_ino:x}"
+    for info in storage.list(path.rpartition("/")[0]):
+        if info.path == path:
+            return info.size, int(info.modified_s * 1e9), ""
+    raise FileNotFoundError(storage.url(path))
+
+
+def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, bool]:
+    stem, is_gzip = (path[:-3], True) if path.endswith(".gz") else (path, False)
+    found = kind or _KINDS.get(os.path.splitext(stem)[1].lower())
+    if found is None or (found == "parquet" and is_gzip):
+        raise Invalid(
+            f"{path}: the name does not say what the file holds",
+            hint="Known: .jsonl .ndjson .json .csv .tsv (each also .gz) and .parquet; or say it: --format jsonl",
+            file=path,
+        )
+    return found, is_gzip

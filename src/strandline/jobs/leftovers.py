@@ -1,0 +1,140 @@
+"""What lies in a lake outside its living tables and is needed by nothing: unfinished files, tables that were dropped
+or never finished, pins that expired long ago.
+
+While the catalog is in doubt nothing is a leftover: a table may only be hidden.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.errors import StrandlineError
+from strandline.storage.delta import DeltaLog
+from strandline.storage.open import FileInfo, Storage
+from strandline.tables import pins
+from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Lives, is_later_commit
+from strandline.tables.log import DROPPED
+
+_MAKING_S = 3600.0
+_EXPIRED_S = 86400.0
+_COMPARE = "Compare catalog/ with a backup before you remove anything."
+_SET_BACK = f"The catalog may have been set back. {_COMPARE}"
+_LOST = f"The last catalog entry may be lost, or a backup to this place did not end. {_COMPARE}"
+_IMPORTED = "When no import is under way, and catalog/ in a backup does not know it either, the folder can be removed."
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Files that lie together. Those that a person has to decide about have `advice`; `is_lost`: they are those of a
+    table that the catalog does not know."""
+
+    table: str | None
+    what: str
+    where: str
+    infos: tuple[FileInfo, ...]
+    advice: str = ""
+    is_lost: bool = False
+
+    @property
+    def is_deletable(self) -> bool:
+        return not self.advice
+
+    @property
+    def bytes(self) -> int:
+        return sum(info.size for info in self.infos)
+
+
+def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftover]:
+    """What nothing needs and what is older than the grace time; `Corrupt` when the catalog cannot be relied on."""
+    before_s = now_s - grace_s
+    # The listing first: a table that is registered after it is not taken for one that never was.
+    listing = list(storage.list(""))
+    lives = Catalog(storage).lives()
+    pinned, expired = _pinned(storage, listing, now_s)
+    found = _unfinished(storage, listing, lives, before_s)
+    if expired:
+        found.append(Leftover(None, "of pins that have expired", pins.FOLDER, tuple(expired)))
+    folders: dict[str, list[FileInfo]] = defaultdict(list)
+    for info in listing:
+        parts = info.path.split("/")
+        if len(parts) > 3 and parts[0] == "tables" and "/".join(parts[:3]) not in lives.live:
+            folders["/".join(parts[:3])].append(info)
+    for folder, infos in sorted(folders.items()):
+        is_pinned = folder.rsplit("/", 1)[1] in pinned
+        lifeless = _lifeless(storage, folder, infos, lives, before_s, now_s)
+        found += [each for each in lifeless if not (is_pinned and each.is_deletable)]
+    return found
+
+
+def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
+    """Delete leftovers, data files before the commit files that describe them; looks again first."""
+    live = Catalog(storage).lives().live
+    for leftover in found:
+        if leftover.is_deletable and leftover.where not in live:
+            storage.delete(
+                info.path for info in sorted(leftover.infos, key=lambda info: (not _is_data(info.path), info.path))
+            )
+
+
+def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Lives, before_s: float) -> list[Leftover]:
+    """Temporary files that a crash left behind."""
+    marks = {f"{folder}/{IMPORTING}" for folder in lives.live}
+    found = [info for info in listing if info.path.startswith("_check/") or info.path in marks]
+    old = [info for info in (*storage.temporaries(""), *found) if info.modified_s < before_s]
+    return [Leftover(None, "that were never finished", "", tuple(old))] if old else []
+
+
+def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tuple[set[str], list[FileInfo]]:
+    """The generations that someone has pinned, and the pins that expired long ago."""
+    infos = {info.path: info for info in listing if info.path.startswith(f"{pins.FOLDER}/")}
+    pinned, expired = set(), []
+    for generation in {path.split("/")[1] for path in infos}:
+        try:
+            found = pins.Pins(storage, generation).all()
+        except StrandlineError:
+            # What it holds is not known.
+            pinned.add(generation)
+            continue
+        if any(pin.expires_s > now_s for pin in found):
+            pinned.add(generation)
+        paths = [f"{pins.FOLDER}/{generation}/{pin.name}.json" for pin in found if pin.expires_s < now_s - _EXPIRED_S]
+        expired += [infos[path] for path in paths if path in infos]
+    return pinned, expired
+
+
+def _lifeless(
+    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float, now_s: float
+) -> list[Leftover]:
+    """The folder of a generation that is no table: dropped, or never registered."""
+    _, name, generation = folder.split("/")
+    is_quiet = all(info.modified_s < before_s for info in infos)
+    if generation in lives.dropped_ms:
+        # Both the catalog and the log itself must say so: a catalog that was set back must not cost a table.
+        if not _is_ended(storage, folder) and any(_is_data(info.path) for info in infos):
+            what = "of a table that the catalog calls dropped, but its own log does not"
+            return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
+        is_due = lives.dropped_ms[generation] < before_s * 1000
+        return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
+    later = {info.path for info in infos if is_later_commit(info.path)}
+    if later == {f"{folder}/{IMPORTED}"} and f"{folder}/{IMPORTING}" in {info.path for info in infos}:
+        what = "of an import that did not end"
+        return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
+    if later:
+        what = "that holds commits, but the catalog does not know it"
+        return [Leftover(name, what, folder, tuple(infos), _LOST, is_lost=True)]
+    # One that is being made looks the same, and making one takes a moment only.
+    is_left = is_quiet and all(info.modified_s < now_s - _MAKING_S for info in infos)
+    return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_left else []
+
+
+def _is_ended(storage: Storage, folder: str) -> bool:
+    try:
+        return DROPPED in DeltaLog(storage, f"{folder}/log").refresh().configuration
+    except StrandlineError:
+        return False
+
+
+def _is_data(path: str) -> bool:
+    return path.endswith(".parquet") and "/_delta_log/" not in path

@@ -1,0 +1,274 @@
+"""Erase rows for good.
+
+A delete comes first, so the rows are gone from every later read at once. Then the files that hold them are replaced:
+log files by ones of the same seq without those keys, baseline files in a commit that also gives up every earlier
+version, files of refused rows by ones without rows of those keys. What was replaced, and the commit files whose
+statistics may quote a value, go with the next vacuum after the grace time. The delete itself goes too, unless
+someone holds a pin and has yet to see it; then it carries the key until the log is trimmed.
+
+After a crash: the rows are deleted or not; calling it again erases the rest.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Corrupt, Invalid
+from strandline.model.change import DELETE
+from strandline.model.keys import hash_keys, vnode_of
+from strandline.progress import Progress, silent
+from strandline.retry import until_landed
+from strandline.storage import digest
+from strandline.storage.open import Storage
+from strandline.storage.parquet import reader, writer
+from strandline.storage.snapshot import DataFile
+from strandline.tables.log import Log, new_file_name, prepare, schema_id_of
+from strandline.tables.merge import vnodes_of
+from strandline.tables.pins import new_pin
+from strandline.tables.rejects import Rejects
+
+if TYPE_CHECKING:
+    from strandline.table import Table
+
+Going = Callable[[pa.RecordBatch], pa.Array]
+
+
+@dataclass(frozen=True)
+class PurgeReport:
+    """What a purge erased. `seq` is that of the delete; the counts are of rows in files, old versions of a row
+    included."""
+
+    table: str
+    seq: int
+    keys: int
+    log_rows: int
+    baseline_rows: int
+    rejects: int
+    is_delete_kept: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
+    """Erase the rows of these keys."""
+    if not keys.num_rows:
+        raise Invalid("no keys are given; nothing was purged", table=table.name)
+    with table.pins.held(new_pin("purge", writes_since_s=table.log.storage.now_s())):
+        return _purge(table, keys, progress)
+
+
+def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
+    definition = table.definition
+    files = table.log.write(prepare(keys, definition, DELETE), definition)
+    seq = table.log.commit(files, operation="PURGE").seq
+    crash_point("purge.deleted")
+    matching = _Matching(keys, definition.key)
+    storage = table.log.storage
+    is_held = _is_awaited(table)
+    progress(1, 4, table.name)
+    log_rows = until_landed(lambda: _purge_log(table, matching, seq))
+    crash_point("purge.log_rewritten")
+    progress(2, 4, table.name)
+    baseline_rows = until_landed(lambda: _purge_baseline(table, matching, seq))
+    crash_point("purge.baseline_rewritten")
+    if not is_held:
+        # Last, since until here a fold may still need it.
+        until_landed(lambda: _forget_delete(table, seq))
+    progress(3, 4, table.name)
+    rejects = Rejects(storage, table.entry)
+    refused = until_landed(lambda: _purge_rejects(rejects, matching)) if rejects.state() is not None else 0
+    for delta in (table.log.delta, table.baseline.delta, *([rejects.log.delta] if refused else [])):
+        delta.checkpoint()
+    progress(4, 4, table.name)
+    return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
+
+
+def _is_awaited(table: Table) -> bool:
+    """Whether someone has yet to see the delete: the holder of a pin, or a consumer, of which a state that is not there
+    may know."""
+    if any(pin.seq is not None for pin in table.pins.live(table.log.storage.now_s())):
+        return True
+    try:
+        return bool(table.readers.marks())
+    except Conflict:
+        return True
+
+
+class _Matching:
+    """Which rows have one of the purged keys."""
+
+    def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._is_text = [pa.types.is_string(keys.schema.field(name).type) for name in names]
+        self._hashes = hash_keys([keys.column(name) for name in names])
+        self._keys = {tuple(row[name] for name in names) for row in keys.to_pylist()}
+
+    def vnodes(self, count: int) -> set[int]:
+        return {vnode_of(hash_, count) for hash_ in self._hashes.to_pylist()}
+
+    def rows(self, batch: pa.RecordBatch) -> pa.Array:
+        """For each row, whether it goes."""
+        columns = [pa.chunked_array([batch.column(name)]) for name in self.names]
+        maybe = pc.is_in(hash_keys(columns), value_set=self._hashes)
+        if not pc.any(maybe, min_count=0).as_py():
+            return maybe
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([hit and row in self._keys for hit, row in zip(maybe.to_pylist(), rows, strict=True)])
+
+    def texts(self, batch: pa.RecordBatch) -> pa.Array:
+        """For each refused row, whether it is of one of the keys."""
+        keys = {self._texts_of(key) for key in self._keys}
+        texts = batch.column("text").to_pylist()
+        names = batch.column("names").to_pylist() if "names" in batch.schema.names else [None] * len(texts)
+        parsed = [(_parsed(*row), row[0]) for row in zip(texts, names, strict=True)]
+        return pa.array([self._is_of(row, text, keys) for row, text in parsed], pa.bool_())
+
+    def _texts_of(self, key: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(_text(v, is_text=is_text) for v, is_text in zip(key, self._is_text, strict=True))
+
+    def _is_of(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
+        if row is not None and all(name in row for name in self.names):
+            return self._texts_of([row[name] for name in self.names]) in keys
+        # A row that cannot be taken apart goes when it mentions every part of a key as a word of its own.
+        return any(all(value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in key) for key in keys)
+
+
+def _parsed(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
+    """A refused row's values by column, if its text can be taken apart."""
+    if names is not None:
+        for delimiter in ",\t;|":
+            with suppress(csv.Error):
+                fields = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+                if len(fields) == len(names):
+                    return dict(zip(names, fields, strict=True))
+        return None
+    with suppress(ValueError):
+        row = json.loads(text)
+        return row if isinstance(row, dict) else None
+    return None
+
+
+def _text(value: Any, *, is_text: bool) -> str:
+    """A key's value as a text in which equal keys are equal, however they were written down: 7, 007, " 7", 7.0."""
+    if value is None:
+        return ""
+    if is_text and isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dt.datetime):
+        plain = value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None)
+        return plain.date().isoformat() if plain.time() == dt.time() else plain.isoformat()
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    text = str(value).strip()
+    for read in (int, _whole, dt.datetime.fromisoformat):
+        with suppress(ValueError, OverflowError):
+            return _text(found, is_text=False) if isinstance(found := read(text), dt.datetime) else str(found)
+    return text.lower()
+
+
+def _whole(text: str) -> int:
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
+    """Rewrite the log files before the delete at `seq`; a row that was written after it is a new one and stays."""
+    log = table.log.refresh()
+    wanted = matching.vnodes(log.definition.vnodes)
+    files = [
+        file for at, file in log.by_seq if at < seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
+    ]
+    removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows, matching.names)
+    try:
+        table.log.rewrite(removed, added)
+    except Conflict:
+        table.log.discard(added)
+        raise
+    return rows
+
+
+def _purge_baseline(table: Table, matching: _Matching, seq: int) -> int:
+    """Rewrite the baseline files of vnodes that are not folded up to the delete at `seq` yet; the others lack the rows,
+    or hold ones that were written after it."""
+    merge = table.merge()
+    base = merge.baseline
+    files = [file for v in matching.vnodes(base.vnodes) if base.marks[v] < seq for file in base.files(v)]
+    removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows, matching.names)
+    try:
+        table.baseline.commit_purge(base, merge.definition, removed=removed, added=added)
+    except Conflict:
+        table.baseline.storage.delete(f"{base.folder}/{file.path}" for file in added)
+        raise
+    return rows
+
+
+def _forget_delete(table: Table, seq: int) -> int:
+    own = [file for at, file in table.log.refresh().by_seq if at == seq]
+    if own:
+        table.log.rewrite(own, [])
+    return len(own)
+
+
+def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
+    log: Log = rejects.log
+    files = [file for _, file in log.refresh().by_seq]
+    removed, added, rows = _without(log.storage, log.folder, files, matching.texts, ("text", "names"))
+    if not rows:
+        return 0
+    try:
+        log.rewrite(removed, added)
+    except Conflict:
+        log.discard(added)
+        raise
+    return rows
+
+
+def _without(
+    storage: Storage, folder: str, files: Sequence[DataFile], going: Going, columns: Sequence[str]
+) -> tuple[list[DataFile], list[DataFile], int]:
+    """The files that hold rows that go, the files that take their place, and how many rows those lack."""
+    removed, added, gone = [], [], 0
+    for file in files:
+        path = f"{folder}/{file.path}"
+        try:
+            with reader.open_file(storage, path) as opened:
+                inside = [name for name in columns if name in opened.schema_arrow.names]
+                count = sum(going(batch).true_count for batch in reader.batches(opened, inside))
+                if not count:
+                    continue
+                if damage := digest.fault(storage, path, file):
+                    raise ValueError(damage)
+                removed.append(file)
+                gone += count
+                name = partial(new_file_name, schema_id_of(file))
+                kept = (batch.filter(pc.invert(going(batch))) for batch in reader.batches(opened))
+                for new in writer.write_files(storage, folder, name, kept, opened.schema_arrow):
+                    added.append(replace(new, partition=file.partition))
+        except (OSError, ValueError) as error:
+            storage.delete(f"{folder}/{new.path}" for new in added)
+            raise Corrupt(
+                f"{storage.url(path)} cannot be read: {str(error).splitlines()[0]}",
+                hint="The rows are deleted but not yet erased. Put the file back from a backup and purge again.",
+                path=path,
+            ) from error
+    return removed, added, gone

@@ -1,0 +1,133 @@
+"""Make a table again what it was: the difference between then and now, as one commit of upserts and deletes.
+
+Only keys that changed since are touched, so it costs what changed, and readers see the table before or after. What
+others write meanwhile comes after the moment that the difference was taken at, and stays; when it is of a key that the
+restore changes as well, the difference is taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline.engines.scan import listed
+from strandline.engines.spark import session
+from strandline.errors import Conflict, Invalid
+from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT, Commit
+from strandline.retry import until_landed
+from strandline.storage.snapshot import DataFile, Draft, Snapshot
+from strandline.tables import fold as folds
+from strandline.tables.log import Amend, LogState, prepare
+from strandline.tables.merge import Merge, duck_sql
+from strandline.tables.spark_merge import changed_keys, spark_frame
+from strandline.tables.writing import write_frame
+
+if TYPE_CHECKING:
+    from strandline.table import At, Table
+
+DRIVER_ROWS = 1_000_000
+
+
+def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
+    """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
+
+    def attempt() -> Commit:
+        then = table.merge(at)
+        check_restorable(table, then.seq)
+        changed = [file for _, file in then.log.files(then.seq, then.log.head)]
+        if not changed:
+            return Commit(then.log.head, 0)
+        is_small = sum(file.rows for file in changed) <= driver_rows
+        return (_on_driver if is_small else _on_spark)(table, then)
+
+    return until_landed(attempt)
+
+
+def check_restorable(table: Table, seq: int) -> None:
+    """`Invalid` for a table that cannot become again what it was."""
+    definition = table.definition
+    hint = f"Read it as it was: to_arrow(at={seq})."
+    if not definition.is_keyed:
+        raise Invalid(
+            f"table {table.name!r} has no key: rows that were appended cannot be taken back",
+            hint=hint,
+            table=table.name,
+        )
+    if definition.version is not None:
+        raise Invalid(
+            f"table {table.name!r} has a version column: the newest version of a row stands, whatever is restored",
+            hint=hint,
+            table=table.name,
+        )
+
+
+def _read(then: Merge) -> dict[str, DataFile]:
+    """The files that a restore reads, by their paths in the storage."""
+    changes = then.log.files(then.seq, then.log.head)
+    base, log = then.baseline.folder, then.log.folder
+    return {
+        **{f"{base}/{file.path}": file for file in then.base_files()},
+        **{f"{log}/{file.path}": file for _, file in [*then.log_files(), *changes]},
+    }
+
+
+def _on_driver(table: Table, then: Merge) -> Commit:
+    definition = then.definition
+    table.verify(_read(then), spark=None, is_folded=True)
+    key = listed(definition.key)
+    changes = folds.changes_sql(then.log, then.log.files(then.seq, then.log.head), [*definition.key], None)
+    with table.duck.transaction() as cursor:
+        fold = table.pinned_fold(cursor, then)
+        cursor.execute(f"CREATE TEMP TABLE _changed AS SELECT DISTINCT {key} FROM ({changes})").fetchall()
+        rows = duck_sql(then, fold, definition.schema.names)
+        cursor.execute(f"CREATE TEMP TABLE _was AS SELECT * FROM ({rows}) SEMI JOIN _changed USING ({key})").fetchall()
+        batch_rows = then.batch_rows()
+        upserts = cursor.sql("SELECT * FROM _was").to_arrow_table(batch_rows)
+        deletes = cursor.sql(f"SELECT {key} FROM _changed ANTI JOIN _was USING ({key})").to_arrow_table(batch_rows)
+    parts = [prepare(upserts, definition, UPSERT), prepare(deletes, definition, DELETE)]
+    both = pa.concat_tables(parts).sort_by([(name, "ascending") for name in (HASH, *definition.key)])
+    files = table.log.write(both, definition)
+    return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log))
+
+
+def _on_spark(table: Table, then: Merge) -> Commit:
+    from pyspark.sql import functions as F
+
+    definition = then.definition
+    spark = session(table.spark)
+    key = list(definition.key)
+    table.verify(_read(then), spark=spark, is_folded=True)
+    changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
+    try:
+        rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)
+        was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
+        gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
+        both = was.unionByName(gone, allowMissingColumns=True)
+        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_undisturbed(then.log))
+    finally:
+        changed.unpersist()
+
+
+def _undisturbed(log: LogState) -> Amend:
+    """Refuse the commit when one that has landed since the difference was taken changes a key of it."""
+
+    def amend(snapshot: Snapshot, draft: Draft) -> Draft:
+        since = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) > log.head]
+        if since and pc.any(pc.is_in(_hashes(log, since), value_set=_hashes(log, draft.add)), min_count=0).as_py():
+            raise Conflict(
+                "rows that the restore would change were written meanwhile; nothing was written",
+                hint="Try again when fewer writes are under way.",
+            )
+        return draft
+
+    return amend
+
+
+def _hashes(log: LogState, files: Iterable[DataFile]) -> pa.ChunkedArray:
+    """The hashes of the keys in log files."""
+    paths = [f"{log.folder}/{file.path}" for file in files]
+    return pa.concat_tables(pq.read_table(log.storage.input(path), columns=[HASH]) for path in paths).column(HASH)

@@ -1,0 +1,264 @@
+"""What a user declares, as frozen values; and how a table's declaration is kept in the table itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.errors import Corrupt, Invalid, NotFound
+from strandline.model import types as schemas
+from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
+from strandline.model.names import folded
+from strandline.model.settings import Care
+
+FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
+MAX_VNODES = 4096
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
+
+
+def check_name(name: object) -> str:
+    """A table's name: letters, digits and '_', so that it is a plain word in paths, SQL and addresses."""
+    if not isinstance(name, str) or not NAME.match(name):
+        raise Invalid(
+            f"table name {name!r} is not allowed",
+            hint="A name starts with a letter and holds letters, digits and '_', at most 128.",
+            table=str(name),
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class TableDef:
+    """A table's facts. `schemas[-1]` is the schema now; a file's name says under which one it was written."""
+
+    key: tuple[str, ...]
+    cluster_by: tuple[str, ...]
+    vnodes: int
+    version: str | None
+    schemas: tuple[pa.Schema, ...]
+    time: str | None = None
+    care: Care = field(default_factory=Care)
+
+    @staticmethod
+    def declare(
+        schema: pa.Schema,
+        *,
+        key: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+        vnodes: int = 16,
+        version: str | None = None,
+        time: str | None = None,
+        care: Mapping[str, Any] | None = None,
+    ) -> TableDef:
+        if not isinstance(schema, pa.Schema):
+            raise Invalid(f"schema is a {type(schema).__name__}; expected a pyarrow.Schema")
+        columns = schemas.canonical_schema(schema)
+        for role, names in (("key", key), ("cluster_by", cluster_by)):
+            _check_columns(columns, role, names)
+        for name in key:
+            if columns.field(name).type not in schemas.KEY_TYPES:
+                raise Invalid(
+                    f"key column {name!r} is {columns.field(name).type}, which cannot be a key",
+                    hint="Keys are integers, strings, binary, booleans, dates or timestamps.",
+                    column=name,
+                )
+        if version is not None:
+            _check_columns(columns, "version", [version])
+            if not key or version in key or columns.field(version).type not in schemas.VERSION_TYPES:
+                raise Invalid(
+                    f"version column {version!r} must be an integer, date or timestamp outside the key",
+                    column=version,
+                )
+        if (
+            isinstance(vnodes, bool)
+            or not isinstance(vnodes, int)
+            or not 1 <= vnodes <= MAX_VNODES
+            or vnodes & (vnodes - 1)
+        ):
+            raise Invalid(f"vnodes is {vnodes!r}; expected a power of two from 1 to {MAX_VNODES}")
+        required = {*key, *([version] if version else [])}
+        columns = pa.schema([f.with_nullable(False) if f.name in required else f for f in columns])
+        definition = TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,))
+        return definition.cared({**(care or {}), **({} if time is None else {"time": time})})
+
+    def cared(self, settings: Mapping[str, Any]) -> TableDef:
+        """The same table, looked after in another way: settings of `Care`, and `time` where it has none yet."""
+        rest = dict(settings)
+        time = rest.pop("time", self.time)
+        if time != self.time:
+            if time not in self.schema.names:
+                known = ", ".join(self.schema.names)
+                raise Invalid(f"time is {time!r}; expected a column name, one of: {known}", column=str(time))
+            if self.time is not None:
+                raise Invalid(f"the time column is {self.time!r} and cannot change: rows expire by it", column=time)
+            kind = self.schema.field(time).type
+            if kind not in schemas.TIME_TYPES:
+                raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)
+        changed = replace(self, time=time, care=self.care.changed(rest))
+        if changed.care.retention is not None:
+            changed.check_expires()
+        return changed
+
+    def check_expires(self) -> None:
+        """Rows can expire in this table: it says which column holds their time."""
+        if self.time is None:
+            raise Invalid(
+                "rows expire by a time column, and this table names none",
+                hint="Name one: configure(time='column').",
+            )
+        if self.version is not None:
+            raise Invalid("a table with a version column cannot expire rows: an expired version still has to win")
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.schemas[-1]
+
+    @cached_property
+    def shed(self) -> frozenset[int]:
+        """The schemas with a column that was dropped since."""
+        now = set(self.schema.names)
+        return frozenset(i for i, columns in enumerate(self.schemas) if not now.issuperset(columns.names))
+
+    @property
+    def schema_id(self) -> int:
+        return len(self.schemas) - 1
+
+    @property
+    def is_keyed(self) -> bool:
+        return bool(self.key)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that name a row: the key, or the hidden (`_seq`, `_row`) of a table without one."""
+        return self.key or (SEQ, ROW)
+
+    def clustering(self, columns: Collection[str]) -> tuple[str, ...]:
+        """The columns by which rows with these columns are laid together: those of `cluster_by`, or none, when one of
+        them is missing or cannot be ordered."""
+        is_known = all(name in columns and not pt.is_nested(self.schema.field(name).type) for name in self.cluster_by)
+        return self.cluster_by if is_known else ()
+
+    def evolve(self, wanted: pa.Schema) -> TableDef:
+        changed = schemas.evolved(self.schema, wanted)
+        now = set(self.schema.names)
+        once = {folded(name) for earlier in self.schemas for name in earlier.names}
+        for name in changed.names:
+            if folded(name) in once and name not in now:
+                raise Invalid(
+                    f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
+                )
+        for name in self.key:
+            if changed.field(name).type != self.schema.field(name).type:
+                raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
+        return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
+
+    def without(self, name: str) -> TableDef:
+        """The same table without a column. Files that have it keep it, so the name is never used again."""
+        if name not in self.schema.names:
+            known = ", ".join(self.schema.names)
+            raise NotFound(f"there is no column {name!r}", hint=f"Columns: {known}", column=name)
+        for role, names in (
+            ("key", self.key),
+            ("cluster_by", self.cluster_by),
+            ("version column", [self.version]),
+            ("time column", [self.time]),
+        ):
+            if name in names:
+                raise Invalid(f"column {name!r} cannot be dropped: it is the table's {role}", column=name)
+        rest = pa.schema([column for column in self.schema if column.name != name])
+        return replace(self, schemas=(*self.schemas, rest))
+
+    def log_schema(self, schema_id: int) -> pa.Schema:
+        """The columns inside a log file: what a delete does not carry is null there."""
+        hidden = [pa.field(OP, pa.string(), False), pa.field(HASH, pa.int64(), False)]
+        if not self.is_keyed:
+            hidden.append(pa.field(ROW, pa.int64(), False))
+        columns = self.schemas[schema_id]
+        return pa.schema(hidden + [f if f.name in self.key else f.with_nullable(True) for f in columns])
+
+    @property
+    def log_schemas(self) -> list[pa.Schema]:
+        return [self.log_schema(i) for i in range(len(self.schemas))]
+
+    def baseline_schema(self, schema_id: int) -> pa.Schema:
+        """The columns inside a baseline file."""
+        hidden = [] if self.is_keyed else [pa.field(SEQ, pa.int64(), False), pa.field(ROW, pa.int64(), False)]
+        return pa.schema([*self.schemas[schema_id], *hidden])
+
+    def log_delta_schema(self) -> pa.Schema:
+        return pa.schema([*self.log_schema(self.schema_id), pa.field(SEQ, pa.int64())])
+
+    def baseline_delta_schema(self) -> pa.Schema:
+        # Nullable, for engines that hold a column's declaration against files from before it.
+        return pa.schema([*self.baseline_schema(self.schema_id), pa.field(VNODE, pa.int32())])
+
+    def to_configuration(self) -> dict[str, str]:
+        facts = {
+            "key": list(self.key),
+            "cluster_by": list(self.cluster_by),
+            "vnodes": self.vnodes,
+            "version": self.version,
+            "schemas": [schemas.to_text(s) for s in self.schemas],
+            "time": self.time,
+            "care": self.care.to_dict(),
+        }
+        return {
+            "strandline.format": str(FORMAT),
+            "strandline.table": json.dumps(facts),
+            "delta.enableExpiredLogCleanup": "false",
+            "delta.setTransactionRetentionDuration": "interval 30 days",
+        }
+
+    @staticmethod
+    def from_configuration(configuration: Mapping[str, str], where: str) -> TableDef:
+        try:
+            check_format(int(configuration["strandline.format"]), where)
+            facts = json.loads(configuration["strandline.table"])
+            return TableDef(
+                tuple(facts["key"]),
+                tuple(facts["cluster_by"]),
+                facts["vnodes"],
+                facts["version"],
+                tuple(schemas.relaxed(schemas.from_text(text)) for text in facts["schemas"]),
+                facts.get("time"),
+                Care.from_dict(facts.get("care", {})),
+            )
+        except (KeyError, ValueError) as error:
+            raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error
+
+
+def check_format(found: int, where: str) -> None:
+    if found < FORMAT:
+        raise Invalid(
+            f"{where} has format {found}, of a version before the first release; this one reads format {FORMAT}",
+            hint="Export its tables with the version that made it, and load them into a new lake.",
+            format=found,
+        )
+    if found > FORMAT:
+        raise Invalid(
+            f"{where} has format {found}; this version of Strandline reads up to {FORMAT}",
+            hint="Upgrade: pip install -U strandline",
+            format=found,
+        )
+
+
+def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise Invalid(f"{role} is {names!r}; expected a list of column names", column=str(names))
+    for at, name in enumerate(names):
+        if not isinstance(name, str) or name not in columns.names:
+            shown = repr(name) if isinstance(name, str) else f"{type(name).__name__} {name!r}"
+            raise Invalid(
+                f"{role}[{at}] is {shown}; expected a column name, one of: {', '.join(columns.names)}",
+                column=str(name),
+            )
+    if len(set(names)) != len(names):
+        raise Invalid(f"{role} names a column twice: {', '.join(names)}")

@@ -1,0 +1,332 @@
+"""Turn what a caller hands in into rows of a table's exact schema, or say which row and column is wrong.
+
+Accepted: Arrow tables, batches and readers, pandas, polars, anything else with an Arrow stream, and lists of
+dicts. A value is taken when the column's type holds it exactly; text is never parsed into numbers or times here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from strandline.errors import Invalid
+from strandline.model import json_text, moments
+from strandline.model.names import as_text
+from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
+from strandline.model.types import conform_column, is_json, storage_type
+from strandline.model.values import first_unfit
+
+_DICTS_AT_ONCE = 10_000
+
+
+def is_spark(data: object) -> bool:
+    """Whether `data` is a Spark DataFrame, classic or Connect, without importing PySpark."""
+    return any(base.__module__.startswith("pyspark.sql") for base in type(data).__mro__)
+
+
+def checked(
+    data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
+) -> Iterator[pa.Table]:
+    """The rows of `data` in pieces, each with exactly `schema`'s columns and types.
+
+    Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
+    values; by default those the schema declares not null. Errors count rows from `first_row` on."""
+    needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
+    offset = first_row
+    for piece in _pieces(data, schema):
+        if isinstance(piece, pa.Table):
+            with as_text():
+                _refuse(first_unsound(piece), offset)
+                table = _typed(piece, schema, offset)
+        else:
+            table = _from_dicts(piece, schema, offset)
+        _refuse(first_unreadable(table), offset)
+        _check_nulls(table, needed, offset)
+        check_json(table, offset)
+        yield table
+        offset += table.num_rows
+
+
+def _refuse(fault: Fault | None, offset: int) -> None:
+    if fault is not None:
+        raise fault.error(offset)
+
+
+def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any]]:
+    if isinstance(data, pa.Table):
+        yield data
+    elif isinstance(data, pa.RecordBatch):
+        yield pa.Table.from_batches([data])
+    elif type(data).__module__.startswith("pandas.") and hasattr(data, "to_dict") and hasattr(data, "columns"):
+        try:
+            table = pa.Table.from_pandas(data, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError):
+            # Row by row, the value that Arrow could not take is found.
+            yield data.to_dict("records")
+        else:
+            yield _with_moments(table, data, schema)
+    elif hasattr(data, "__arrow_c_stream__"):
+        try:
+            reader = pa.RecordBatchReader.from_stream(data)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise _not_rows(data) from error
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+    elif isinstance(data, Mapping | str | bytes):
+        raise _not_rows(data)
+    elif isinstance(data, Sequence):
+        for at in range(0, len(data), _DICTS_AT_ONCE):
+            yield data[at : at + _DICTS_AT_ONCE]
+    elif isinstance(data, Iterable):
+        for item in data:
+            if isinstance(item, pa.RecordBatch):
+                yield pa.Table.from_batches([item])
+            elif isinstance(item, pa.Table):
+                yield item
+            else:
+                yield [item]
+    else:
+        raise _not_rows(data)
+
+
+def _with_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
+    """The rows of a pandas frame. Arrow cuts moments that a frame holds as Python objects, so those are looked at."""
+    for at, field in enumerate(table.schema):
+        if frame.dtypes.iloc[at].kind != "O" or field.name not in schema.names:
+            continue
+        column = frame.iloc[:, at]
+        if pt.is_date(field.type) or pt.is_timestamp(field.type):
+            values = column.where(column.notna(), None).tolist()
+            table = table.set_column(at, field.name, _array(values, schema.field(field.name), 0))
+        elif "timestamp" in str(field.type):
+            found = next(((row, v) for row, v in enumerate(column) if moments.has_nanoseconds(v)), None)
+            if found is not None:
+                raise _unfit(found[0], schema.field(field.name), found[1], moments.MICROSECONDS)
+    return table
+
+
+def _not_rows(data: object) -> Invalid:
+    return Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
+
+
+def _typed(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
+    places = {name: at for at, name in enumerate(table.column_names)}
+    if len(places) != table.num_columns:
+        raise Invalid(f"a column name occurs twice: {', '.join(table.column_names)}")
+    known = set(schema.names)
+    for name in places:
+        if name not in known:
+            raise _unknown(name, schema, offset)
+    columns = []
+    for field in schema:
+        at = places.get(field.name)
+        if at is None:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+        else:
+            columns.append(_typed_column(table.column(at), field, offset))
+    return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
+
+
+def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
+    return Invalid(
+        f"row {row}: no column {name!r} in the table",
+        hint=f"Columns: {', '.join(schema.names)}. New nullable columns are added with evolve().",
+        row=row,
+        column=name,
+    )
+
+
+def may_hold(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of type `found` may go into a column of type `wanted`, each if it fits."""
+    return found == wanted or _is_day(found, wanted) or _may_cast(found, wanted)
+
+
+def _is_day(found: pa.DataType, wanted: pa.DataType) -> bool:
+    return bool(pt.is_date(wanted) and pt.is_timestamp(found) and found.tz is None)
+
+
+def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    if column.null_count == len(column):
+        # Without a value the type says nothing: an empty frame of pandas has floats or objects everywhere.
+        return pa.chunked_array([pa.nulls(len(column), field.type)])
+    is_day = _is_day(column.type, field.type)
+    if not may_hold(column.type, field.type):
+        row = offset + _first_of_extra(column, field.type)
+        raise Invalid(
+            f"row {row}, column {field.name!r}: {column.type} is not {field.type}",
+            hint=moments.hint(shown(column[row - offset]), field.type),
+            row=row,
+            column=field.name,
+        )
+    try:
+        typed = conform_column(column, field.type)
+        if pt.is_float32(field.type) and pt.is_floating(column.type):
+            _refuse_overflow(column, typed)
+        if is_day and pc.any(pc.not_equal(typed.cast(column.type), column), min_count=0).as_py():
+            raise pa.ArrowInvalid("it is not midnight")
+        return typed
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        at = _first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
+        raise Invalid(
+            f"row {offset + at}, column {field.name!r}: {_shown(shown(column[at]))} does not fit {field.type}"
+            f" ({str(error).splitlines()[0]})",
+            hint=moments.hint(shown(column[at]), field.type),
+            row=offset + at,
+            column=field.name,
+        ) from error
+
+
+def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
+    if pc.any(pc.and_(pc.is_inf(typed), pc.is_finite(column)), min_count=0).as_py():
+        raise pa.ArrowInvalid("a number is too large for 32 bits")
+
+
+def _first_of_extra(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row that shows why a column's type does not go with `kind`."""
+    if pt.is_struct(column.type) and pt.is_struct(kind):
+        names = {field.name for field in kind}
+        for field in column.type:
+            if field.name not in names:
+                return _first(pc.is_valid(pc.struct_field(column, [field.name])))
+    return _first(pc.is_valid(column))
+
+
+def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of `found` may be checked one by one into `wanted`; False means the types do not go together."""
+    if pt.is_null(found) or found == storage_type(wanted):
+        return True
+    if isinstance(found, pa.BaseExtensionType):
+        found = found.storage_type
+    if pt.is_dictionary(found):
+        found = found.value_type
+    if is_json(wanted):
+        wanted = pa.string()
+    if pt.is_timestamp(found) and pt.is_timestamp(wanted):
+        return bool((found.tz is None) == (wanted.tz is None))
+    if pt.is_decimal(wanted):
+        return bool(pt.is_decimal(found) or pt.is_integer(found))
+    if pt.is_struct(found) and pt.is_struct(wanted):
+        fields = {field.name: field.type for field in wanted}
+        return all(f.name in fields and _may_cast(f.type, fields[f.name]) for f in found)
+    if _is_list(found) and _is_list(wanted):
+        return _may_cast(found.value_type, wanted.value_type)
+    if pt.is_map(found) and pt.is_map(wanted):
+        return _may_cast(found.key_type, wanted.key_type) and _may_cast(found.item_type, wanted.item_type)
+    families: tuple[Callable[[pa.DataType], bool], ...] = (
+        lambda t: pt.is_integer(t) or pt.is_floating(t),
+        lambda t: pt.is_string(t) or pt.is_large_string(t) or t == pa.string_view(),
+        lambda t: pt.is_binary(t) or pt.is_large_binary(t) or t == pa.binary_view() or pt.is_fixed_size_binary(t),
+        pt.is_date,
+        pt.is_boolean,
+    )
+    return any(family(found) and family(wanted) for family in families)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Table:
+    known = set(schema.names)
+    for at, row in enumerate(piece):
+        if not isinstance(row, Mapping):
+            raise Invalid(f"row {offset + at} is a {type(row).__name__}; expected a dict", row=offset + at)
+        for name in row:
+            if name not in known:
+                raise _unknown(str(name), schema, offset + at)
+    columns = []
+    for field in schema:
+        values = [row.get(field.name) for row in piece]
+        if is_json(field.type):
+            values = [_json_text(value, offset + at, field.name) for at, value in enumerate(values)]
+        columns.append(_array(values, field, offset))
+    return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
+
+
+def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
+    kind = storage_type(field.type)
+    if pt.is_date(kind) or pt.is_timestamp(kind):
+        values = moments.plain(values, kind)
+    at = first_unfit(values, kind)
+    if at is None:
+        try:
+            return conform_column(pa.chunked_array([pa.array(values, kind)]), field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError):
+            at = _first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
+    raise _unfit(offset + at, field, values[at], moments.hint(values[at], kind))
+
+
+def _unfit(row: int, field: pa.Field, value: Any, hint: str | None) -> Invalid:
+    return Invalid(
+        f"row {row}, column {field.name!r}: {_shown(value)} ({type(value).__name__}) does not fit {field.type}",
+        hint=hint,
+        row=row,
+        column=field.name,
+    )
+
+
+def _json_text(value: Any, row: int, column: str) -> str | None:
+    """JSON text as it is; anything else that JSON can say, as text."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(
+            f"row {row}, column {column!r}: {_shown(value)} is not JSON ({error})", row=row, column=column
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    """A value for a message: short, and printable whatever it holds."""
+    return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
+
+
+def _first_failing(count: int, attempt: Callable[[int, int], object], values: Sequence[Any] | None = None) -> int:
+    """The first row for which `attempt(at, 1)` raises, found by halving; 0 when only the whole fails."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            attempt(low, middle - low)
+            low = middle
+        except (Invalid, pa.ArrowException, OverflowError, TypeError, ValueError):
+            high = middle
+    return low
+
+
+def _first(mask: pa.ChunkedArray) -> int:
+    return max(0, int(pc.index(mask, pa.scalar(True)).as_py()))
+
+
+def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
+    for name in needed:
+        column = table.column(name)
+        if column.null_count:
+            row = offset + _first(pc.is_null(column))
+            raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
+
+
+def check_json(table: pa.Table, offset: int) -> None:
+    """JSON columns hold JSON. Values repeat, so each distinct one is parsed once."""
+    for field in table.schema:
+        if not is_json(field.type):
+            continue
+        texts = pa.chunked_array([c.storage for c in table.column(field.name).chunks], type=pa.string())
+        for found in pc.unique(texts).drop_null():
+            text = found.as_py()
+            try:
+                json_text.check(text)
+            except (ValueError, RecursionError) as error:
+                row = offset + _first(pc.equal(texts, pa.scalar(text)))
+                why = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
+                raise Invalid(
+                    f"row {row}, column {field.name!r}: {_shown(text)} is not JSON ({why})", row=row, column=field.name
+                ) from error

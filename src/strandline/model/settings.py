@@ -1,0 +1,81 @@
+"""How a table is looked after: when its log is folded, how far back it can be read, when its rows expire.
+
+The settings are part of the table's definition, so every process that cares for the table does the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from strandline.errors import Invalid
+from strandline.model import duration
+
+_TIMES = ("fold_age", "keep", "grace", "retention")
+
+
+@dataclass(frozen=True)
+class Care:
+    """A table's settings; times are in seconds.
+
+    A vnode is folded when its unfolded changes pass `fold_ratio` of its folded rows, lie in more than `fold_files`
+    files, or the oldest of them is older than `fold_age`. Every state of the last `keep` can be read. A file that
+    nothing needs is deleted when it has been so for `grace`. `retention` is how long a row is kept by its time
+    column; None keeps it for ever."""
+
+    fold_ratio: float = 0.2
+    fold_files: int = 200
+    fold_age: float = 7 * 86400.0
+    keep: float = 86400.0
+    grace: float = 3600.0
+    retention: float | None = None
+
+    def changed(self, settings: Mapping[str, Any]) -> Care:
+        """The same with other settings; times as numbers of seconds, timedeltas or texts such as `7d`."""
+        known = [field.name for field in fields(self)]
+        checked: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name not in known:
+                raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
+            checked[name] = _checked(name, value)
+        return replace(self, **checked)
+
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any]) -> Care:
+        """What `to_dict` wrote, also in a later version that has more settings."""
+        known = {field.name for field in fields(Care)}
+        return Care().changed({name: value for name, value in facts.items() if name in known})
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def shown(self) -> dict[str, str]:
+        """Each setting as a person would write it."""
+        return {
+            name: "none" if value is None else duration.shown(value) if name in _TIMES else str(value)
+            for name, value in self.to_dict().items()
+        }
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _TIMES:
+        if name == "retention" and (value is None or value == "none"):
+            return None
+        length_s = duration.seconds(value, name)
+        if name == "retention" and not length_s:
+            raise Invalid("retention is 0; expected a length of time, or none to keep rows for ever", setting=name)
+        return length_s
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        number = float(value)
+        if not (math.isfinite(number) and number >= (1 if name == "fold_files" else 0)):
+            raise ValueError
+        if name == "fold_files" and number != int(number):
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        expected = "a whole number, 1 or more" if name == "fold_files" else "a number, 0 or more"
+        raise Invalid(f"{name} is {value!r}; expected {expected}", setting=name) from error
+    return int(number) if name == "fold_files" else number

@@ -1,0 +1,156 @@
+"""What people do to sinks by command: add one, start it again, retire it.
+
+A sink that is started again is a new life: a destination that keeps positions holds the old one, so a mark that is only
+set back would send nothing, and one that is set forward would be refused as a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strandline.consumers.feed import extent_of, files_of
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
+from strandline.pipeline.lag import Lag, lag_of
+from strandline.pipeline.resolve import declared_sink, facts_of, standing_of, standings, table_of
+from strandline.sinks.contract import Partial, Producer
+from strandline.sinks.definition import BACKFILL, HEAD, SinkDef, Start, checked_start
+from strandline.state.consumers import Consumer, Registered
+from strandline.state.leases import this_worker
+from strandline.state.marks import Standing
+from strandline.tables.merge import Merge
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A sink that starts again: `rows` will be sent at most, of which the destination may have some. `was` are its
+    marks until then, `life` is its number from now on."""
+
+    name: str
+    table: str
+    destination: str
+    start: Start
+    rows: int
+    was: Mapping[int, int]
+    life: int
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A sink that holds the log no more; what lies in `lag` is never sent."""
+
+    name: str
+    table: str
+    destination: str
+    lag: Lag
+
+
+def add(lake: Lake, sink: SinkDef) -> Registered:
+    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
+    for setting in sink.unkept():
+        raise Invalid(
+            f"sink {sink.name!r} has a secret in {setting} that would be lost: secrets are not written down",
+            hint="Keep it elsewhere, and name where in its place: env:NAME or file:PATH.",
+            consumer=sink.name,
+            setting=setting,
+        )
+    found = standing_of(lake, sink.name)
+    table = lake.table(sink.table)
+    lake.check_sink(sink)
+    sink.shape(table.definition, is_new=True, with_salt=False)
+    lake.ledger.bond.check()
+    registered = lake.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
+    lake.ledger.bond.renew()
+    return registered
+
+
+def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> Reset:
+    """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
+    checked_start(start, name)
+    found, consumer = _found(lake, name)
+    table = table_of(lake, declared_sink(lake, name, consumer), consumer)
+    merge = table.merge()
+    done = Reset(
+        name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
+    )
+    if dry_run:
+        return done
+    lake.ledger.bond.check()
+    newest = _newest_life(lake, table, consumer)
+    with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        lake.ledger.registry.retire(name)
+        lake.ledger.registry.register(
+            name,
+            kind=consumer.kind,
+            table=table.name,
+            table_generation=table.entry.generation,
+            destination=consumer.destination,
+            definition={**consumer.decided().definition, "start": merge.log.head if start == HEAD else start},
+            revive=True,
+            after_ms=newest,
+        )
+        lake.ledger.bond.renew()
+    return done
+
+
+def _newest_life(lake: Lake, table: Table, consumer: Consumer) -> int:
+    """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
+    when it knows none or cannot be asked; then the clock alone decides."""
+    lake_id = lake.catalog.refresh().lake_id
+    producer = Producer(
+        lake_id, consumer.name, table.name, consumer.table_generation, consumer.generation, consumer.began_ms
+    )
+    try:
+        declared = lake.declared.get(consumer.name)
+        delivery = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared).to.open(producer)
+        try:
+            return delivery.newest_life() if isinstance(delivery, Partial) else 0
+        finally:
+            delivery.close()
+    except StrandlineError:
+        return 0
+
+
+def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
+    """Let a sink send nothing more and hold the log no more."""
+    found, consumer = _found(lake, name)
+    try:
+        table = table_of(lake, None, consumer)
+        lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
+    except NotFound:
+        lag = Lag(0, 0, None)
+    if not dry_run:
+        lake.ledger.bond.check()
+        with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            lake.ledger.registry.retire(name)
+            lake.ledger.bond.renew()
+    return Retired(name, consumer.table, consumer.destination, lag)
+
+
+def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
+    known = standings(lake)
+    found = known.get(name, Standing())
+    if found.consumer is None:
+        ran = [each for each, standing in known.items() if standing.consumer is not None]
+        hint = f"Sinks that have run: {', '.join(ran) or 'none'}"
+        if name in known:
+            raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
+        raise NotFound(f"there is no sink {name!r}", hint=hint, consumer=name)
+    return found, found.consumer
+
+
+def _rows(start: Start, merge: Merge) -> int:
+    if start == HEAD:
+        return 0
+    if start == BACKFILL:
+        return sum(file.rows for file in [*merge.base_files(), *(file for _, file in merge.log_files())])
+    vnodes = range(merge.definition.vnodes)
+    if int(start) > merge.log.head:
+        raise Invalid(f"table is at seq {merge.log.head}; there is nothing after {start}", seq=int(start))
+    return extent_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows

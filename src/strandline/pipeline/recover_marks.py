@@ -1,0 +1,166 @@
+"""Find the marks of a lost or old state again, from the destinations that hold them.
+
+The lake's own record says which sinks there were and what they had begun; each destination that keeps positions says
+how far it has come. A batch that was interrupted is under way again, and goes on behind the last row that the
+destination has. A sink whose destination cannot tell, or holds more than the lake has, is retired and waits: only a
+person knows where it may go on, and `status` and every tick ask for it. Nothing is changed unless every destination
+has answered.
+
+After a crash: everything is adopted, or nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
+from strandline.pipeline.resolve import table_of
+from strandline.sinks.contract import Delivery, Partial, Producer
+from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
+from strandline.state.consumers import UNDECIDED, Consumer
+from strandline.state.epoch import read_record
+from strandline.state.intents import Intent
+from strandline.table import Table
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A sink and the seqs from which it goes on, by vnode; None when it is retired. `why` says how that is known,
+    `begun` counts the batches that it finishes first. With `is_undecided` it waits for a person to say where it goes
+    on."""
+
+    name: str
+    table: str
+    destination: str
+    marks: Mapping[int, int] | None
+    why: str
+    begun: int = 0
+    is_undecided: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "marks": None if self.marks is None else dict(self.marks)}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a sink goes on; `marks` are None when it does not."""
+
+    marks: Mapping[int, int] | None
+    why: str
+    begun: tuple[Intent, ...] = ()
+    is_undecided: bool = False
+
+
+def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
+    """Make the state that the lake is opened with its own again. Sinks named in `skip` are retired unasked."""
+    epochs = [0, *(lake.table(name).log.refresh().epoch for name in lake.tables())]
+    if _belongs(lake, max(epochs)):
+        raise Invalid(
+            f"the state {lake.state.shown} and the lake belong together: there is nothing to adopt",
+            hint="To start one sink again: strandline mark reset SINK",
+        )
+    record = read_record(lake.storage)
+    known = {each.name: each for each in lake.ledger.registry.all()}
+    known |= {each.name: each for each in (record.consumers if record else ())}
+    for name in skip:
+        if name not in known:
+            raise NotFound(
+                f"there is no sink {name!r} to skip", hint=f"Sinks: {', '.join(sorted(known))}", consumer=name
+            )
+    decided: list[tuple[Consumer, Mapping[int, int] | None]] = []
+    begun: list[Intent] = []
+    found: list[Adopted] = []
+    heads = {table.entry.generation: table.head for table in map(lake.table, lake.tables())}
+    for name in sorted(known):
+        consumer = known[name].decided()
+        is_retired = consumer.is_retired and known[name].undecided is None
+        if consumer.kind not in KINDS or is_retired:
+            decided.append((consumer, None if is_retired else {}))
+            continue
+        place = _Place(None, "skipped") if name in skip else _place(lake, consumer, record.intents if record else ())
+        if place.is_undecided:
+            consumer = replace(consumer, definition={**consumer.definition, UNDECIDED: place.why})
+        decided.append((replace(consumer, is_retired=False), place.marks))
+        begun += place.begun
+        facts = (name, consumer.table, consumer.destination)
+        found.append(Adopted(*facts, place.marks, place.why, len(place.begun), place.is_undecided))
+    lake.ledger.bond.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
+    return found
+
+
+def _belongs(lake: Lake, trimmed_epoch: int) -> bool:
+    try:
+        lake.ledger.bond.check(trimmed_epoch=trimmed_epoch)
+    except Conflict:
+        return False
+    return True
+
+
+def _place(lake: Lake, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
+    """Where a sink goes on, by its destination and by what it had begun."""
+    try:
+        table = table_of(lake, None, consumer)
+    except NotFound:
+        return _Place(None, "its table was dropped")
+    producer = Producer(
+        lake.catalog.refresh().lake_id,
+        consumer.name,
+        table.name,
+        consumer.table_generation,
+        consumer.generation,
+        consumer.began_ms,
+    )
+    try:
+        declared = lake.declared.get(consumer.name)
+        sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
+        delivery = sink.to.open(producer)
+        try:
+            return _held(delivery, table, [each for each in begun if each.generation == consumer.generation])
+        finally:
+            delivery.close()
+    except Conflict as error:
+        return _Place(None, error.message, is_undecided=True)
+    except StrandlineError as error:
+        raise Unavailable(
+            f"sink {consumer.name!r} cannot be asked how far it has come: {error.message}",
+            hint=f"Nothing was changed. Try again, or retire it: --skip {consumer.name}",
+            consumer=consumer.name,
+        ) from error
+
+
+def _held(delivery: Delivery, table: Table, begun: Sequence[Intent]) -> _Place:
+    vnodes, head = table.definition.vnodes, table.head
+    held = delivery.position(vnodes)
+    if held is None:
+        return _Place(None, "its destination keeps no position", is_undecided=True)
+    inside = delivery.inside(vnodes) if isinstance(delivery, Partial) else {}
+    beyond = max([*held.values(), *(seq for seq, _ in inside.values())], default=0)
+    if beyond > head:
+        why = f"its destination has changes up to seq {beyond} of a past that the lake lost: it is at {head}"
+        return _Place(None, why, is_undecided=True)
+    marks = {vnode: held.get(vnode, 0) for vnode in range(vnodes)}
+    if not isinstance(delivery, Partial) or not inside:
+        return _Place(marks, "by its destination" if any(marks.values()) else "its destination has none of its changes")
+    under_way: dict[str, Intent] = {}
+    for vnode, (seq, index) in sorted(inside.items()):
+        intent = next((each for each in begun if _covers(each, vnode, seq)), None)
+        if intent is None or any(marks[each] < intent.after for each in intent.vnodes):
+            why = f"its destination has vnode {vnode} up to index {index} of seq {seq}, inside a batch that the lake"
+            return _Place(None, f"{why} does not know", is_undecided=True)
+        under_way[intent.id] = intent
+    reopened = tuple(
+        replace(each, cuts=delivery.rest(each.vnodes, each.after, each.upto)) for each in under_way.values()
+    )
+    marks |= {vnode: each.after for each in reopened for vnode in each.vnodes}
+    return _Place(marks, "by its destination, which has a part of what was sent last", reopened)
+
+
+def _covers(intent: Intent, vnode: int, seq: int) -> bool:
+    """Whether a position inside this seq can be one of the batch. A first load has one seq for all its rows."""
+    is_load = intent.after == 0 and intent.definition.get("start", BACKFILL) == BACKFILL
+    return vnode in intent.vnodes and (seq == intent.upto if is_load else intent.after < seq <= intent.upto)

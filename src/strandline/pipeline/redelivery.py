@@ -1,0 +1,174 @@
+"""Send dead letters once more: each key as it is now, outside of every range.
+
+A letter holds the keys of rows that a destination refused, not the rows: what is sent is the current row of each key,
+in the sink's own shape, or a delete where there is none any more, if the sink sends deletes. It goes to the place that
+refused it and to no other. The request's id comes from the letter and from what is sent, so a repeated attempt that
+sends the same counts once. A receiver that keeps positions is told at which seq the rows were read: a request that
+arrives late puts no older row over a newer one.
+
+Only a refusal by the destination counts as an attempt; after anything else the letter is as it was.
+
+After a crash: the letter is gone, or is there and can be sent again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.consumers.feed import Feed
+from strandline.crash import crash_point
+from strandline.errors import Invalid, NotFound, StrandlineError, Unavailable
+from strandline.model import types as schemas
+from strandline.model.change import DELETE, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.pipeline.resolve import table_of
+from strandline.progress import Progress, silent
+from strandline.sinks.contract import Producer, Redelivery
+from strandline.sinks.definition import SinkDef
+from strandline.state.consumers import Consumer
+from strandline.state.leases import this_worker
+from strandline.state.letters import DeadLetter
+
+if TYPE_CHECKING:
+    from strandline.lake import Lake
+    from strandline.table import Table
+
+
+_REFUSALS = (400, 413, 422)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A letter that was to be sent again: it is gone, or stays because of `error`."""
+
+    id: str
+    consumer: str
+    rows: int
+    error: StrandlineError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else self.error.to_dict()
+        return {"id": self.id, "consumer": self.consumer, "rows": self.rows, "error": error}
+
+
+def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
+    """Send these letters again, each on its own; those that are accepted go."""
+    ledger = lake.ledger
+    ledger.bond.check()
+    by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
+    for letter in {letter.id: letter for letter in (ledger.letters.get(id) for id in ids)}.values():
+        by_sink[letter.consumer].append(letter)
+    done: list[Replayed] = []
+    proved: set[str] = set()
+    for name, letters in sorted(by_sink.items()):
+        consumer = ledger.registry.get(name)
+        with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            consumer = ledger.registry.get(name)  # as it is under the lease
+            ledger.bond.renew()
+            away: Unavailable | None = None
+            for letter in letters:
+                if away is None:
+                    sent = _sent(lake, consumer, letter, proved)
+                else:
+                    sent = Replayed(letter.id, name, letter.rows, away)
+                # Who is away for one letter is for the next, and each would wait as long.
+                away = sent.error if isinstance(sent.error, Unavailable) else None
+                done.append(sent)
+                progress(len(done), len(ids), name)
+    return done
+
+
+def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
+    letters = lake.ledger.letters
+    try:
+        rows = _send(lake, consumer, letter, proved)
+    except StrandlineError as error:
+        if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
+            letters.failed(letter.id, error.message, error.fields["status"])
+        return Replayed(letter.id, consumer.name, letter.rows, error)
+    crash_point("redelivery.sent")
+    letters.drop([letter.id])
+    return Replayed(letter.id, consumer.name, rows)
+
+
+def _send(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> int:
+    if consumer.is_retired:
+        raise Invalid(
+            f"sink {consumer.name!r} is retired: nothing is sent for it any more",
+            hint=f"Drop the letter, or use the sink again: strandline deadletter drop {letter.id[:8]}",
+            consumer=consumer.name,
+        )
+    declared = lake.declared.get(consumer.name)
+    table = table_of(lake, declared, consumer)
+    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    is_same_table = letter.table_generation == table.entry.generation
+    if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
+        raise Invalid(
+            f"dead letter {letter.id[:8]} of sink {consumer.name!r} is for {consumer.destination}, and an earlier life"
+            " of the sink or of its table: it goes nowhere else",
+            hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
+            consumer=consumer.name,
+        )
+    rows, as_of = current_rows(table, sink, letter.key_table, proved)
+    if not rows.num_rows:
+        return 0
+    lake_id = lake.catalog.refresh().lake_id
+    producer = Producer(
+        lake_id, consumer.name, table.name, table.entry.generation, consumer.generation, consumer.began_ms
+    )
+    delivery = sink.to.open(producer)
+    try:
+        if not isinstance(delivery, Redelivery):
+            raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
+        delivery.resend(letter.id, rows, as_of)
+    finally:
+        delivery.close()
+    return int(rows.num_rows)
+
+
+def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
+    """The rows of a letter as a sink would send them now; None when the table was dropped."""
+    consumer = lake.ledger.registry.get(letter.consumer)
+    declared = lake.declared.get(consumer.name)
+    try:
+        table = table_of(lake, declared, consumer)
+    except NotFound:
+        return None
+    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    current, _ = current_rows(table, sink, letter.key_table, set())
+    rows = pa.Table.from_batches([current])
+    return rows.filter(pc.equal(rows.column(OP), UPSERT))
+
+
+def current_rows(table: Table, sink: SinkDef, keys: pa.Table, proved: set[str]) -> tuple[pa.RecordBatch, int]:
+    """What a sink would send of these keys now: `_op`, `_seq` and the columns; and the seq at which that is so. Of a
+    table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
+    sends none. `proved` are the paths of files that were verified already."""
+    log = table.log.refresh()
+    shape = sink.shape(log.definition)
+    vnodes = range(log.definition.vnodes)
+    feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
+    with feed.kept():
+        found = feed.matching(keys, proved)
+    hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
+    found = found.drop_columns(hidden)
+    if log.definition.is_keyed and sink.deletes:
+        names = list(log.definition.key)
+        gone = keys.select(names).join(found.select(names), keys=names, join_type="left anti")
+        deletes = {OP: pa.array([DELETE] * gone.num_rows), SEQ: pa.array([log.head] * gone.num_rows, pa.int64())}
+        told = pa.table({**deletes, **{name: gone.column(name) for name in names}})
+        found = pa.concat_tables([found, schemas.conform(_padded(told, found.schema), found.schema)])
+    rows = found.combine_chunks().to_batches()[0] if found.num_rows else pa.RecordBatch.from_pylist([], found.schema)
+    return rows, log.head
+
+
+def _padded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field.name, pa.nulls(rows.num_rows, schemas.storage_type(field.type)))
+    return rows.select(schema.names)

@@ -1,0 +1,167 @@
+"""A sink as a user declares it: which table goes where, and what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import Any, cast
+
+from strandline.errors import Invalid
+from strandline.model import secret
+from strandline.model.definition import TableDef
+from strandline.model.text import check_text, check_texts
+from strandline.sinks.contract import Sink
+from strandline.sinks.outgoing import Shape
+from strandline.state.consumers import checked_name
+
+KINDS = {
+    "http": ("strandline.sinks.http", "HttpSink"),
+    "parquet": ("strandline.sinks.parquet", "ParquetSink"),
+    "delta": ("strandline.sinks.delta", "DeltaSink"),
+    "iceberg": ("strandline.sinks.iceberg", "IcebergSink"),
+}
+BACKFILL, HEAD = "backfill", "head"
+Start = str | int
+
+
+@dataclass(frozen=True)
+class SinkDef:
+    """`start` says where a sink begins that has never run: with the table as it is (`backfill`), with what comes next
+    (`head`), or with the changes after a seq."""
+
+    name: str
+    table: str
+    to: Sink
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+    mask: Mapping[str, str] = field(default_factory=dict, hash=False)
+    salt: str | None = field(default=None, repr=False)
+    deletes: bool = True
+    start: Start = BACKFILL
+
+    @staticmethod
+    def declare(
+        name: str,
+        table: str,
+        to: Sink,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        mask: Mapping[str, str] | None = None,
+        salt: str | None = None,
+        deletes: bool = True,
+        start: Start = BACKFILL,
+    ) -> SinkDef:
+        checked_name(name)
+        if not isinstance(getattr(to, "kind", None), str) or not hasattr(to, "open"):
+            raise Invalid(
+                f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",
+                consumer=name,
+            )
+        if isinstance(columns, str):
+            raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
+        checked_start(start, name)
+        declared = SinkDef(
+            name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
+        )
+        check_texts(f"sink {name!r}", declared.to_dict())
+        if salt is not None:
+            check_text(f"salt of sink {name!r}", salt)
+        return declared
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is kept of it: everything but secrets."""
+        return {
+            "to": {"kind": self.to.kind, **self.to.to_dict()},
+            "where": self.where,
+            "columns": None if self.columns is None else list(self.columns),
+            "mask": dict(self.mask),
+            "salt": secret.reference(self.salt),
+            "deletes": self.deletes,
+            "start": self.start,
+        }
+
+    def unkept(self) -> list[str]:
+        """The settings of which `to_dict` leaves out a secret, because it was given as it is."""
+        kept = self.to_dict()
+        found = ["salt"] if kept["salt"] != self.salt else []
+        return found + [name for name, value in kept["to"].items() for name in _unkept(name, self.to, value)]
+
+    @staticmethod
+    def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
+        """The sink that `to_dict` described. `given` is the same sink as it is now, if it is: it knows the secrets, and
+        how to reach the destination."""
+        to = dict(facts["to"])
+        kind = to.pop("kind")
+        if kind not in KINDS:
+            raise Invalid(
+                f"sink {name!r} is of the kind {kind!r}, which this version does not know",
+                hint="Upgrade: pip install -U strandline",
+                consumer=name,
+            )
+        return SinkDef(
+            name,
+            table,
+            _destination(kind, to, None if given is None else given.to),
+            facts["where"],
+            None if facts["columns"] is None else tuple(facts["columns"]),
+            facts["mask"],
+            given.salt if given is not None and facts["salt"] == secret.GIVEN else facts["salt"],
+            facts["deletes"],
+            facts["start"],
+        )
+
+    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Shape:
+        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
+        salt it is only good to be checked."""
+        if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
+            why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
+            raise Invalid(
+                f"sink {self.name!r} keeps current rows at {self.to.destination}, and table {self.table!r} {why}",
+                hint="Send its changes instead: mode='changes'.",
+                consumer=self.name,
+                table=self.table,
+            )
+        salt = None
+        if self.salt is not None and with_salt:
+            salt = secret.resolved(self.salt, f"salt of sink {self.name!r}")
+        return Shape.of(
+            definition,
+            where=self.where,
+            columns=self.columns,
+            mask=self.mask,
+            salt=salt,
+            deletes=self.deletes,
+            is_new=is_new,
+        )
+
+
+def _unkept(name: str, given: object, kept: object) -> Iterator[str]:
+    """Where a setting of a destination, or one within it, is not kept as it was given."""
+    now = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+    if isinstance(kept, Mapping):
+        for each, value in kept.items():
+            yield from _unkept(each, now, value)
+    elif kept != now:
+        yield name
+
+
+def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
+    """The destination that facts describe. When the given one is the same place, it is reached as that one says: it
+    knows secrets that were not written down, and a token that was wrong must not hold what was begun with it."""
+    module, made = KINDS[kind]
+    found: Any = getattr(import_module(module), made).from_dict(facts)
+    if given is not None and (given.kind, given.destination) == (kind, found.destination):
+        kept = {each.name: getattr(found, each.name) for each in fields(found) if each.name not in given.access}
+        found = replace(cast(Any, given), **kept)
+    sink: Sink = found
+    return sink
+
+
+def checked_start(start: object, name: str) -> Start:
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    if isinstance(start, str) and start in (BACKFILL, HEAD):
+        return start
+    raise Invalid(f"start of sink {name!r} is {start!r}; expected 'backfill', 'head' or a seq", consumer=name)

@@ -1,0 +1,259 @@
+"""One request to a receiver: how often it is repeated, how long one waits, and what an answer means.
+
+A request is repeated as it is, under the same key, while the receiver is busy or silent; the waiting is bounded by the
+sink's patience, counted from the first failure. Whoever gave up, or was killed, may send the request again: a receiver
+that has its rows already answers as if it had just taken them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Self
+
+import strandline
+from strandline.crash import crash_point
+from strandline.errors import Invalid, StrandlineError, Unavailable
+from strandline.model import secret
+from strandline.model.scrub import plain
+from strandline.sinks.forward.connection import Failed, Untrusted, Wire
+from strandline.sinks.proxy import proxy_secrets
+
+if TYPE_CHECKING:
+    from strandline.sinks.http import HttpSink
+
+REFUSED = frozenset({400, 422})
+CONFLICT = 409
+GONE = 410
+TOO_LARGE = 413
+
+_UNAUTHORIZED = 401
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_DECIDED = REFUSED | {CONFLICT, GONE, TOO_LARGE}
+_AGENT = f"strandline/{strandline.__version__}"
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 10.0
+_LONGEST_ASKED_S = 60.0
+_JITTER = 0.25
+_SECONDS = re.compile(r"0*(\d{1,9})(\.\d{1,9})?\Z", re.ASCII)
+_MANY_SECONDS = re.compile(r"\d+\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a receiver said. `body` is its beginning. `secrets` are what it was sent and its words may repeat."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    secrets: Sequence[str] = field(default=(), repr=False)
+
+    @property
+    def is_ack(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def document(self) -> Any:
+        """The document that it is; None when it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """What it says of the error, as the forward protocol words it."""
+        document = self.document
+        told = document.get("error") if isinstance(document, dict) else None
+        return told if isinstance(told, dict) else {}
+
+    @property
+    def message(self) -> str:
+        told = self.error.get("message")
+        text = told if isinstance(told, str) else self.body.decode("utf-8", "replace")
+        return plain(text, self.secrets) or f"HTTP status {self.status}"
+
+    @property
+    def location(self) -> str | None:
+        told = self.headers.get("location")
+        # What follows a question mark may be anything.
+        return None if told is None else plain(told.partition("?")[0], self.secrets)
+
+    @property
+    def row(self) -> int | None:
+        """The row of the request that is refused, if the answer names one."""
+        told = self.error.get("row")
+        return told if type(told) is int else None
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What is the user's in every request, as it is: headers, and the parameters of the address."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    params: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def texts(self) -> list[str]:
+        """What nobody's words may repeat: these, and the login at the proxy that the request went through."""
+        return [*self.headers.values(), *self.params.values(), *proxy_secrets()]
+
+
+class Line:
+    """A connection to a receiver, kept open from one request to the next; for one thread.
+
+    `secrets` are as they were when the sink was opened; they are read again when a receiver does not accept them.
+    `requests`, `retries` and `bytes` count what was sent."""
+
+    def __init__(self, sink: HttpSink, secrets: Secrets) -> None:
+        self.requests = self.retries = self.bytes = 0
+        self._sink = sink
+        self._secrets = secrets
+        self._wire = Wire(timeout_s=sink.timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """The answer to one request: rows were taken (2xx), refused (400, 422), are too many (413), or do not follow
+        what the receiver has (409, 410). Anything else is raised."""
+        attempts, is_refreshed, failing_since_s = 0, False, math.inf
+        while True:
+            attempts += 1
+            crash_point("sink.chunk_sending")
+            self.requests += 1
+            self.bytes += len(body)
+            answer, fault = self._attempt("POST", self._sink.url, headers, {}, content=body)
+            if answer is not None and answer.status == _UNAUTHORIZED and not is_refreshed:
+                is_refreshed = True
+                self._refresh()
+                self.retries += 1
+                continue
+            if answer is not None and answer.status not in _AGAIN:
+                if answer.is_ack or answer.status in _DECIDED:
+                    return answer
+                raise self.stopped(answer)
+            now_s = time.monotonic()
+            failing_since_s = min(failing_since_s, now_s)
+            pause_s = wait_s(answer, attempts)
+            if now_s - failing_since_s + pause_s > self._sink.patience_s:
+                raise self._silent(answer, fault, attempts)
+            time.sleep(pause_s)
+            self.retries += 1
+
+    def ask_positions(self, parameters: Mapping[str, str]) -> Answer:
+        """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
+        url = f"{self._sink.url.rstrip('/')}/positions"
+        answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+        if answer is not None and answer.status == _UNAUTHORIZED:
+            self._refresh()
+            answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+        if answer is None or answer.status in _AGAIN:
+            raise self._silent(answer, fault, 1)
+        return answer
+
+    def stopped(self, answer: Answer) -> Invalid:
+        """An answer after which someone has to look."""
+        sink = self._sink
+        location = answer.location
+        hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
+        if answer.status == _UNAUTHORIZED:
+            hint = _token_hint(sink.token)
+        if location is not None:
+            hint = f"Redirects are not followed. Point the sink at the right place: it names {location}"
+        return Invalid(
+            f"{sink.url} answered {answer.status}: {answer.message}",
+            hint=hint,
+            url=sink.url,
+            status=answer.status,
+            location=location,
+        )
+
+    def _attempt(
+        self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
+    ) -> tuple[Answer | None, str]:
+        """An answer, or None and why there is none."""
+        known = {name.lower() for name in self._secrets.headers}
+        agent = {} if "user-agent" in known else {"User-Agent": _AGENT}
+        headers = {**agent, **self._secrets.headers, **headers}
+        params = {**self._secrets.params, **params}
+        try:
+            status, told, body = self._wire.exchange(method, url, headers, params, content)
+        except Untrusted as error:
+            raise Invalid(
+                f"{self._sink.url} was not asked: {plain(str(error), self._secrets.texts)}",
+                hint="Check the address. If its certificate comes from an authority of your own, name the file with the"
+                " authority's certificate in the variable SSL_CERT_FILE. Then the next tick sends the rows.",
+                url=self._sink.url,
+            ) from error
+        except Failed as error:
+            return None, plain(str(error), self._secrets.texts)
+        return Answer(status, told, body, self._secrets.texts), ""
+
+    def _refresh(self) -> None:
+        try:
+            self._secrets = self._sink.secrets()
+        except StrandlineError as error:
+            raise Invalid(
+                f"{self._sink.url} answered 401, and to read the token again failed: {error.message}",
+                hint=error.hint,
+                url=self._sink.url,
+                status=_UNAUTHORIZED,
+            ) from error
+
+    def _silent(self, answer: Answer | None, fault: str, attempts: int) -> Unavailable:
+        said = f"answered {answer.status}: {answer.message}" if answer is not None else f"did not answer: {fault}"
+        times = "once" if attempts == 1 else f"{attempts} times"
+        return Unavailable(
+            f"{self._sink.url} was asked {times} and {said}",
+            hint="Nothing is lost and nothing counts twice: the next tick goes on where this one stopped.",
+            url=self._sink.url,
+            status=None if answer is None else answer.status,
+            attempts=attempts,
+        )
+
+
+def _token_hint(token: str | None) -> str:
+    """What to do about a token that is not accepted; it names where the token was read and never the token."""
+    ways = "strandline sink add … --token env:NAME, or HttpSink(url, token='env:NAME')"
+    if token is None:
+        return f"The sink has no token. Give it one: {ways}."
+    read = f"that was read from {token} " if secret.is_reference(token) else ""
+    return f"The token {read}is not accepted. Put a good one there, or name another place: {ways}."
+
+
+def wait_s(answer: Answer | None, attempts: int) -> float:
+    """How long to wait before a request is repeated that was made so often."""
+    asked_s = 0.0 if answer is None else _asked_s(answer.headers.get("retry-after", ""))
+    if asked_s > 0:
+        return min(asked_s, _LONGEST_ASKED_S)
+    # Not less for a receiver that asks for no wait at all: that would be a busy loop.
+    ladder_s = min(_FIRST_WAIT_S * 2.0 ** min(attempts - 1, 16), _LONGEST_WAIT_S)
+    return ladder_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+def _asked_s(text: str) -> float:
+    """The seconds of a `Retry-After`, which may be a date; 0 when it says nothing of use."""
+    text = text.strip()
+    if _SECONDS.match(text):
+        return float(text)
+    if _MANY_SECONDS.match(text):
+        return math.inf
+    try:
+        moment = parsedate_to_datetime(text)
+        return (moment.replace(tzinfo=moment.tzinfo or dt.UTC) - dt.datetime.now(dt.UTC)).total_seconds()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return 0.0

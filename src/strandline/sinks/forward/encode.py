@@ -1,0 +1,122 @@
+"""The rows of a chunk as the bytes of a request, in the two formats of the forward protocol.
+
+The same rows give the same bytes, as long as the libraries that write them are the same. In JSON a
+value is said so that nothing of it is lost: decimals and what JSON has no number for (NaN, Infinity) are texts, bytes
+are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from strandline.model.change import ROW
+
+ARROW = "arrow"
+NDJSON = "ndjson"
+FORMATS = (ARROW, NDJSON)
+
+_GZIP_LEVEL = 2
+_ZSTD = pa.ipc.IpcWriteOptions(compression="zstd")
+_Said = Callable[[Any], Any]
+
+
+def encode(rows: pa.RecordBatch, format: str) -> tuple[bytes, Mapping[str, str]]:
+    """The body and the headers that describe it."""
+    if ROW in rows.schema.names:
+        rows = rows.drop_columns([ROW])
+    if format == ARROW:
+        return stream(rows), {"Content-Type": "application/vnd.apache.arrow.stream"}
+    body = gzip.compress(_lines(rows), _GZIP_LEVEL, mtime=0)
+    return body, {"Content-Type": "application/x-ndjson", "Content-Encoding": "gzip"}
+
+
+def stream(rows: pa.RecordBatch) -> bytes:
+    """Rows as an Arrow IPC stream."""
+    # A slice, or rows out of a filter, would be written with what happens to lie around them.
+    rows = pa.RecordBatch.from_arrays([pa.concat_arrays([each]) for each in rows.columns], schema=rows.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_ZSTD) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def _lines(rows: pa.RecordBatch) -> bytes:
+    columns = [_values(column) for column in rows.columns]
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+    names = rows.schema.names
+    return "".join(encode(dict(zip(names, row, strict=True))) + "\n" for row in zip(*columns, strict=True)).encode()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    say = _said(column.type)
+    # Times become texts here: Python does not know all years that a column may hold.
+    values = column.cast(_timeless(column.type)).to_pylist()
+    return values if say is None else [None if value is None else say(value) for value in values]
+
+
+def _timeless(kind: pa.DataType) -> pa.DataType:
+    if pt.is_temporal(kind):
+        return pa.string()
+    if pt.is_list(kind):
+        return pa.list_(_timeless(kind.value_type))
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(each.name, _timeless(each.type), each.nullable) for each in kind])
+    if pt.is_map(kind):
+        return pa.map_(_timeless(kind.key_type), _timeless(kind.item_type))
+    return kind
+
+
+def _said(kind: pa.DataType) -> _Said | None:
+    """How values of a type are said in JSON; None when they are said as they are."""
+    if pt.is_timestamp(kind):
+        return lambda text: text.replace(" ", "T", 1)
+    if pt.is_decimal(kind):
+        return lambda number: format(number, "f")
+    if pt.is_binary(kind):
+        return lambda data: base64.b64encode(data).decode()
+    if pt.is_floating(kind):
+        return _number
+    if pt.is_list(kind):
+        return _list(_said(kind.value_type) or _same)
+    if pt.is_struct(kind):
+        return _struct({each.name: _said(each.type) or _same for each in kind})
+    if pt.is_map(kind):
+        return _map(_said(kind.key_type) or _same, _said(kind.item_type) or _same, pt.is_string(kind.key_type))
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _list(say: _Said) -> _Said:
+    return lambda values: [None if value is None else say(value) for value in values]
+
+
+def _struct(says: Mapping[str, _Said]) -> _Said:
+    return lambda fields: {n: None if value is None else says[n](value) for n, value in fields.items()}
+
+
+def _map(say_key: _Said, say: _Said, is_object: bool) -> _Said:
+    """An object where the keys are texts, else a list of pairs."""
+
+    def said(pairs: list[tuple[Any, Any]]) -> Any:
+        told = [(say_key(key), None if value is None else say(value)) for key, value in pairs]
+        return dict(told) if is_object else [list(pair) for pair in told]
+
+    return said

@@ -1,0 +1,311 @@
+"""The lane of an HTTP sink: one batch, chunk after chunk.
+
+A chunk is sent when the one before it is acknowledged. What was acknowledged is durable at the receiver, so there is
+nothing to finish. The lane stops and asks for its rule to be saved
+
+- before the first chunk for a receiver that knows chunks by their keys: a repeated batch must be cut the same way;
+- when such a receiver finds a chunk too large: smaller ones are new keys, and what is done must not be sent under them;
+- when a receiver refuses rows: they are on record before anything is sent without them. Otherwise a crash in between
+  would leave rows that are neither there nor dead letters, or send the others again under another key.
+
+A receiver that keeps positions is asked for them before rows that it refuses are given up: those of them that it has,
+from a request whose answer was lost, are no dead letters.
+
+After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips what it has, row by row;
+any other one gets the same chunks under the same keys."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.definition import MAX_VNODES
+from strandline.sinks.contract import Batch, Dead, Producer, Result
+from strandline.sinks.forward import encode
+from strandline.sinks.forward.chunks import Chunk, Cutter, Rule, positions_of
+from strandline.sinks.forward.client import CONFLICT, GONE, TOO_LARGE, Answer, Line, Secrets
+
+if TYPE_CHECKING:
+    from strandline.sinks.http import HttpSink
+
+_VERSION = 1
+# A chunk of which more rows are refused, one by one, is cut in half; one that goes on so from its first rows on, or is
+# no longer than a few of those, is refused as a whole.
+NAMED_ROWS = 16
+
+
+@dataclass(frozen=True)
+class HttpLane:
+    """Sends one batch. `secrets` are as they are on the driver: a task may lack the variable or the file that holds
+    one."""
+
+    sink: HttpSink
+    producer: Producer
+    batch: Batch
+    secrets: Secrets = field(repr=False, hash=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
+        if self.batch.cuts is None and not self.sink.keeps_positions:
+            yield Result(cuts=self.rule.to_dict())
+        else:
+            yield _Run(self).result(batches)
+
+    @property
+    def rule(self) -> Rule:
+        """The saved rule: a sink's new settings are for batches that are not begun."""
+        if self.batch.cuts is not None:
+            return Rule.from_dict(self.batch.cuts)
+        return Rule(self.sink.chunk_rows, self.sink.chunk_bytes)
+
+
+class _Run:
+    """One run of a lane: to the batch's end, to the first error, or to a rule that must be saved."""
+
+    def __init__(self, lane: HttpLane) -> None:
+        self._sink = lane.sink
+        self._producer = lane.producer
+        self._line = Line(lane.sink, lane.secrets)
+        self._cutter = Cutter(lane.batch, lane.rule)
+        self._rows = 0
+        self._dead: list[Dead] = []
+
+    def result(self, batches: Iterable[pa.RecordBatch]) -> Result:
+        rule: Rule | None = None
+        error: StrandlineError | None = None
+        try:
+            rule = self._deliver(batches)
+        except StrandlineError as failure:
+            error = failure
+        except OSError as failure:
+            error = Unavailable(f"a lane could not read its rows: {failure}")
+        except Exception as failure:
+            error = Internal(f"a lane failed: {type(failure).__name__}: {failure}")
+        finally:
+            self._line.close()
+        return Result(
+            rows=self._rows,
+            # Of a lane that is run again the last run counts them, from the batch's beginning on.
+            withheld=self._cutter.withheld if rule is None and error is None else 0,
+            bytes=self._line.bytes,
+            requests=self._line.requests,
+            retries=self._line.retries,
+            dead=tuple(self._dead),
+            cuts=None if rule is None else rule.to_dict(),
+            error=error,
+        )
+
+    def _deliver(self, batches: Iterable[pa.RecordBatch]) -> Rule | None:
+        """Send what the batch holds; the rule to save, when that has to come first."""
+        for chunk in self._cutter.chunks(batches):
+            if self._sink.keeps_positions:
+                rule = self._send_by_position(chunk)
+            else:
+                rule = self._send_by_key(chunk) if chunk.rows.num_rows else None
+            del chunk  # it may be a part of a large record batch
+            if rule is not None:
+                return rule
+        return None
+
+    def _send_by_position(self, chunk: Chunk) -> Rule | None:
+        """A chunk to a receiver that keeps positions; one without rows moves them, too. `waiting` is the rest of it, in
+        order: nothing is sent before all that lies in front of it is acknowledged."""
+        waiting = chunk.parts()
+        while waiting:
+            chunk = waiting.pop(0)
+            answer = self._post(chunk)
+            if answer.is_ack:
+                self._acknowledged(chunk)
+                continue
+            smaller = self._cut_refused(chunk, answer)
+            if len(smaller) == 1:
+                return self._refused(chunk, answer)
+            waiting[:0] = [part for each in smaller for part in each.parts()]
+        return None
+
+    def _cut_refused(self, chunk: Chunk, answer: Answer) -> list[Chunk]:
+        """What to send instead of a chunk that was refused; itself alone when that is final. Positions know rows, not
+        chunks, so it may be cut anywhere."""
+        rows = chunk.rows.num_rows
+        if answer.status == TOO_LARGE and rows > 1:
+            self._cutter.shrink(bytes=chunk.bytes // 2)
+            return chunk.halves()
+        if not rows:
+            raise self._line.stopped(answer)
+        if _is_for_halves(chunk, answer):
+            self._cutter.shrink(rows=rows // 2)
+            return chunk.halves()
+        # A row that is there must not become a dead letter.
+        return chunk.pieces(held_positions(self._line, self._sink, self._producer))
+
+    def _send_by_key(self, chunk: Chunk) -> Rule | None:
+        """A chunk to a receiver that knows chunks by their keys: what it refuses is never sent in another way than a
+        saved rule says, not even when the receiver is put right meanwhile."""
+        answer = self._post(chunk)
+        if answer.is_ack:
+            self._acknowledged(chunk)
+            return None
+        if answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
+            self._cutter.shrink(bytes=chunk.bytes // 2)
+            return replace(self._cutter.rule, done=chunk.start)
+        if _is_for_halves(chunk, answer):
+            return self._cutter.rule.smaller(chunk)
+        return self._refused(chunk, answer)
+
+    def _refused(self, chunk: Chunk, answer: Answer) -> Rule:
+        """The rule to save for what is dead now: the row that is named, or all of the chunk. Nothing is sent before it
+        is saved."""
+        row = _named(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
+        self._dead.append(_dead(chunk, row, answer))
+        return self._cutter.rule.past(chunk, row)
+
+    def _post(self, chunk: Chunk) -> Answer:
+        data, headers = encode.encode(chunk.rows, self._sink.body_format)
+        told = {"Idempotency-Key": chunk.key(self._producer.generation)}
+        if self._sink.keeps_positions:
+            told["Strandline-Chunk"] = json.dumps(self._described(chunk))
+        answer = self._line.post(data, {**headers, **told})
+        if answer.status == CONFLICT:
+            raise self._conflict(chunk, answer)
+        if answer.status == GONE:
+            raise (
+                outlived(self._producer, self._sink, answer)
+                if self._sink.keeps_positions
+                else self._line.stopped(answer)
+            )
+        return answer
+
+    def _described(self, chunk: Chunk) -> dict[str, Any]:
+        return {**described(self._producer), "is_first": chunk.is_first, "ranges": chunk.ranges}
+
+    def _acknowledged(self, chunk: Chunk) -> None:
+        crash_point("sink.chunk_acked")
+        self._rows += chunk.rows.num_rows
+
+    def _conflict(self, chunk: Chunk, answer: Answer) -> Conflict:
+        consumer, url = self._producer.consumer, self._sink.url
+        if not self._sink.keeps_positions:
+            return Conflict(
+                f"{url} answered 409 to {chunk.rows.num_rows} rows of sink {consumer!r}: {answer.message}",
+                hint="Nothing is lost: the next tick sends them again under the same key.",
+                consumer=consumer,
+                url=url,
+                status=CONFLICT,
+            )
+        held = positions_of(answer.error.get("positions"), max(chunk.of.vnodes) + 1) or {}
+        gaps = [
+            (vnode, begin, held.get(vnode))
+            for first, last, *begin, _, _ in chunk.ranges
+            for vnode in range(first, last + 1)
+            if vnode not in held or held[vnode] < tuple(begin)
+        ]
+        vnode, expected, found = gaps[0] if gaps else (chunk.start[0], list(chunk.start[1:]), held.get(chunk.start[0]))
+        has = "knows nothing of it" if found is None else f"is at seq {found[0]}, index {found[1]}"
+        return Conflict(
+            f"sink {consumer!r} goes on at seq {expected[0]}, index {expected[1]} of vnode {vnode}, but {url} {has}: it"
+            " was recreated, restored from a copy, or changed by someone else",
+            hint=f"Nothing of the chunk was applied. To send the table again: strandline mark reset {consumer}",
+            consumer=consumer,
+            url=url,
+            status=CONFLICT,
+            vnode=vnode,
+            expected=list(expected),
+            found=None if found is None else list(found),
+        )
+
+
+def described(producer: Producer) -> dict[str, Any]:
+    """What a header says of who sends."""
+    source = {
+        "lake": producer.lake_id,
+        "consumer": producer.consumer,
+        "table": producer.table,
+        "table_generation": producer.table_generation,
+    }
+    return {"version": _VERSION, "sink": producer.sink, "life": producer.life, "source": source}
+
+
+def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, tuple[int, int]]:
+    """The position of each vnode at a receiver that keeps them: what lies before it is done, what follows is not there.
+    Asked before a batch and, when rows are refused, within one."""
+    answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
+    if answer.status == GONE:
+        raise outlived(producer, sink, answer)
+    told = answer.document
+    held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
+    if held is not None:
+        return held
+    if answer.is_ack or answer.status in (404, 405):
+        raise _not_a_receiver(producer, sink, answer)
+    raise line.stopped(answer)
+
+
+def _not_a_receiver(producer: Producer, sink: HttpSink, answer: Answer) -> Invalid:
+    table = sink.url.rsplit("/", 1)[-1]
+    make = (
+        f"The sink's mark did not move. The table has to exist there: strandline table create {table} --schema … --key"
+        f" …, or strandline ingest {table} FILES --key …, there."
+    )
+    other = (
+        " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
+        " HttpSink(url, receiver='any')."
+    )
+    is_a_receiver = answer.error.get("kind") == "NotFound" and "table" in answer.error
+    return Invalid(
+        f"{sink.url} answered {answer.status} to the question for its positions: it is no Strandline receiver, or has"
+        f" no such table ({answer.message[:80]})",
+        hint=make if is_a_receiver else make + other,
+        consumer=producer.consumer,
+        url=sink.url,
+        status=answer.status,
+    )
+
+
+def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:
+    """A newer life of the same sink has sent there: what this one would send are older rows."""
+    newest = answer.error.get("life")
+    newer = f"begun {_moment(newest)}, " if type(newest) is int else ""
+    return Conflict(
+        f"{sink.url} takes nothing more of this life of sink {producer.consumer!r}, begun {_moment(producer.life)}: a"
+        f" newer life, {newer}has sent rows there. This lake or its state was put back from a copy, or another copy of"
+        " the lake sends there",
+        hint=f"To send the table again, as the newest life: strandline mark reset {producer.consumer}",
+        consumer=producer.consumer,
+        url=sink.url,
+        status=GONE,
+        life=producer.life,
+        found=newest,
+    )
+
+
+def _moment(life: int) -> str:
+    """When a life began, for people; its number when that is no time of our days."""
+    try:
+        return dt.datetime.fromtimestamp(life / 1000, dt.UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(life)
+
+
+def _named(chunk: Chunk, answer: Answer) -> int | None:
+    """The one row that is refused; None when all are."""
+    row = answer.row
+    is_usable = row is not None and 0 <= row < chunk.rows.num_rows
+    return row if is_usable and answer.status != TOO_LARGE else None
+
+
+def _is_for_halves(chunk: Chunk, answer: Answer) -> bool:
+    """Whether many rows of a chunk are refused, and more than as many before the next one are good."""
+    row = _named(chunk, answer)
+    is_long = chunk.rows.num_rows > 2 * NAMED_ROWS
+    return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS
+
+
+def _dead(chunk: Chunk, row: int | None, answer: Answer) -> Dead:
+    identities = chunk.identities(row)
+    return Dead(chunk.at(row or 0), identities.num_rows, encode.stream(identities), answer.message, answer.status)

@@ -1,0 +1,460 @@
+"""The state of a lake's consumers: one small database, SQLite beside a local lake or PostgreSQL by URL.
+
+It owns the connection, the transactions, the database's clock and what the driver's errors become. Tables belong to
+the modules that use them and share one `metadata`. State and lake share an id and a rising epoch, so that a state
+that is lost, foreign or older than its lake is noticed (see `bond`).
+
+After a crash: a transaction is there whole or not at all, and a commit that returned survives a power loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    event,
+    func,
+    inspect,
+    make_url,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from strandline.crash import crash_point
+from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.scrub import plain, repeats
+from strandline.model.text import check_text
+from strandline.state import private, sqlite_file
+
+FORMAT = 1
+FILE = "state.db"
+TIMEOUT_S = 30.0
+
+metadata = MetaData()
+# The names have a prefix: a PostgreSQL database may hold other things too.
+meta = Table(
+    "strandline_meta",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("format", Integer, nullable=False),
+    Column("lake_id", Text),
+    Column("epoch", BigInteger, nullable=False),
+    Column("pending", BigInteger, nullable=False),
+)
+
+_DRIVERS = {
+    "sqlite": "sqlite+pysqlite",
+    "sqlite+pysqlite": "sqlite+pysqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+_EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
+_SECRETS = ("password", "sslpassword")
+_CREATING = 0x5374726E  # the advisory lock under which tables are created
+_SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
+_POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
+
+
+class State:
+    """An open state database, made when missing. Safe to share between threads; any number of processes may open it.
+    A SQLite file that this process may not write can be read; a transaction is then `Unavailable`.
+
+    `timeout_s` bounds how long a call waits for a connection or for another's lock."""
+
+    def __init__(self, url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._url = _checked(url)
+        self._timeout_s = timeout_s
+        self._secrets = _secrets(self._url)
+        self._path = _path(self._url)
+        self._file: tuple[int, int] | None = None
+        self._made: set[str] = set()
+        self._copy: sqlite_file.Copy | None = None
+        self.shown = _shown(self._url)
+        if self._path is not None:
+            private.make(self._path)
+        with self._translated():
+            self._engine = self._new_engine()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def for_lake(uri: str, is_local: bool, url: str | None = None) -> State:
+        """The state of the lake at `uri`: the database at `url`, or a file in the folder of a local lake."""
+        if url is not None:
+            return State(url)
+        if not is_local:
+            raise Invalid(
+                f"{uri} is not a folder on this machine, so its state needs a database",
+                hint="Name one: Lake(…, state='postgresql://user@host/database')",
+            )
+        return State(URL.create("sqlite", database=os.path.join(uri, FILE)))
+
+    def __repr__(self) -> str:
+        return f"State({self.shown!r})"
+
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection that no thread is using."""
+        self._engine.dispose()
+        if self._copy is not None:
+            self._copy.close()
+
+    # --- transactions ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Change the state: all of the block or nothing. After `Unavailable` the commit may have landed: reload.
+
+        SQLite has one writer at a time, from the first statement on (BEGIN IMMEDIATE). PostgreSQL runs READ COMMITTED,
+        which is enough because nothing here is decided on a row that is not locked: every change begins with SELECT …
+        FOR UPDATE (or FOR SHARE) of the row that stands for what it changes (a lease, a consumer, `meta`), which
+        waits for others and then reads their newest version; what belongs to that row is read by later statements,
+        each of which sees everything committed before it, and is changed only under the same lock. A row that may be
+        missing is inserted first (`insert_missing`). Locks are taken in one order, `meta`, lease, consumers by name, so
+        nobody waits in a circle."""
+        with self._translated():
+            self._check_file()
+            self._leave_copy(is_writing=True)
+            with self._engine.connect() as connection:
+                with connection.execution_options(is_writing=True).begin():
+                    yield connection
+                    crash_point("state.before_commit")
+                crash_point("state.committed")
+            self._check_file()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Read the state as of one moment, without keeping a writer waiting."""
+        with self._translated():
+            self._check_file()
+            self._leave_copy()
+            with self._engine.connect() as connection:
+                if not self._is_sqlite:
+                    connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                with connection.begin():
+                    yield connection
+
+    def ensure(self, *tables: Table) -> None:
+        """Create those of the tables that are missing; any number of processes may do so at once."""
+        if not self.has(*tables):
+            with self.transaction() as connection:
+                self._create(connection, *tables)
+            self._made |= {table.name for table in tables}
+
+    def has(self, *tables: Table) -> bool:
+        """Whether all the tables are there."""
+        names = {table.name for table in tables}
+        if not names <= self._made:
+            with self.reading() as connection:
+                self._made |= set(inspect(connection).get_table_names())
+        return names <= self._made
+
+    # --- the lake ----------------------------------------------------------------------------------------------
+
+    def lake_id(self) -> str | None:
+        """The lake that this state belongs to; None before the first `bind`."""
+        with self.reading() as connection:
+            found: str | None = connection.execute(select(meta.c.lake_id)).scalar_one()
+        return found
+
+    def bind(self, lake_id: str) -> None:
+        """Let this be the state of that lake; `Conflict` when it is another lake's."""
+        check_text("lake id", lake_id)
+        found = self.lake_id()
+        if found is None:
+            with self.transaction() as connection:
+                found = connection.execute(select(meta.c.lake_id).with_for_update()).scalar_one()
+                if found is None:
+                    connection.execute(update(meta).values(lake_id=lake_id))
+                    return
+        if found != lake_id:
+            raise Conflict(
+                f"{self.shown} is the state of the lake {found}, not of {lake_id}",
+                hint="Give each lake a state of its own: another file, database or schema.",
+                state=self.shown,
+                lake=lake_id,
+                found=found,
+            )
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self._path is not None
+
+    def _new_engine(self) -> Engine:
+        if self._path is not None:
+            self._copy = sqlite_file.Copy.needed(self._path)
+            engine = create_engine(
+                self._url,
+                hide_parameters=True,
+                **(
+                    {"connect_args": {"timeout": self._timeout_s}, "pool_timeout": self._timeout_s}
+                    if self._copy is None
+                    else {"creator": self._copy.connect, "poolclass": NullPool}
+                ),
+            )
+            event.listen(engine, "connect", sqlite_file.prepare)
+            event.listen(engine, "begin", sqlite_file.begin)
+            return engine
+        wait_ms = max(1, int(self._timeout_s * 1000))
+        settings = {"connect_timeout": max(2, int(self._timeout_s)), "tcp_user_timeout": wait_ms}
+        engine = create_engine(
+            self._url,
+            hide_parameters=True,
+            pool_timeout=self._timeout_s,
+            pool_pre_ping=True,
+            connect_args={name: value for name, value in settings.items() if name not in self._url.query},
+        )
+
+        def prepare(connection: Any, _: object) -> None:
+            # A client that stalls inside a transaction loses it, and others do not wait for it for ever.
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET lock_timeout = {wait_ms}; SET idle_in_transaction_session_timeout = {wait_ms}")
+            connection.commit()
+
+        event.listen(engine, "connect", prepare)
+        return engine
+
+    def _leave_copy(self, *, is_writing: bool = False) -> None:
+        """From the copy back to the file once that can be written; until then a change is `Unavailable`."""
+        if self._copy is None or self._path is None:
+            return
+        refused = sqlite_file.refusal(self._path)
+        if refused is None:
+            self.close()
+            self._engine = self._new_engine()
+        elif is_writing:
+            raise refused
+
+    def _open(self) -> None:
+        with self.reading() as connection:
+            names = inspect(connection).get_table_names()
+            is_made = inspect(connection).has_table(meta.name)
+        self._made = set(names)
+        if not is_made:
+            if names and self._is_sqlite:
+                raise Invalid(
+                    f"{self.shown} is a database of something else: it holds {', '.join(names[:3])}",
+                    hint="Name another file.",
+                    state=self.shown,
+                )
+            self._use_wal()
+            with self.transaction() as connection:
+                self._create(connection, meta)
+                insert_missing(connection, meta, id=1, format=FORMAT, epoch=0, pending=0)
+        with self.reading() as connection:
+            found = connection.execute(select(meta)).one_or_none()
+        if found is None:
+            raise Corrupt(f"{self.shown} has lost its first row", hint="Restore it from a backup.", state=self.shown)
+        if found.format > FORMAT:
+            raise Invalid(
+                f"{self.shown} has format {found.format}; this version of Strandline reads up to {FORMAT}",
+                hint="Upgrade: pip install -U strandline",
+                format=found.format,
+                state=self.shown,
+            )
+        self._file = self._find_file()
+
+    def _create(self, connection: Connection, *tables: Table) -> None:
+        if not self._is_sqlite:
+            # CREATE TABLE IF NOT EXISTS fails for one of two that run it at once.
+            connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
+        metadata.create_all(connection, tables=tables)
+
+    def _use_wal(self) -> None:
+        """Let readers and the writer of a SQLite file not wait for each other; the file remembers it."""
+        if not self._is_sqlite:
+            return
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._translated():
+            connection = self._engine.raw_connection()
+            try:
+                while True:
+                    try:
+                        connection.cursor().execute("PRAGMA journal_mode = WAL")
+                        return
+                    except sqlite3.OperationalError as error:
+                        # Another process does the same: SQLite does not wait here as it does elsewhere.
+                        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                            raise
+                        time.sleep(0.01)
+            finally:
+                connection.close()
+
+    def _find_file(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _check_file(self) -> None:
+        """A SQLite file is still the one that was opened: what is written to a deleted one is lost without an error."""
+        if self._file is not None and self._file != (found := self._find_file()):
+            raise Corrupt(
+                f"{self.shown} was {'deleted' if found is None else 'replaced'} while it was in use",
+                hint="Open the lake again; what was written last may be lost.",
+                state=self.shown,
+            )
+
+    # --- errors ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The one place where the driver's errors become ours."""
+        try:
+            yield
+        except StrandlineError:
+            raise
+        except (SQLAlchemyError, sqlite3.Error, ImportError) as error:
+            # A cause that holds a secret is not shown either.
+            raise self._ours(error) from (None if repeats(error, self._secrets) else error)
+
+    def _ours(self, error: Exception) -> StrandlineError:
+        origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        reason = plain(str(origin), self._secrets)
+        if isinstance(error, ImportError):
+            return Unavailable(
+                f"the driver for {self.shown} is not installed: {reason}",
+                hint="Install it: pip install 'psycopg[binary]'",
+                state=self.shown,
+            )
+        if isinstance(origin, sqlite3.Error):
+            refused = sqlite_file.ours(origin, self._path or "")
+            if refused is not None:
+                return refused
+            kind, hint = sqlite_file.kind_of(origin)
+        else:
+            kind, hint = _kind_of_postgres(error, origin)
+        return kind(f"{self.shown}: {reason}", hint=hint, state=self.shown)
+
+
+def now_s(connection: Connection) -> float:
+    """The database's clock, in seconds since 1970: the one clock that all who share the state agree on. It is read
+    when asked, not when the transaction began, so after waiting for a lock it is the time now."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    return float(connection.execute(_SQLITE_NOW if is_sqlite else _POSTGRES_NOW).scalar_one())
+
+
+def insert_missing(connection: Connection, table: Table, **values: Any) -> None:
+    """Insert a row unless its key is there, so that there is a row to lock; waits for one who inserts the same."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+
+
+def to_json(role: str, value: object) -> str:
+    """A value as the one text that equal values share."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(f"{role} cannot be kept as JSON: {error}") from error
+
+
+def from_json(role: str, kept: str) -> Any:
+    try:
+        return json.loads(kept)
+    except ValueError as error:
+        raise Corrupt(f"{role} is not JSON: {error}", hint="Restore the state from a backup.") from error
+
+
+def check_int(role: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise Invalid(f"{role} is {value!r}; expected a number from 0 on")
+    return value
+
+
+def _checked(url: object) -> URL:
+    try:
+        parsed = make_url(url) if isinstance(url, (str, URL)) else None
+        if isinstance(url, str):
+            check_text("state", url)
+    except (ArgumentError, ValueError, Invalid):
+        # The address may hold a password, so it is not shown.
+        parsed = None
+    if parsed is None:
+        raise Invalid("state is not the URL of a database", hint=_EXPECTED)
+    if parsed.drivername not in _DRIVERS:
+        raise Invalid(f"state has the scheme {parsed.drivername!r}", hint=_EXPECTED)
+    parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
+    if parsed.get_backend_name() == "sqlite":
+        is_uri = "uri" in parsed.query
+        database = parsed.database or ""
+        if not database or ":memory:" in database or parsed.query.get("mode") == "memory":
+            raise Invalid("state in memory would be lost with the process", hint=_EXPECTED)
+        parsed = parsed if is_uri else parsed.set(database=os.path.abspath(database))
+    return parsed
+
+
+def _path(url: URL) -> str | None:
+    """The file of a SQLite database."""
+    if url.get_backend_name() != "sqlite":
+        return None
+    assert url.database is not None
+    return url.database.removeprefix("file:") if "uri" in url.query else url.database
+
+
+def _shown(url: URL) -> str:
+    """A URL for people: which database it is, without anything secret."""
+    if url.get_backend_name() == "sqlite":
+        return f"sqlite:///{url.database}"
+    host = url.host or url.query.get("host", "")
+    address = ",".join(host) if isinstance(host, tuple) else host
+    user = f"{url.username}@" if url.username else ""
+    port = f":{url.port}" if url.port else ""
+    return f"postgresql://{user}{address}{port}/{url.database or ''}"
+
+
+def _secrets(url: URL) -> list[str]:
+    found = [url.password, *(url.query.get(name) for name in _SECRETS)]
+    return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]
+
+
+def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[StrandlineError], str | None]:
+    code = getattr(origin, "sqlstate", None) or ""
+    if code in ("42P01", "42703", "42804", "XX001", "XX002"):
+        return Corrupt, sqlite_file.RESTORE
+    if code == "42501":
+        return Invalid, "Grant this user the right to create and change tables in that schema."
+    if code.startswith("22"):
+        return Invalid, None
+    if isinstance(error, IntegrityError) or code[:2] in ("23", "42", "0A"):
+        return Internal, None
+    if not code and isinstance(error, DBAPIError) and type(origin).__name__ == "ProgrammingError":
+        return Invalid, _EXPECTED
+    # No connection, a lock that was not got in time, a serialization failure, a server that goes down or is full.
+    return Unavailable, "Is the server up, and is the address right? If so, try again."

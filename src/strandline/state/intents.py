@@ -1,0 +1,110 @@
+"""Intents on record: what a consumer began and has not closed. `Marks` opens and closes them.
+
+After a crash: an intent that is still here names the range that was under way; its effect is repeated with the same
+cuts before anything newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    insert,
+    select,
+)
+
+from strandline.errors import Conflict
+from strandline.state.database import from_json, metadata, to_json
+
+intents = Table(
+    "strandline_intents",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("generation", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("vnodes", Text, nullable=False),
+    Column("after", BigInteger, nullable=False),
+    Column("upto", BigInteger, nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("schema_id", Integer, nullable=False),
+    Column("cuts", Text, nullable=False),
+    Column("created_s", Double, nullable=False),
+    UniqueConstraint("generation", "lane"),
+)
+_of_lives = (
+    select(intents)
+    .where(intents.c.generation.in_(bindparam("lives", expanding=True)))
+    .order_by(intents.c.created_s, intents.c.id)
+)
+
+
+@dataclass(frozen=True)
+class Intent:
+    """An effect that a consumer began: the rows of `vnodes` in `(after, upto]`, cut as `cuts` says."""
+
+    id: str
+    generation: str
+    lane: str
+    vnodes: tuple[int, ...]
+    after: int
+    upto: int
+    definition: Mapping[str, Any] = field(hash=False)
+    schema_id: int
+    cuts: Any = field(hash=False)
+    created_s: float
+
+
+def open_intents(connection: Connection, generations: Collection[str]) -> list[Intent]:
+    """The open intents of these generations, the oldest first."""
+    return [
+        Intent(
+            id=row.id,
+            generation=row.generation,
+            lane=row.lane,
+            vnodes=tuple(from_json("vnodes", row.vnodes)),
+            after=row.after,
+            upto=row.upto,
+            definition=from_json("definition", row.definition),
+            schema_id=row.schema_id,
+            cuts=from_json("cuts", row.cuts),
+            created_s=row.created_s,
+        )
+        for row in connection.execute(_of_lives, {"lives": sorted(generations)})
+    ]
+
+
+def insert_intent(connection: Connection, intent: Intent) -> None:
+    kept = {name: to_json(name, getattr(intent, name)) for name in ("vnodes", "definition", "cuts")}
+    connection.execute(insert(intents), {**vars(intent), **kept})
+
+
+def busy(name: str, intent: Intent, what: str) -> Conflict:
+    """What cannot be done to a consumer while an intent is open."""
+    return Conflict(
+        f"{name!r} has an open intent in lane {intent.lane!r}, vnodes {list(intent.vnodes)} in ({intent.after},"
+        f" {intent.upto}]: {what}",
+        hint="Let a tick finish it first.",
+        consumer=name,
+        intent=intent.id,
+        lane=intent.lane,
+    )
+
+
+def gone(intent: Intent) -> Conflict:
+    return Conflict(
+        f"the intent {intent.id} in lane {intent.lane!r} is not open any more",
+        hint="Nothing was changed. Load the intents again.",
+        intent=intent.id,
+        lane=intent.lane,
+    )

@@ -1,0 +1,281 @@
+"""Leases: who works on something, until when, by the database's clock; and fences, which tell a late owner from a new.
+
+Of all who ask for a name, one holds it. A lease that was not renewed may be taken over; at once when its owner was a
+process of this machine that is gone (an owner that `this_worker` named says which process it is). Each grant has a
+higher fence than every earlier one of that name, also after a release; who changes something under a lease gives its
+fence, and `check_fence` refuses it, in the same transaction, once a higher one was granted. So an owner that stalls
+and wakes up changes nothing, whatever it believes.
+
+After a crash: the lease expires and is taken over, on the same machine without waiting for that.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import logging
+import math
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
+
+from strandline.engines.background import beside
+from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.model.text import check_text
+from strandline.state.database import State, insert_missing, metadata, now_s
+
+LENGTH_S = 60.0
+_log = logging.getLogger(__name__)
+
+leases = Table(
+    "strandline_leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text),
+    Column("fence", BigInteger, nullable=False),
+    Column("since_s", Double, nullable=False),
+    Column("expires_s", Double, nullable=False),
+)
+_named = select(leases).where(leases.c.name == bindparam("name"))
+_named_locked = _named.with_for_update()
+_named_shared = _named.with_for_update(read=True)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A grant of `name` to `owner`. Its times are the database's."""
+
+    name: str
+    owner: str
+    fence: int
+    expires_s: float
+
+
+class Leases:
+    """The leases of one state."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        state.ensure(leases)
+
+    def acquire(self, name: str, owner: str, length_s: float, *, title: str | None = None) -> Lease:
+        """Take a lease; `Conflict` while another owner's lives. One's own is granted anew, and its old fence ends: so
+        `owner` names one worker, not one program. `title` is how people call what the lease is for."""
+        check_text("lease name", name)
+        check_text("owner", owner)
+        _check_length(length_s)
+        with self._state.transaction() as connection:
+            insert_missing(connection, leases, name=name, fence=0, since_s=0.0, expires_s=0.0)
+            found = _locked(connection, name)
+            now = now_s(connection)
+            if found.owner not in (None, owner) and found.expires_s > now and not is_dead(found.owner):
+                raise Conflict(
+                    f"{title or name} is worked on by {_place(found.owner)} since {_shown(found.since_s)}, at least"
+                    f" until {_shown(found.expires_s)}",
+                    hint="Wait for it, or end that process: what it began is then finished by the next.",
+                    lease=name,
+                    owner=found.owner,
+                    since_s=found.since_s,
+                    expires_s=found.expires_s,
+                )
+            lease = Lease(name, owner, found.fence + 1, now + length_s)
+            _write(connection, name, owner=owner, fence=lease.fence, since_s=now, expires_s=lease.expires_s)
+        return lease
+
+    def renew(self, lease: Lease, length_s: float) -> Lease:
+        """Let a lease live on from now, also one that has expired unless it was taken over: then `Conflict`."""
+        _check_length(length_s)
+        with self._state.transaction() as connection:
+            _check(lease.name, lease.fence, _locked(connection, lease.name))
+            renewed = Lease(lease.name, lease.owner, lease.fence, now_s(connection) + length_s)
+            _write(connection, lease.name, expires_s=renewed.expires_s)
+        return renewed
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back; nothing if it is not one's own any more."""
+        with self._state.transaction() as connection:
+            found = _locked(connection, lease.name)
+            if found is not None and found.owner is not None and found.fence == lease.fence:
+                _write(connection, lease.name, owner=None, expires_s=0.0)
+
+    def find(self, name: str) -> Lease | None:
+        """The lease of that name that lives now."""
+        with self._state.reading() as connection:
+            found = connection.execute(_named, {"name": name}).one_or_none()
+            if found is None or found.owner is None or found.expires_s <= now_s(connection) or is_dead(found.owner):
+                return None
+        return Lease(name, found.owner, found.fence, found.expires_s)
+
+    @contextmanager
+    def held(self, name: str, owner: str, length_s: float = LENGTH_S, *, title: str | None = None) -> Iterator[Held]:
+        """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
+        asked_s = time.monotonic()
+        held = Held(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
+        with beside(held.keep):
+            yield held
+
+
+class Held:
+    """A lease that is being renewed. `check` between two effects stops an owner that lost it; what it is sure to stop
+    is the change of a mark, by the fence."""
+
+    def __init__(self, leases: Leases, lease: Lease, length_s: float, asked_s: float) -> None:
+        self.lease = lease
+        self._leases = leases
+        self._length_s = length_s
+        # Counted from before the question on this machine's steady clock: it ends here before it ends there.
+        self._deadline_s = asked_s + length_s
+        self._lost: StrandlineError | None = None
+
+    @property
+    def fence(self) -> int:
+        return self.lease.fence
+
+    def check(self) -> None:
+        """`Conflict` when it was taken over, `Unavailable` when it was not renewed in time; from then on always."""
+        if self._lost is None and time.monotonic() >= self._deadline_s:
+            self._lost = Unavailable(
+                f"the lease of {self.lease.name} was not renewed in {self._length_s:g} s: another may work there now",
+                hint="Nothing more is done under it; try again.",
+                lease=self.lease.name,
+                owner=self.lease.owner,
+                fence=self.lease.fence,
+            )
+        if self._lost is not None:
+            raise type(self._lost)(self._lost.message, hint=self._lost.hint, **self._lost.fields)
+
+    def keep(self, is_over: Callable[[float], bool]) -> None:
+        """Renew the lease until the work is over, then release it: what the thread does."""
+        self.renew_until(is_over)
+        try:
+            self._leases.release(self.lease)
+        except StrandlineError as error:
+            _log.warning("lease %s could not be released and will expire: %s", self.lease.name, error)
+
+    def renew_until(self, is_over: Callable[[float], bool]) -> None:
+        wait_s = self._length_s / 3
+        while not is_over(wait_s):
+            asked_s = time.monotonic()
+            try:
+                self.check()
+                self.lease = self._leases.renew(self.lease, self._length_s)
+                self._deadline_s = asked_s + self._length_s
+                wait_s = self._length_s / 3
+            except Conflict as error:
+                self._lost = error
+            except StrandlineError as error:
+                _log.warning("lease %s could not be renewed: %s", self.lease.name, error)
+                wait_s = self._length_s / 12
+            if self._lost is not None:
+                wait_s = math.inf
+
+
+def this_worker() -> str:
+    """A name for one worker of this process: host, process, since when it runs, in which boot and namespaces, and what
+    tells it from others of the process. Without that knowledge (it needs /proc) the name is as good, but nobody can
+    tell that its process is gone."""
+    pid = os.getpid()
+    started, _ = _process(pid)
+    return f"{socket.gethostname()}:{pid}:{started}:{_boot()}:{uuid.uuid4().hex[:8]}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether an owner that `this_worker` named was a process of this machine that is gone for certain."""
+    parts = owner.rsplit(":", 4)
+    if len(parts) < 5:
+        return False
+    host, pid, started, boot, _ = parts
+    if not (boot and started.isdigit() and pid.isdigit()) or (host, boot) != (socket.gethostname(), _boot()):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    now, is_over = _process(int(pid))
+    # Another start is another process with the same number.
+    return is_over or (now != "" and now != started)
+
+
+def check_fence(connection: Connection, name: str, fence: int) -> None:
+    """`Conflict` unless this fence is the newest of its name and was not given back. The lease cannot change hands
+    until the transaction ends; one that expired counts as long as nobody took it over."""
+    _check(name, fence, connection.execute(_named_shared, {"name": name}).one_or_none())
+
+
+def _check(name: str, fence: int, found: Row[Any] | None) -> None:
+    if found is not None and found.owner is not None and found.fence == fence:
+        return
+    if found is None or found.fence < fence:
+        what = "was never granted here"
+    elif found.fence == fence or found.owner is None:
+        what = "was given back"
+    else:
+        what = f"was taken over by {_place(found.owner)} at {_shown(found.since_s)}"
+    raise Conflict(
+        f"the lease of {name} with fence {fence} {what}",
+        hint="Nothing was changed. Acquire it again and reload.",
+        lease=name,
+        fence=fence,
+        found=None if found is None else found.fence,
+        owner=None if found is None else found.owner,
+    )
+
+
+def _locked(connection: Connection, name: str) -> Any:
+    return connection.execute(_named_locked, {"name": name}).one_or_none()
+
+
+def _write(connection: Connection, name: str, **values: Any) -> None:
+    connection.execute(update(leases).where(leases.c.name == name).values(**values))
+
+
+def _boot() -> str:
+    """What this machine's start and the namespaces of this process have that no others have; empty if not known. The
+    processes of a namespace that is gone are gone too, so a number that is given to a new one does no harm."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            known = [stream.read().strip(), os.readlink("/proc/self/ns/pid")]
+    except OSError:
+        return ""
+    with suppress(OSError):
+        # Times of processes are told relative to it.
+        known.append(os.readlink("/proc/self/ns/time"))
+    return hashlib.sha256("/".join(known).encode()).hexdigest()[:12]
+
+
+def _process(pid: int) -> tuple[str, bool]:
+    """When a process started, in ticks since the boot, and whether it has ended and only waits for its parent to ask;
+    empty if not known."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            # The second field is a name that may hold anything, in parentheses.
+            fields = stream.read().rpartition(")")[2].split()
+        state, threads, started = fields[0], int(fields[17]), fields[19]
+    except (OSError, IndexError, ValueError):
+        return "", False
+    return started, state in "ZX" and threads <= 1
+
+
+def _place(owner: str) -> str:
+    """The part of an owner's name that people can use: host and process."""
+    parts = owner.rsplit(":", 4)
+    return ":".join(parts[:2]) if len(parts) == 5 else owner
+
+
+def _check_length(length_s: float) -> None:
+    is_number = isinstance(length_s, (int, float)) and not isinstance(length_s, bool)
+    if not is_number or not math.isfinite(length_s) or length_s <= 0:
+        raise Invalid(f"the length of a lease is {length_s!r}; expected seconds above 0")
+
+
+def _shown(at_s: float) -> str:
+    return dt.datetime.fromtimestamp(at_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,116 @@
+"""The digest of a data file: taken from the bytes while they are written, kept in the commit that claims the file.
+
+Whatever writes rows again (a fold, a purge, a restore, an export, a backup, a sink) compares it first: a damaged file
+would otherwise be copied under a good digest. It covers every byte, also the footer and the page headers, which a
+page's own checksum leaves out. A file from before there were digests is read instead: its pages have checksums.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+
+from strandline.errors import Corrupt, StrandlineError, Unavailable
+from strandline.storage.open import Storage
+from strandline.storage.parquet import reader
+from strandline.storage.snapshot import DataFile
+
+CHUNK_BYTES = 4 << 20
+_BUFFER_BYTES = 64 << 10
+_AT_ONCE = 8
+
+
+class Tap:
+    """A stream to write to that takes the digest of what passes.
+
+    Give it to Arrow through `buffered`: a Parquet file of a few rows is written in some fifty pieces, and each call
+    from Arrow into Python costs as much as the digest of ten kilobytes."""
+
+    closed = False
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self.crc = 0
+
+    def buffered(self) -> pa.NativeFile:
+        """What Arrow writes to; the digest is that of everything once it is flushed."""
+        return pa.BufferedOutputStream(pa.PythonFile(self, mode="w"), _BUFFER_BYTES)
+
+    def write(self, data: bytes | memoryview) -> int:
+        if not self._stream.closed:
+            self.crc = zlib.crc32(data, self.crc)
+            self._stream.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Whoever opened the stream closes it, or gives it up."""
+
+
+def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:
+    """Why a file is not what its commit says; empty when it is. With `columns`, of a file of which no more is read, the
+    pages of these alone are looked at."""
+    try:
+        with storage.input(path) as stream:
+            size = stream.size()
+            if size != file.size:
+                return f"it has {size} bytes, and its commit says {file.size}"
+            if file.crc is None or columns is not None:
+                return _unreadable(storage, path, file, columns)
+            crc = 0
+            while chunk := stream.read(CHUNK_BYTES):
+                crc = zlib.crc32(chunk, crc)
+        return "" if crc == file.crc else said(crc, file.crc)
+    except FileNotFoundError:
+        return "the file is missing"
+    except StrandlineError:
+        raise
+    except Exception as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if storage.is_local:
+            return what
+        raise Unavailable(f"{storage.url(path)} could not be read: {what}", path=path) from error
+
+
+def said(found: int, expected: int) -> str:
+    return f"its bytes have the digest {found:08x}, and its commit says {expected:08x}"
+
+
+def _unreadable(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None) -> str:
+    """The same without a digest: every page is read, which verifies its checksum, and the rows are counted."""
+    try:
+        with reader.open_file(storage, path) as opened:
+            names = opened.schema_arrow.names
+            inside = names if columns is None else [name for name in columns if name in names]
+            rows = sum(batch.num_rows for batch in reader.batches(opened, inside))
+    except (OSError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return "" if rows == file.rows else f"it has {rows} rows, and its commit says {file.rows}"
+
+
+def check(storage: Storage, files: Iterable[tuple[str, DataFile]], columns: Sequence[str] | None = None) -> None:
+    """`Corrupt` when one of these files, named by their paths in the storage, is damaged."""
+    some = list(files)
+    if not some:
+        return
+    with ThreadPoolExecutor(min(_AT_ONCE, len(some))) as pool:
+        found = pool.map(lambda each: fault(storage, each[0], each[1], columns), some)
+        for (path, _), what in zip(some, found, strict=True):
+            if what:
+                raise corrupt(storage, path, what)
+
+
+def corrupt(storage: Storage, path: str, what: str) -> Corrupt:
+    return Corrupt(
+        f"{storage.url(path)} is damaged: {what}; nothing was made of it",
+        hint="Put the file back from a backup. See what is affected: strandline doctor --deep",
+        path=path,
+    )

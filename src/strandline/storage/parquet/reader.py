@@ -1,0 +1,70 @@
+"""The one Parquet reader: a file's rows in batches of bounded size, its page checksums verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.storage.open import Storage
+
+BATCH_BYTES = 32 << 20
+_MOST_ROWS = 16_384
+_READ_ROWS = 512
+
+
+def open_file(storage: Storage, path: str, *, is_coded: bool = False) -> pq.ParquetFile:
+    """`FileNotFoundError` when there is none; `ValueError` or `OSError`, also later on, when it is damaged."""
+    if not is_coded:
+        return pq.ParquetFile(storage.input(path), page_checksum_verification=True)
+    metadata = pq.read_metadata(storage.input(path))
+    return pq.ParquetFile(
+        storage.input(path),
+        metadata=metadata,
+        read_dictionary=_coded_columns(metadata),
+        # A JSON column is not read into a dictionary otherwise.
+        arrow_extensions_enabled=False,
+        page_checksum_verification=True,
+    )
+
+
+def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
+    """The texts that have a dictionary in every group."""
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    return [
+        metadata.schema.column(at).path
+        for at in range(metadata.num_columns)
+        if metadata.schema.column(at).physical_type == "BYTE_ARRAY"
+        and "." not in metadata.schema.column(at).path
+        and all(group.column(at).has_dictionary_page for group in groups)
+    ]
+
+
+def batches(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows, as many at a time as take about `BATCH_BYTES`, or `_READ_ROWS` if these take more.
+
+    A footer does not tell how much its rows take: a dictionary holds a wide value once. So few are read at a time, and
+    joined."""
+    read: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in file.iter_batches(_READ_ROWS, columns=columns):
+        read.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _MOST_ROWS or size >= BATCH_BYTES:
+            yield pa.concat_batches(read)
+            read, rows, size = [], 0, 0
+    if read:
+        yield pa.concat_batches(read)
+
+
+def coded_batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The same of a file that was opened so: texts with a dictionary stay in it, and the others bound the batch."""
+    coded = set(_coded_columns(file.metadata))
+    for at in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(at)
+        chunks = (group.column(index) for index in range(group.num_columns))
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema not in coded)
+        rows = max(1, min(_MOST_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
+        yield from file.iter_batches(rows, row_groups=[at], columns=columns)

@@ -1,0 +1,221 @@
+"""The one Parquet writer: log, baseline and exports go through it, on the driver and inside Spark tasks.
+
+It streams: rows are gathered into a row group (`Group`) until the next one would pass a budget, then the group is
+written and let go, so that memory holds one group whatever the size of the file. Rows of a clustered table come
+ordered by its cluster columns, so that what repeats lies together. A new file starts after `file_bytes`. Files are
+published whole by `Storage.output`, or staged for whoever publishes them; what is returned describes them.
+
+Which columns get a dictionary is decided by the first group of a file, from its values. A later group that shows a
+column to repeat after all, and widely, starts a new file: a Parquet writer cannot change its mind.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from strandline.storage.digest import Tap
+from strandline.storage.open import Staged, Storage
+from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, Group, Runs, runs_of
+from strandline.storage.parquet.stats import bounded, file_stats
+from strandline.storage.snapshot import DataFile
+
+__all__ = ["DEFAULT", "Budget", "batch_rows", "groups", "stage_empty", "stage_files", "write_files"]
+
+_LEVEL = 3
+_PIECE_ROWS, _PIECE_BYTES = 4096, 8 * MIB
+_TINY_ROWS, _TINY_BYTES = 1024, MIB
+
+
+def batch_rows(files: Iterable[DataFile], *, most: int = 50_000, batch_bytes: int = 32 * MIB) -> int:
+    """How many rows of these files make a batch that memory and Arrow's string offsets bear."""
+    rows = raw_bytes = 1
+    for file in files:
+        rows += file.rows
+        raw_bytes += file.raw_bytes
+    return max(1, min(most, batch_bytes * rows // raw_bytes))
+
+
+def write_files(
+    storage: Storage,
+    folder: str,
+    new_name: Callable[[], str],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    cluster_by: Sequence[str] = (),
+    budget: Budget = DEFAULT,
+) -> Iterator[DataFile]:
+    """Write `batches` below `folder` as one file, or several when they are large; no rows, no file.
+
+    The caller takes each file as it is finished and fills in its partition."""
+    source = _Source(batches, schema, cluster_by, budget)
+    while source.has_more():
+        name = new_name()
+        with storage.output(f"{folder}/{name}") as stream:
+            written = source.write(stream)
+        yield written.described(name)
+
+
+def stage_files(
+    storage: Storage,
+    new_name: Callable[[], str],
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    *,
+    cluster_by: Sequence[str] = (),
+    budget: Budget = DEFAULT,
+) -> Iterator[tuple[DataFile, Staged]]:
+    """The same, but the files stay invisible until someone publishes them."""
+    source = _Source(batches, schema, cluster_by, budget)
+    while source.has_more():
+        name = new_name()
+        with storage.stage(name) as stage:
+            written = source.write(stage.stream)
+        yield written.described(name), stage.staged
+
+
+def stage_empty(storage: Storage, name: str, schema: pa.Schema) -> tuple[DataFile, Staged]:
+    """A staged file that has columns and no rows."""
+    with storage.stage(name) as stage:
+        pq.write_table(schema.empty_table(), stage.stream, compression="zstd", store_schema=False)
+        size = stage.stream.tell()
+    return DataFile(name, size, {}, 0, json.dumps({"numRecords": 0}), 0), stage.staged
+
+
+@dataclass(frozen=True)
+class _Written:
+    size: int
+    raw_bytes: int
+    stats_text: str
+    crc: int
+
+    def described(self, name: str) -> DataFile:
+        return DataFile(name, self.size, {}, 0, self.stats_text, self.raw_bytes, self.crc)
+
+
+class _Source:
+    """Rows on their way into files, a group at a time."""
+
+    def __init__(
+        self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
+    ) -> None:
+        self._schema = schema
+        self._budget = budget
+        self._groups = groups(batches, schema, cluster_by, budget)
+        self._next: Group | None = None
+        self._dictionary: set[str] = set()
+        self._is_cut = False
+
+    def has_more(self) -> bool:
+        self._next = self._next or next(self._groups, None)
+        return self._next is not None
+
+    def write(self, stream: pa.NativeFile) -> _Written:
+        """Fill one file."""
+        group = self._next
+        assert group is not None
+        # After a file that was cut short for want of a dictionary its own ones stay: files that follow one another are
+        # cut at most once a column.
+        self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
+        self._is_cut = False
+        raw_bytes = count = 0
+        tap = Tap(stream)
+        output = tap.buffered()
+        writer = pq.ParquetWriter(
+            output,
+            group.schema,
+            compression="zstd",
+            compression_level=_LEVEL,
+            use_dictionary=sorted(self._dictionary) or False,
+            # A dictionary holds less than its group; a limit below that would end in plain pages.
+            dictionary_pagesize_limit=2 * self._budget.group_bytes,
+            # A page may end after every so many values: with the usual 1,024, wide ones would make huge pages.
+            write_batch_size=16 if group.raw_bytes > 1024 * group.rows else 64,
+            write_page_index=True,
+            write_statistics=bounded(self._schema),
+            write_page_checksum=True,
+            # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
+            store_schema=False,
+        )
+        try:
+            while group is not None:
+                if count and group.lacks(self._dictionary):
+                    self._is_cut = True
+                    break
+                count += 1
+                raw_bytes += group.raw_bytes
+                writer.write_table(group.table(), row_group_size=group.rows)
+                # Let go of it before the next one is gathered.
+                self._next = group = None
+                if output.tell() >= self._budget.file_bytes:
+                    break
+                self._next = group = next(self._groups, None)
+        except BaseException:
+            # The stream is given up; the writer must not try to end its file when it is let go.
+            writer.is_open = False
+            raise
+        writer.close()
+        output.flush()
+        stats = file_stats(writer.writer.metadata, self._schema)
+        return _Written(stream.tell(), raw_bytes, json.dumps(stats), tap.crc)
+
+
+def groups(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
+) -> Iterator[Group]:
+    """Rows in groups: one closes before the row that would pass a budget."""
+    group = Group(schema)
+    for batch in _pieces(batches):
+        runs = runs_of(batch, cluster_by)
+        start = 0
+        while start < batch.num_rows:
+            count = group.take(batch.slice(start), runs, budget)
+            start += count
+            runs = _left(runs, count)
+            if not count:
+                full, group = group, Group(schema)
+                yield full
+                del full
+    if group.rows:
+        yield group
+
+
+def _left(runs: Runs, count: int) -> Runs:
+    """The runs of a batch without its first rows."""
+    if not runs or not count:
+        return runs
+    starts = [start for start, _ in runs]
+    first = bisect_right(starts, count) - 1
+    return [(0, runs[first][1]), *((start - count, key) for start, key in runs[first + 1 :])]
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of a size that is quick to look at: large ones cut, tiny ones joined."""
+    tiny: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        is_tiny = batch.num_rows < _TINY_ROWS and batch.nbytes < _TINY_BYTES
+        if is_tiny and not any(pt.is_dictionary(kind) for kind in batch.schema.types):
+            # A slice of something larger would pin it; joined with nothing it is a copy.
+            is_slice = batch.get_total_buffer_size() > 2 * batch.nbytes
+            tiny.append(pa.concat_batches([batch, batch.slice(0, 0)]) if is_slice else batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows < _TINY_ROWS and size < _TINY_BYTES:
+                continue
+            batch = None
+        if tiny:
+            yield tiny[0] if len(tiny) == 1 else pa.concat_batches(tiny)
+            tiny, rows, size = [], 0, 0
+        if batch is not None:
+            step = max(1, min(_PIECE_ROWS, _PIECE_BYTES * batch.num_rows // max(1, batch.nbytes)))
+            yield from (batch.slice(start, step) for start in range(0, batch.num_rows, step))
+    if tiny:
+        yield tiny[0] if len(tiny) == 1 else pa.concat_batches(tiny)

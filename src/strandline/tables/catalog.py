@@ -1,0 +1,331 @@
+"""Which tables a lake has: a log of its own in the lake, so that the lake describes itself wherever it is moved.
+
+Entry 0 gives the lake its id and format; every later one creates, drops or renames a table. Entries are numbered
+commit files as everywhere else, so of two processes that create one name, one wins, and an entry that is damaged, or
+missing before later ones, is `Corrupt`: no table is hidden. Nothing follows the last entry, so its loss is noticed by
+who has seen it, and before a change by the folder of its table: that holds commits which no entry explains.
+
+A copy of a lake gets its entries at once: the first of them is put last, and until then the file `COPYING` says that
+what comes after the gap does not count yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strandline.errors import Conflict, Corrupt, Invalid, NotFound
+from strandline.model.definition import FORMAT, NAME, check_format
+from strandline.storage.commits import FIRST, RESTORE, CommitLog
+from strandline.storage.open import Storage
+
+FOLDER = "catalog"
+COPYING = f"{FOLDER}/copying"
+# Lies in the folder of a table that gets rows before it is registered, until it is.
+IMPORTING = "importing"
+IMPORTED = f"log/_delta_log/{1:020d}.json"
+_NUMBERED = re.compile(r"/\d{20}\.json\Z")
+_LATER = re.compile(r"/_delta_log/(?!0{20})\d{20}\.json\Z")
+_GENERATION = re.compile(r"[0-9a-f]{32}\Z")
+_FOLDER = re.compile(r"tables/[A-Za-z][A-Za-z0-9_]{0,127}/[0-9a-f]{32}\Z")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table of the lake: one life (generation) of a name, in a folder that is never reused."""
+
+    name: str
+    generation: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class CatalogState:
+    """`is_partial`: a copy is being made here, and has entries that do not count yet."""
+
+    version: int = -1
+    digest: str = FIRST
+    is_partial: bool = False
+    lake_id: str = ""
+    format: int = FORMAT
+    tables: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def exists(self) -> bool:
+        return self.version >= 0
+
+    def get(self, name: str) -> Entry:
+        entry = self.tables.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self.tables)) or "none yet"
+            raise NotFound(f"no table {name!r} in this lake", hint=f"Tables: {known}", table=name)
+        return entry
+
+
+@dataclass(frozen=True)
+class Lives:
+    """Every generation that there ever was: those that are tables now, by folder, and when the others ended."""
+
+    live: Mapping[str, str]
+    dropped_ms: Mapping[str, int]
+
+
+class Catalog:
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._commits = CommitLog(storage, FOLDER)
+        self._state = CatalogState()
+        self._lock = threading.Lock()
+        self._is_whole = False
+
+    def refresh(self) -> CatalogState:
+        with self._lock:
+            state = self._state
+            # A bucket tells by one listing; a folder by the names around the last one, once all of it was seen.
+            is_listed = not self._storage.is_local or not state.exists
+            has_later = self._lists_later if is_listed else self._sees_later
+            if self._storage.is_local or has_later(state.version):
+                state = self._read_on(state)
+                while has_later(state.version):
+                    # They may have come a moment ago, after the next one.
+                    before, state = state, self._read_on(state)
+                    if state.version == before.version:
+                        if not self._storage.exists(COPYING):
+                            raise self._commits.missing(state.version + 1)
+                        state = replace(state, is_partial=True)
+                        break
+            self._state = state
+            return state
+
+    def _sees_later(self, version: int) -> bool:
+        if not self._commits.exists(version):
+            raise self._gone(version)
+        return self._commits.exists(version + 2)
+
+    def _lists_later(self, version: int) -> bool:
+        if version < 0:
+            return self._commits.lists_later(version)
+        head = self._commits.path(version)
+        listed = {info.path for info in self._storage.list(FOLDER, after=self._commits.path(version - 1))}
+        if head not in listed:
+            raise self._gone(version)
+        return any(_NUMBERED.search(path) and path > head for path in listed)
+
+    def _gone(self, version: int) -> Corrupt:
+        path = self._commits.path(version)
+        return Corrupt(
+            f"catalog entry {self._storage.url(path)} was there and is gone, or another file is in its place",
+            hint=RESTORE,
+            path=path,
+        )
+
+    def check_whole(self) -> None:
+        """`Corrupt` when there are tables that no entry explains: then the last entries, or all, are lost. `Conflict`
+        for a copy that is not complete: it takes no change."""
+        if self._is_whole and not self._state.is_partial:
+            return
+        # The listing first: a table is registered before its second commit, and a lake before its tables.
+        listing = list(self._storage.list("tables"))
+        state = self.refresh()
+        self._check_complete()
+        known = {entry.folder for entry in state.tables.values()}
+        proofs: dict[str, set[str]] = defaultdict(set)
+        for info in listing:
+            if folder := _folder_of(info.path, state.exists):
+                proofs[folder].add(info.path)
+        hidden = proofs.keys() - known
+        if hidden and state.exists:
+            hidden = {folder for folder in hidden if not self._is_import(folder, proofs[folder])}
+            # What was imported meanwhile is registered before its mark goes.
+            lives = self.lives()
+            hidden = {folder for folder in hidden - set(lives.live) if _generation(folder) not in lives.dropped_ms}
+        if hidden:
+            what = "its last entry is" if state.exists else "all of its entries are"
+            raise Corrupt(
+                f"the catalog of {self._storage.uri} does not know the table in {min(hidden)}: {what} lost, or a backup"
+                " or restore to this place did not end",
+                hint="Restore the folder catalog/ from a backup, or run that backup or restore again."
+                " No table can be created, dropped or renamed until then.",
+                path=FOLDER,
+            )
+        self._is_whole = state.exists
+
+    def _check_complete(self) -> None:
+        if self._state.is_partial:
+            raise Conflict(
+                f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
+                hint="Run the backup or restore again that makes it.",
+            )
+
+    def _is_import(self, folder: str, proofs: set[str]) -> bool:
+        """Whether an import makes that folder or is clearing it away: it makes one commit of rows, and its mark is the
+        last file to go."""
+        rows = f"{folder}/{IMPORTED}"
+        return proofs == {rows} and (self._storage.exists(f"{folder}/{IMPORTING}") or not self._storage.exists(rows))
+
+    def _read_on(self, state: CatalogState) -> CatalogState:
+        try:
+            while (found := self._commits.read_next(state.version, state.digest)) is not None:
+                state = replace(self._apply(state, found.actions[0]), digest=found.digest, is_partial=False)
+        except Corrupt:
+            if not state.exists:
+                self._check_format()
+            raise
+        return state
+
+    def _check_format(self) -> None:
+        """A first entry without a digest may be of a version that wrote none."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            entry = json.loads(self._storage.read(self._commits.path(0)))
+            if "digest" not in entry:
+                check_format(int(entry["format"]), self._storage.uri)
+
+    def lives(self) -> Lives:
+        """Which generations live and which have ended; `Corrupt` when an entry is missing or damaged, since tables may
+        then be hidden."""
+        state = self.refresh()
+        if state.is_partial:
+            raise self._commits.missing(state.version + 1)
+        now: dict[str, str] = {}
+        dropped_ms: dict[str, int] = {}
+        for version in range(state.version + 1):
+            entry = self._commits.read(version)
+            if entry is None:
+                raise self._commits.missing(version)
+            for action in entry.actions:
+                if "create" in action:
+                    now[action["create"]] = action["generation"]
+                elif "rename" in action:
+                    now[action["to"]] = now.pop(action["rename"])
+                elif "drop" in action:
+                    dropped_ms[now.pop(action["drop"])] = int(action.get("at", 0))
+        return Lives({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
+
+    def ensure_lake(self) -> CatalogState:
+        """Make this an empty lake unless it is one already."""
+        while not self.refresh().exists:
+            self.check_whole()
+            self._commit(0, {"lake": uuid.uuid4().hex, "format": FORMAT})
+        return self._state
+
+    def add(self, name: str, prepare: Callable[[Entry], None]) -> Entry:
+        """Create a table: `prepare` writes its files, then the name points to them."""
+        generation = uuid.uuid4().hex
+        entry = Entry(name, generation, f"tables/{name}/{generation}")
+        _refuse_taken(self.ensure_lake(), name)
+        self.check_whole()
+        prepare(entry)
+
+        def action(state: CatalogState) -> dict[str, Any]:
+            _refuse_taken(state, name)
+            return {"create": name, "generation": generation, "folder": entry.folder}
+
+        self._change(action)
+        return entry
+
+    def drop(self, entry: Entry) -> None:
+        """Drop a table, under whatever name it has by now."""
+        self._change(lambda state: {"drop": _name_now(state, entry)})
+
+    def rename(self, entry: Entry, to: str) -> None:
+        def action(state: CatalogState) -> dict[str, Any]:
+            name = _name_now(state, entry)
+            _refuse_taken(state, to)
+            return {"rename": name, "to": to}
+
+        self._change(action)
+
+    def _change(self, action: Callable[[CatalogState], dict[str, Any]]) -> None:
+        self.check_whole()
+        while True:
+            state = self.refresh()
+            head = self._commits.read(state.version)
+            if head is None or head.digest != state.digest:
+                raise self._gone(state.version)
+            if self._commit(state.version + 1, action(state)):
+                self.refresh()
+                return
+
+    def _commit(self, version: int, action: dict[str, Any]) -> bool:
+        commit_id = uuid.uuid4().hex
+        stamped = {**action, "at": int(time.time() * 1000), "commitId": commit_id}
+        self._check_complete()
+        return self._commits.create(version, [stamped], commit_id, self._state.digest) is not None
+
+    def _apply(self, state: CatalogState, action: Mapping[str, Any]) -> CatalogState:
+        tables = dict(state.tables)
+        try:
+            if "lake" in action:
+                check_format(action["format"], self._storage.uri)
+                return replace(state, version=state.version + 1, lake_id=action["lake"], format=action["format"])
+            if "create" in action:
+                tables[action["create"]] = _entry(action)
+            elif "drop" in action:
+                del tables[action["drop"]]
+            elif "rename" in action:
+                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_checked(action["to"], NAME))
+            else:
+                raise KeyError("no known action")
+        except (KeyError, TypeError, ValueError) as error:
+            raise Corrupt(
+                f"catalog entry {state.version + 1} of {self._storage.uri} makes no sense: {error}",
+                hint=RESTORE,
+                path=self._commits.path(state.version + 1),
+            ) from error
+        return replace(state, version=state.version + 1, tables=tables)
+
+
+def _folder_of(path: str, has_catalog: bool) -> str | None:
+    """The folder of the table that a file proves: a second commit does, and without a catalog any file."""
+    folder = "/".join(path.split("/")[:3])
+    is_proof = not has_catalog or is_later_commit(path)
+    return folder if is_proof and _FOLDER.match(folder) else None
+
+
+def is_later_commit(path: str) -> bool:
+    """Whether a file is a commit of a table's that is not its first."""
+    return _LATER.search(path) is not None
+
+
+def _generation(folder: str) -> str:
+    return folder.rsplit("/", 1)[1]
+
+
+def _entry(action: Mapping[str, Any]) -> Entry:
+    """What a create says: its parts become paths, so each is of the one form in which it is ever written."""
+    return Entry(
+        _checked(action["create"], NAME),
+        _checked(action["generation"], _GENERATION),
+        _checked(action["folder"], _FOLDER),
+    )
+
+
+def _checked(text: str, form: re.Pattern[str]) -> str:
+    if not form.match(text):
+        raise ValueError(f"{text!r} is no name of a table, no generation or no folder of one")
+    return text
+
+
+def _refuse_taken(state: CatalogState, name: str) -> None:
+    for taken in state.tables:
+        if taken.lower() == name.lower():
+            raise Invalid(
+                f"a table {taken!r} exists",
+                hint="Choose another name, or drop that table first.",
+                table=name,
+            )
+
+
+def _name_now(state: CatalogState, entry: Entry) -> str:
+    for name, current in state.tables.items():
+        if current.generation == entry.generation:
+            return name
+    raise NotFound(f"table {entry.name!r} was dropped meanwhile", table=entry.name)

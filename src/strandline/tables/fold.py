@@ -1,0 +1,183 @@
+"""The fold of the log that every read shares: for each key changed since the baseline, the change that wins.
+
+It lives in the lake's DuckDB as a table of (key, `_hash`, `_op`, `_seq`), so it costs memory by changed keys, not
+by row size. Reading further extends it by the new commits; a newer baseline takes out what is folded there. One
+commit holds at most one change a key, so the highest seq wins. With a version column, a delete clears the key, and
+after that the highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no
+longer counts.
+
+Invariant: the table for (marks, seq) = the winners of all changes c with marks[vnode(c)] < c.seq <= seq.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.engines.duck import Duck
+from strandline.engines.scan import duck_scan, listed, quoted
+from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT
+from strandline.model.definition import TableDef
+from strandline.model.keys import shift_for
+from strandline.storage.snapshot import DataFile
+from strandline.tables.log import LogState
+
+LogFiles = Sequence[tuple[int, DataFile]]
+
+_names = itertools.count(1)
+_KEPT = 4
+
+
+@dataclass
+class _Entry:
+    name: str
+    marks: tuple[int, ...]
+    seq: int
+
+
+class FoldCache:
+    """The folds of one table. The caller holds the table's lock from `ensure` until its query has started."""
+
+    def __init__(self, duck: Duck) -> None:
+        self._duck = duck
+        self._past: tuple[int, int] | None = None
+        self._life = 0
+        self._newest: _Entry | None = None
+        self._older: OrderedDict[tuple[tuple[int, ...], int], _Entry] = OrderedDict()
+
+    def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
+        """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
+        if self._life != self._duck.life:
+            # DuckDB was opened anew, without the tables.
+            self._newest = None
+            self._older.clear()
+            self._life = self._duck.life
+        past = (log.definition.schema_id, log.purged)
+        if past != self._past:
+            # A widened version column changes the type of what is kept; a purge takes changes out of the past.
+            self.forget()
+            self._past = past
+        entry = self._newest
+        if entry is None or (seq >= entry.seq and _covers(marks, entry.marks)):
+            if entry is None:
+                entry = self._newest = self._build(log, marks, seq)
+            else:
+                self._advance(entry, log, marks, seq)
+            return entry.name
+        kept = self._older.get((marks, seq))
+        if kept is None:
+            kept = self._older[marks, seq] = self._build(log, marks, seq)
+            if len(self._older) > _KEPT:
+                _, evicted = self._older.popitem(last=False)
+                self._run(f"DROP TABLE {evicted.name}")
+        self._older.move_to_end((marks, seq))
+        return kept.name
+
+    def _build(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
+        name = f"_fold_{next(_names)}"
+        files = log.files(min(marks), seq)
+        self._run(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
+        return _Entry(name, marks, seq)
+
+    def _advance(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
+        statements = []
+        definition = log.definition
+        key = listed(definition.key)
+        if marks != entry.marks:
+            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_of(marks)}")
+        files = log.files(max(entry.seq, min(marks)), seq)
+        if files:
+            fresh = winners(log, files, marks)
+            if definition.version:
+                fresh = _composed(entry.name, fresh, definition)
+            matches = " AND ".join(f"t.{quoted(k)} = n.{quoted(k)}" for k in definition.key)
+            statements += [
+                f"CREATE TEMP TABLE _new AS {fresh}",
+                f"DELETE FROM {entry.name} t USING _new n WHERE {matches}",
+                f"INSERT INTO {entry.name} SELECT {key}, * EXCLUDE ({key}) FROM _new",
+                "DROP TABLE _new",
+            ]
+        if statements:
+            self._run(*statements)
+        entry.marks, entry.seq = marks, seq
+
+    def _run(self, *statements: str) -> None:
+        self._duck.run(*statements, life=self._life)
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        entries = [*([self._newest] if self._newest else []), *self._older.values()]
+        self._newest = None
+        self._older.clear()
+        for entry in entries:
+            self._run(f"DROP TABLE {entry.name}")
+
+
+def _covers(marks: Sequence[int], older: Sequence[int]) -> bool:
+    return all(new >= old for new, old in zip(marks, older, strict=True))
+
+
+def _mark_of(marks: Sequence[int]) -> str:
+    """SQL for the mark of a change's vnode."""
+    if len(set(marks)) == 1:
+        return str(marks[0])
+    return f"CAST([{','.join(map(str, marks))}] AS BIGINT[])[({HASH} >> {shift_for(len(marks))}) + 1]"
+
+
+def changes_sql(
+    log: LogState,
+    files: LogFiles,
+    columns: Sequence[str],
+    marks: Sequence[int] | None,
+    loaded: str | None = None,
+) -> str:
+    """SQL for the changes in log files, leaving out those that the baseline holds already. `loaded` names a table that
+    holds just these changes, so that the files need not be read again."""
+    if loaded is not None:
+        return f"SELECT {listed(dict.fromkeys([*columns, SEQ]))} FROM {loaded}"
+    scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
+    if marks is None or not files:
+        return scan
+    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_of(marks)}"
+
+
+def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:
+    """SQL for the winning change of each key in log files, from nothing; for `loaded` see `changes_sql`."""
+    definition = log.definition
+    key = listed(definition.key)
+    if definition.version is None:
+        changes = changes_sql(log, files, [*definition.key, HASH, OP], marks, loaded)
+        # Seq and operation as one number: its maximum is quicker to find than the operation at the highest seq.
+        last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _last"
+        found = f"SELECT {key}, any_value({HASH}) AS {HASH}, {last} FROM ({changes}) GROUP BY {key}"
+        op = f"CASE WHEN _last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
+        return f"SELECT {key}, {HASH}, {op}, _last // 2 AS {SEQ} FROM ({found})"
+    version = quoted(definition.version)
+    changes = changes_sql(log, files, [*definition.key, HASH, OP, definition.version], marks, loaded)
+    return f"""
+        WITH c AS MATERIALIZED ({changes}),
+        d AS (SELECT {key}, any_value({HASH}) AS {HASH}, max({SEQ}) AS _deleted FROM c
+              WHERE {OP} = '{DELETE}' GROUP BY {key}),
+        u AS (SELECT c.* FROM c LEFT JOIN d USING ({key})
+              WHERE {OP} = '{UPSERT}' AND {SEQ} > coalesce(_deleted, -1)),
+        b AS (SELECT {key}, any_value({HASH}) AS {HASH}, '{UPSERT}' AS {OP},
+                     arg_max({SEQ}, {{'v': {version}, 's': {SEQ}}}) AS {SEQ}, max({version}) AS _version
+              FROM u GROUP BY {key})
+        SELECT {key}, b.{HASH}, b.{OP}, b.{SEQ}, b._version, _deleted IS NOT NULL AS _reset
+        FROM b LEFT JOIN d USING ({key})
+        UNION ALL
+        SELECT {key}, {HASH}, '{DELETE}', _deleted, NULL, true FROM d ANTI JOIN b USING ({key})"""
+
+
+def _composed(older: str, newer: str, definition: TableDef) -> str:
+    """SQL for the fold of an older range followed by a newer one, for the keys of the newer."""
+    key = listed(definition.key)
+    newer_wins = f"(o.{SEQ} IS NULL OR n._reset OR o.{OP} = '{DELETE}' OR n._version >= o._version)"
+    return f"""
+        SELECT {key}, n.{HASH} AS {HASH}, n.{OP} AS {OP},
+               CASE WHEN {newer_wins} THEN n.{SEQ} ELSE o.{SEQ} END AS {SEQ},
+               CASE WHEN {newer_wins} THEN n._version ELSE o._version END AS _version,
+               n._reset OR coalesce(o._reset, false) AS _reset
+        FROM ({newer}) n LEFT JOIN {older} o USING ({key})"""

@@ -1,0 +1,339 @@
+"""A table's log: append a batch of changes, read the files between two seqs.
+
+The log is a Delta table; the seq of a batch is the version of the commit that adds its files, given at that moment
+and written into the add action (`_seq`), not into the file. So whoever has seen seq n has seen every change up to
+n: there is no number that is taken first and committed later.
+
+After a crash: files that no commit claims are orphans; a batch is in the log whole, at one seq, or not at all.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.crash import crash_point
+from strandline.engines.scan import ScanFile
+from strandline.errors import Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError
+from strandline.model import types as schemas
+from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, Commit, Op
+from strandline.model.definition import TableDef
+from strandline.model.keys import hash_keys
+from strandline.storage.delta import DeltaLog
+from strandline.storage.open import Storage
+from strandline.storage.parquet import writer
+from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
+from strandline.tables.horizon import horizon_at, horizon_txn, horizons
+from strandline.tables.pins import Pins
+
+Amend = Callable[[Snapshot, Draft], Draft]
+
+TRIM = "trim"
+EPOCH = "epoch"
+DROPPED = "strandline.dropped"
+
+
+@dataclass(frozen=True)
+class LogState:
+    """The log at one version: its definition and its live files in seq order."""
+
+    snapshot: Snapshot
+    storage: Storage
+    folder: str
+
+    @property
+    def head(self) -> int:
+        return self.snapshot.version
+
+    @property
+    def trimmed_to(self) -> int:
+        return self.snapshot.txns.get(TRIM, 0)
+
+    @property
+    def epoch(self) -> int:
+        """What lake and state had in common when the log was last trimmed."""
+        return self.snapshot.txns.get(EPOCH, 0)
+
+    @property
+    def purged(self) -> int:
+        """The last commit that took rows out of the past: what was read before it may no longer be so."""
+        return self.snapshot.txns.get(PURGE, 0)
+
+    @cached_property
+    def definition(self) -> TableDef:
+        return TableDef.from_configuration(self.snapshot.configuration, self.storage.url(self.folder))
+
+    @cached_property
+    def by_seq(self) -> list[tuple[int, DataFile]]:
+        return sorted(
+            ((int(file.partition[SEQ] or 0), file) for file in self.snapshot.files.values()),
+            key=lambda pair: (pair[0], pair[1].path),
+        )
+
+    def files(self, after: int, upto: int) -> list[tuple[int, DataFile]]:
+        """Files of the commits in `(after, upto]`; `NotRetained` when some of those are trimmed."""
+        for name, bound in (("after", after), ("upto", upto)):
+            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+                raise Invalid(f"{name} is {bound!r}; expected a seq, 0 or more")
+        if after < self.trimmed_to:
+            raise NotRetained(
+                f"changes after seq {after} are gone: the log is kept from {self.trimmed_to} on",
+                seq=after,
+                oldest=self.trimmed_to,
+            )
+        return [pair for pair in self.by_seq if after < pair[0] <= upto]
+
+    def scans(self, pairs: Iterable[tuple[int, DataFile]]) -> list[ScanFile]:
+        return [
+            ScanFile(
+                self.storage.url(f"{self.folder}/{file.path}"),
+                f"{self.folder}/{file.path}",
+                schema_id_of(file),
+                seq,
+                file.size,
+            )
+            for seq, file in pairs
+        ]
+
+
+def new_file_name(schema_id: int) -> str:
+    """A name that is never used again; its first part says under which of the table's schemas the file was
+    written."""
+    return f"{schema_id:04d}-{uuid.uuid4().hex}.parquet"
+
+
+def schema_id_of(file: DataFile) -> int:
+    return int(file.path.split("-", 1)[0])
+
+
+def lost(storage: Storage, folder: str) -> Corrupt:
+    """A table's log or baseline is not there, and the catalog names the table."""
+    return Corrupt(
+        f"the commit files in {storage.url(folder)} are gone, and the catalog names that table",
+        hint="Restore that folder from a backup, unless the table was dropped meanwhile.",
+        path=folder,
+    )
+
+
+class Log:
+    """The log in one folder. Safe to share between threads; other processes may write it at any time."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self.storage = storage
+        self.folder = folder
+        self.delta = DeltaLog(storage, folder)
+        self.pins = Pins(storage, folder.split("/")[-2])
+        self._state: LogState | None = None
+
+    @staticmethod
+    def create(storage: Storage, folder: str, name: str, definition: TableDef) -> None:
+        DeltaLog.create(storage, folder, _definition_draft(name, definition))
+
+    def refresh(self) -> LogState:
+        snapshot = self.delta.refresh()
+        state = self._state
+        if state is None or state.snapshot is not snapshot:
+            fresh = LogState(snapshot, self.storage, self.folder)
+            if state is not None and state.snapshot.metadata is snapshot.metadata:
+                fresh.__dict__["definition"] = state.definition
+            self._state = state = fresh
+        return state
+
+    def write(self, changes: pa.Table, definition: TableDef) -> list[DataFile]:
+        """Write prepared changes as files that no commit claims yet."""
+        files = list(
+            writer.write_files(
+                self.storage,
+                self.folder,
+                lambda: new_file_name(definition.schema_id),
+                changes.to_batches(),
+                definition.log_schema(definition.schema_id),
+            )
+        )
+        crash_point("log.file_written")
+        return files
+
+    def commit(
+        self,
+        files: Sequence[DataFile],
+        *,
+        operation: str,
+        tokens: Sequence[str] = (),
+        amend: Amend | None = None,
+    ) -> Commit:
+        """Give the files a seq. When a commit with one of `tokens` is in the log already, nothing is added.
+
+        `amend` may add to the draft, transactions for instance, or refuse it by raising; then the files go."""
+        rows = sum(file.rows for file in files)
+        apps = _apps(tokens)
+        replayed: list[int] = []
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            try:
+                return draft_for(snapshot)
+            except StrandlineError:
+                self.discard(files)
+                raise
+
+        def draft_for(snapshot: Snapshot) -> Draft | None:
+            _refuse_dropped(snapshot)
+            earlier = [snapshot.txns[app] for app in apps if app in snapshot.txns]
+            if earlier:
+                replayed.append(earlier[0])
+                return None
+            seq = snapshot.version + 1
+            draft = Draft(
+                add=[replace(file, partition={SEQ: str(seq)}) for file in files],
+                expiring_txns={app: seq for app in apps},
+            )
+            return draft if amend is None else amend(snapshot, draft)
+
+        landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
+        if landed is None:
+            self.discard(files)
+            return self._replay(replayed[0])
+        crash_point("log.committed")
+        return Commit(landed.version, rows)
+
+    def nothing(self, tokens: Sequence[str] = ()) -> Commit:
+        """What a batch without rows is answered: no rows at the head, without a commit, so its tokens are not kept.
+        When a commit with one of `tokens` is in the log already, that one, as for every other repeated call."""
+        snapshot = self.delta.refresh()
+        _refuse_dropped(snapshot)
+        earlier = [snapshot.txns[app] for app in _apps(tokens) if app in snapshot.txns]
+        return self._replay(earlier[0]) if earlier else Commit(snapshot.version, 0)
+
+    def _replay(self, seq: int) -> Commit:
+        return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
+
+    def discard(self, files: Iterable[DataFile]) -> None:
+        """Delete files of ours that no commit claims and none will."""
+        self.storage.delete(f"{self.folder}/{file.path}" for file in files)
+
+    def redefine(self, operation: str, change: Callable[[TableDef], TableDef]) -> TableDef:
+        """Commit a changed definition, as a commit of its own before any data that needs it."""
+        result: list[TableDef] = []
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            _refuse_dropped(snapshot)
+            before = TableDef.from_configuration(snapshot.configuration, self.storage.url(self.folder))
+            after = change(before)
+            result[:] = [after]
+            if after == before:
+                return None
+            draft = _definition_draft(str(snapshot.metadata.get("name")), after)
+            return replace(draft, metadata={**(draft.metadata or {}), "id": snapshot.metadata["id"]})
+
+        self.delta.commit(operation, build)
+        return result[0]
+
+    def trim(self, upto: int, *, epoch: int = 0) -> None:
+        """Take the changes up to a seq out of the log; every vnode must be folded at least that far, and every consumer
+        of the state with this epoch must have come so far."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            if snapshot.txns.get(TRIM, 0) >= upto:
+                return None
+            gone = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) <= upto]
+            past = sorted(seq for seq in horizons(snapshot.txns) if seq <= upto)
+            # Of the horizons before the trim the last one still holds.
+            forgotten = {horizon_txn(seq): horizons(snapshot.txns)[seq] for seq in past[:-1]}
+            told = {EPOCH: epoch} if epoch > snapshot.txns.get(EPOCH, 0) else {}
+            return Draft(remove=gone, txns={TRIM: upto, **told}, forgotten_txns=forgotten)
+
+        self.delta.commit("TRIM", build, metrics={"upto": upto})
+
+    def expire(self, horizon: int) -> int | None:
+        """Hide rows whose time lies before a horizon, from the new seq on; None when they are hidden already."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            _refuse_dropped(snapshot)
+            seq = snapshot.version + 1
+            before = horizon_at(snapshot.txns, seq)
+            return None if before is not None and before >= horizon else Draft(txns={horizon_txn(seq): horizon})
+
+        landed = self.delta.commit("EXPIRE", build, metrics={"before": horizon})
+        return None if landed is None else landed.version
+
+    def rewrite(self, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
+        """Replace files by ones that lack some of their rows, at the same seqs: a purge. `Conflict` when a file is
+        gone by now."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft:
+            _refuse_dropped(snapshot)
+            return Draft(remove=removed, add=added, txns={PURGE: snapshot.version + 1})
+
+        self.delta.commit("PURGE", build, metrics={"files": len(added)})
+
+    def mark_dropped(self) -> None:
+        """End the log: a writer that still holds it is refused from here on."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            if DROPPED in snapshot.configuration:
+                return None
+            configuration = {**snapshot.configuration, DROPPED: str(now_ms)}
+            return Draft(metadata={**snapshot.metadata, "configuration": configuration})
+
+        self.delta.commit("DROP TABLE", build)
+
+
+def _apps(tokens: Sequence[str]) -> list[str]:
+    """The transactions that stand for tokens."""
+    return [f"token/{token}" for token in tokens]
+
+
+def _refuse_dropped(snapshot: Snapshot) -> None:
+    if DROPPED in snapshot.configuration:
+        raise NotFound("the table was dropped; nothing was written")
+
+
+def _definition_draft(name: str, definition: TableDef) -> Draft:
+    columns = definition.log_delta_schema()
+    metadata = new_metadata(name, schemas.delta_json(columns), [SEQ], definition.to_configuration())
+    return Draft(metadata=metadata, protocol=protocol(with_ntz=schemas.needs_ntz(columns)))
+
+
+def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:
+    """Rows as a batch of changes: hashed, sorted by (`_hash`, key), one change a key: the last of the highest
+    version.
+
+    Without `op`, each row says its own in `_op`. A delete has no version and comes after those that have one, so the
+    caller sees to it that no key with versions is upserted after its delete."""
+    columns = definition.log_schema(definition.schema_id)
+    count = rows.num_rows
+    if definition.is_keyed:
+        hashes = hash_keys([rows.column(name) for name in definition.key])
+        rows = rows.append_column(HASH, hashes)
+        names = [HASH, *definition.key, *([definition.version] if definition.version and op != DELETE else [])]
+        order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])
+        rows = rows.take(order)
+        kept = pc.invert(same_as_next(rows, [HASH, *definition.key]))
+        if not pc.all(kept, min_count=0).as_py():
+            rows = rows.filter(kept)
+    else:
+        # Rows of one append stay together and in order: they share one random place.
+        rows = rows.append_column(HASH, pa.array([zlib.crc32(uuid.uuid4().bytes)] * count, pa.int64()))
+        rows = rows.append_column(ROW, pa.array(range(count), pa.int64()))
+    if op is not None:
+        rows = rows.append_column(OP, pa.array([op] * rows.num_rows, pa.string()))
+    if rows.num_rows > count:
+        raise Internal("a batch of changes grew while it was prepared")
+    return schemas.conform(rows, columns)
+
+
+def same_as_next(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    """For each row of a sorted table, whether the next row has equal values in `names`."""
+    if rows.num_rows < 2:
+        return pa.array([False] * rows.num_rows, pa.bool_())
+    same = None
+    for name in names:
+        column = rows.column(name).combine_chunks()
+        equal = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
+        same = equal if same is None else pc.and_(same, equal)
+    return pa.concat_arrays([same, pa.array([False])])

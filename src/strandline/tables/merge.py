@@ -1,0 +1,224 @@
+"""Baseline and log as one table at a seq: which files to read, and the SQL that merges them in DuckDB.
+
+A merged read is the baseline's rows whose keys did not change since, plus the winning upserts of those that did;
+the fold tells both. `frames` says the same as a Spark DataFrame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from strandline.engines.scan import duck_scan, listed, quoted
+from strandline.model.change import CAME, FATE, GONE, HASH, KEPT, LOST, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.model.condition import Predicate
+from strandline.model.definition import TableDef
+from strandline.model.keys import hash_keys, shift_for, vnode_of
+from strandline.model.types import conform_column
+from strandline.storage.parquet import writer
+from strandline.storage.snapshot import DataFile
+from strandline.tables.baseline import BaselineState
+from strandline.tables.fold import changes_sql
+from strandline.tables.horizon import expiry
+from strandline.tables.log import LogState
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a read opens."""
+
+    baseline: Sequence[DataFile]
+    log: Sequence[tuple[int, DataFile]]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A table at `seq`: a baseline that holds nothing after it, and the log from there.
+
+    Rows whose time lies before `horizon` are expired; with `only`, the other vnodes are left out."""
+
+    log: LogState
+    baseline: BaselineState
+    seq: int
+    horizon: int | None = None
+    only: frozenset[int] | None = None
+
+    @property
+    def definition(self) -> TableDef:
+        return self.log.definition
+
+    def part(self, vnodes: Iterable[int]) -> Merge:
+        """The same table, of these vnodes alone. Rows of others may still be read and have to be filtered out."""
+        return replace(self, only=frozenset(vnodes))
+
+    def base_files(self) -> list[DataFile]:
+        files = self.baseline.files()
+        return files if self.only is None else [f for f in files if int(f.partition[VNODE] or 0) in self.only]
+
+    def log_files(self) -> list[tuple[int, DataFile]]:
+        marks = self.baseline.marks
+        if self.only is None:
+            return self.log.files(min(marks), self.seq)
+        files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
+        return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
+
+    def deciding(self) -> dict[str, DataFile]:
+        """The files that say which rows count, by their paths in the storage: the log's, and with a version column the
+        baseline's as well."""
+        found = {f"{self.log.folder}/{file.path}": file for _, file in self.log_files()}
+        if self.definition.version is not None and found:
+            found |= {f"{self.baseline.folder}/{file.path}": file for file in self.base_files()}
+        return found
+
+    def filter(self, predicate: Predicate | None) -> Predicate | None:
+        """`predicate`, and that a row is not expired."""
+        alive = expiry(self.definition, self.horizon)
+        return predicate if alive is None else alive.also(predicate)
+
+    @property
+    def is_first_load(self) -> bool:
+        """Whether all there is is one commit: it has one change a key, so nothing can lose and no fold is needed."""
+        marks = self.baseline.marks
+        is_level = len({marks[vnode] for vnode in self.only or range(len(marks))}) == 1
+        return is_level and not self.base_files() and len({seq for seq, _ in self.log_files()}) == 1
+
+    def batch_rows(self, most: int = 50_000) -> int:
+        """How many merged rows a batch should hold."""
+        return writer.batch_rows(self._files(), most=most)
+
+    @property
+    def row_bytes(self) -> int:
+        """What a row takes in memory, on average."""
+        files = self._files()
+        return sum(file.raw_bytes for file in files) // max(1, sum(file.rows for file in files))
+
+    def _files(self) -> list[DataFile]:
+        return [*self.base_files(), *(file for _, file in self.log_files())]
+
+    @property
+    def baseline_schemas(self) -> list[pa.Schema]:
+        return [self.definition.baseline_schema(i) for i in range(len(self.definition.schemas))]
+
+    def candidates(self, predicate: Predicate | None) -> Files:
+        """The files that may hold rows fulfilling the predicate."""
+        base, log = self.base_files(), self.log_files()
+        if predicate is None:
+            return Files(base, log)
+        key = predicate.key_values(self.definition.key)
+        if key is not None:
+            vnode = str(vnode_of(_hash_of(key, self.definition), self.baseline.vnodes))
+            base = [f for f in base if f.partition[VNODE] == vnode]
+        return Files(
+            [f for f in base if predicate.may_match(f.stats)],
+            [pair for pair in log if predicate.may_match(pair[1].stats)],
+        )
+
+
+def vnodes_of(file: DataFile, vnodes: int) -> range:
+    """The vnodes that a log file may have changes of: those between its lowest and its highest hash."""
+    low, high = file.stats["minValues"][HASH], file.stats["maxValues"][HASH]
+    return range(vnode_of(low, vnodes), vnode_of(high, vnodes) + 1)
+
+
+def _hash_of(key: Sequence[object], definition: TableDef) -> int:
+    columns = [
+        conform_column(pa.chunked_array([pa.array([value])]), definition.schema.field(name).type)
+        for name, value in zip(definition.key, key, strict=True)
+    ]
+    return int(hash_keys(columns)[0].as_py())
+
+
+def duck_sql(
+    merge: Merge,
+    fold: str | None,
+    columns: Sequence[str],
+    predicate: Predicate | None = None,
+    *,
+    files: Files | None = None,
+    loaded: str | None = None,
+    hidden: bool = False,
+    fates: bool = False,
+) -> str:
+    """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
+
+    `files` are the candidates of the predicate unless the caller knows better; `loaded` names a table that holds
+    the changes of its log files. `hidden` adds what folding needs:
+    `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate`, and the rows of the baseline that
+    go."""
+    definition = merge.definition
+    files = files or merge.candidates(predicate)
+    predicate = merge.filter(predicate)
+    needed = needed_columns(definition, columns, predicate)
+    stored = [] if definition.is_keyed else [SEQ, ROW]
+    base = duck_scan(merge.baseline.scans(files.baseline), merge.baseline_schemas, [*needed, *stored], number_as=VNODE)
+    log = changes_sql(
+        merge.log,
+        files.log,
+        [*needed, HASH, OP, *(set(stored) - {SEQ})],
+        None if definition.is_keyed else merge.baseline.marks,
+        loaded,
+    )
+    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
+    log = f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'"
+    inner = listed([*needed, *stored, VNODE])
+    if fates:
+        alive = f"({predicate.duckdb})" if predicate else "true"
+        shown = listed([*columns, *stored, VNODE, FATE])
+        both = _fated_sql(merge, fold, base, log if files.log else None, inner, alive)
+        return f"SELECT {shown} FROM ({both})"
+    base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
+    both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")
+    where = f" WHERE {predicate.duckdb}" if predicate else ""
+    return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
+
+
+def _fated_sql(merge: Merge, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+    """Every row of the baseline, and the changes of the log that win, each with what a fold makes of it."""
+    stays, came = alive, f"({log})"
+    base = f"({base})"
+    if fold:
+        definition = merge.definition
+        key = listed(definition.key)
+        changed, going = f"SELECT {key}, true AS _is_changed", "_is_changed"
+        if definition.version is not None:
+            changed += ", _reset, _version"
+            going = f"_is_changed AND (_reset OR _version >= {quoted(definition.version)})"
+        came = _keyed_sql(merge, fold, base, log)[1] if log else ""
+        base = f"{base} LEFT JOIN ({changed} FROM {fold}) USING ({key})"
+        stays = f"NOT coalesce({going}, false) AND {alive}"
+    old = f"SELECT {inner}, CASE WHEN {stays} THEN {KEPT} ELSE {GONE} END AS {FATE} FROM {base}"
+    new = f"SELECT {inner}, CASE WHEN {alive} THEN {CAME} ELSE {LOST} END AS {FATE} FROM {came}"
+    return f"{old} UNION ALL {new}" if log else old
+
+
+def needed_columns(definition: TableDef, columns: Sequence[str], predicate: Predicate | None) -> list[str]:
+    """The columns to read: those asked for, those filtered by, and those that decide which row wins."""
+    deciding = [*definition.key, *([definition.version] if definition.version else [])]
+    return list(dict.fromkeys([*columns, *(sorted(predicate.columns) if predicate else ()), *deciding]))
+
+
+def _keyed_sql(merge: Merge, fold: str, base: str, log: str) -> tuple[str, str]:
+    """FROM clauses: the baseline without the keys that changed, the log without the changes that lost."""
+    definition = merge.definition
+    key = listed(definition.key)
+    if definition.version is None:
+        return (
+            f"({base}) ANTI JOIN {fold} USING ({key})",
+            f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} WHERE {OP} = '{UPSERT}') USING ({key}, {SEQ})",
+        )
+    # A baseline row stands against older versions in the log, unless a delete lies between.
+    version = quoted(definition.version)
+    equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
+    every = duck_scan(
+        merge.baseline.scans(merge.base_files()),
+        merge.baseline_schemas,
+        [*definition.key, definition.version],
+    )
+    return (
+        f"({base}) b ANTI JOIN {fold} f ON {equal} AND (f._reset OR f._version >= b.{version})",
+        f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} f ANTI JOIN ({every}) b"
+        f" ON {equal} AND NOT f._reset AND b.{version} > f._version WHERE {OP} = '{UPSERT}')"
+        f" USING ({key}, {SEQ})",
+    )

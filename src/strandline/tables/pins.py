@@ -1,0 +1,204 @@
+"""Pins: claims that cleaning respects, each a small file in the lake that counts until it expires.
+
+A pin says which seq must stay readable, which versions of log and baseline its holder reads files of, and since when
+its holder writes files that no commit claims yet. It expires when it has not been renewed for its length, by the
+clock that dates the store's files, so holders and cleaners on different machines agree. Work that is over soon needs
+none: whatever cleaning deletes has been unneeded for the table's grace time.
+
+After a crash: the pin is not renewed and expires.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from strandline.engines.background import beside
+from strandline.errors import Invalid, NotRetained, StrandlineError
+from strandline.storage.open import Storage
+
+FOLDER = "pins"
+LENGTH_S = 300.0
+QUIET_S = 30.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One claim on a table. `seq` is what must stay readable, None for nothing; `vnodes` are those being folded."""
+
+    name: str
+    why: str
+    length_s: float
+    seq: int | None = None
+    log_version: int | None = None
+    baseline_version: int | None = None
+    writes_since_s: float | None = None
+    vnodes: tuple[int, ...] = ()
+    holder: str = ""
+    expires_s: float = 0.0
+
+
+class Pins:
+    """The pins of one table."""
+
+    def __init__(self, storage: Storage, generation: str) -> None:
+        self._storage = storage
+        self._folder = f"{FOLDER}/{generation}"
+
+    def put(self, pin: Pin) -> None:
+        """Set or renew a pin. It counts from here on."""
+        if not _NAME.match(pin.name):
+            raise Invalid(f"pin name {pin.name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
+        facts = {name: value for name, value in asdict(pin).items() if name != "expires_s"}
+        with self._storage.output(self._path(pin.name)) as stream:
+            stream.write(json.dumps(facts).encode())
+
+    def release(self, name: str) -> None:
+        self._storage.delete([self._path(name)])
+
+    def all(self, *, is_strict: bool = True) -> list[Pin]:
+        """Every pin, also those that have expired; `Invalid` for one that is unreadable, or without `is_strict`
+        nothing."""
+        found = []
+        for info in self._storage.list(self._folder):
+            try:
+                facts = json.loads(self._storage.read(info.path))
+                facts["vnodes"] = tuple(facts["vnodes"])
+                found.append(replace(Pin(**facts), expires_s=info.modified_s + float(facts["length_s"])))
+            except FileNotFoundError:
+                continue
+            except (ValueError, TypeError, KeyError) as error:
+                if not is_strict:
+                    continue
+                # Whatever it wanted to hold is not known: nothing may go until a person has looked.
+                raise Invalid(
+                    f"pin {self._storage.url(info.path)} is not readable: {error}",
+                    hint="Ask who pinned this table before you remove that file: someone may still need what it holds.",
+                    path=info.path,
+                ) from error
+        return sorted(found, key=lambda pin: pin.name)
+
+    def live(self, now_s: float) -> list[Pin]:
+        return [pin for pin in self.all() if pin.expires_s > now_s]
+
+    @contextmanager
+    def held(self, pin: Pin, *, quiet_s: float = QUIET_S) -> Iterator[None]:
+        """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, at once for 0, and then
+        renewed. It is a thread of its own that writes, renews and releases it, for as long as the block's lock is
+        taken: an interrupt, wherever it falls, gives that lock back and leaves no pin behind."""
+        # Not an event: one whose wait is interrupted may fail in the thread that sets it.
+        first: SimpleQueue[Exception | None] = SimpleQueue()
+
+        def keep(is_over: Callable[[float], bool]) -> None:
+            if quiet_s > 0 and is_over(quiet_s):
+                return
+            while True:
+                failed: Exception | None = None
+                try:
+                    self.put(pin)
+                except Exception as error:
+                    failed = error
+                    _log.warning("pin %s could not be written: %s", pin.name, error)
+                if first.empty():
+                    first.put(failed)
+                if is_over(pin.length_s / 3):
+                    break
+            try:
+                self.release(pin.name)
+            except (OSError, StrandlineError) as error:
+                _log.warning("pin %s could not be released and will expire: %s", pin.name, error)
+
+        with beside(keep):
+            if quiet_s <= 0 and (failed := first.get()) is not None:
+                raise failed
+            yield
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}.json"
+
+
+def this_process() -> str:
+    """How a process names itself as a holder."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_abandoned(pin: Pin) -> bool:
+    return is_gone(pin.holder)
+
+
+def is_gone(holder: str) -> bool:
+    """Whether a holder is a process that ran on this machine and is gone."""
+    host, _, number = holder.rpartition(":")
+    if host != socket.gethostname() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **claims: Any) -> Pin:
+    return Pin(name or uuid.uuid4().hex, why, length_s, holder=this_process(), **claims)
+
+
+@dataclass
+class HeldPin:
+    """A pin that a user holds: renewed and released by hand, or by a `with` block that renews it in between."""
+
+    pin: Pin
+    pins: Pins
+    check: Callable[[], object]
+    _holding: AbstractContextManager[None] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def seq(self) -> int:
+        """The seq that stays readable."""
+        assert self.pin.seq is not None
+        return self.pin.seq
+
+    def renew(self) -> None:
+        """Let it count from now on; `NotRetained` when it had expired and its seq is gone."""
+        self.pins.put(self.pin)
+        try:
+            self.check()
+        except NotRetained:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        # A block that was interrupted may have left it behind: nothing renews it from here on.
+        self._holding = None
+        self.pins.release(self.pin.name)
+
+    def __enter__(self) -> HeldPin:
+        holding = self.pins.held(self.pin, quiet_s=0)
+        holding.__enter__()
+        self._holding = holding
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        holding, self._holding = self._holding, None
+        if holding is not None:
+            holding.__exit__(kind, error, trace)
+
+
+def least(values: Sequence[int | None], default: int) -> int:
+    """The lowest of the values that are there, and `default`."""
+    return min([default, *(value for value in values if value is not None)])

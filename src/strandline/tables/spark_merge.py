@@ -1,0 +1,323 @@
+"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` in Spark's words.
+
+A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as
+after a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.engines.lanes import CheckLane, ReadLane
+from strandline.engines.scan import ScanFile, by_schema, listed, spark_schema, spark_type
+from strandline.engines.spark import collected, run_lane
+from strandline.errors import Corrupt
+from strandline.model.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.model.condition import Predicate
+from strandline.model.definition import TableDef
+from strandline.model.keys import shift_for
+from strandline.model.types import canonical_field
+from strandline.storage import digest, faults
+from strandline.storage.open import Storage
+from strandline.storage.snapshot import DataFile
+from strandline.tables.log import LogState
+from strandline.tables.merge import Files, Merge, needed_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    Counted = Callable[[DataFrame, Column], DataFrame]
+
+# What a read relies on, whatever the session is set to: now, or later when a lazy DataFrame runs.
+_EXACT = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+# Up to this many files, a CASE over their names is quicker than a join.
+_CASES = 64
+
+
+def spark_frame(
+    spark: SparkSession,
+    merge: Merge,
+    fold: DataFrame | None,
+    columns: Sequence[str],
+    predicate: Predicate | None = None,
+    *,
+    files: Files | None = None,
+    hidden: bool = False,
+    fates: bool = False,
+) -> DataFrame:
+    """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
+    are the candidates of the predicate unless the caller knows better.
+
+    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate` to
+    that, and the rows that go or are lost, with nothing in them but `_vnode`."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    files = files or merge.candidates(predicate)
+    predicate = merge.filter(predicate)
+    needed = needed_columns(definition, columns, predicate)
+    stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
+    extra = [*stored, VNODE] if hidden else []
+    frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
+    # Without fates a row that does not count is filtered out where that is known: a fate would cost every row.
+    counted = _fated if fates else _filtered
+    frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
+    if merge.log_files():
+        inside = [*needed, HASH, OP, *([ROW] if stored else [])]
+        log = log_scan(spark, merge.log, files.log, inside)
+        log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
+        log = counted(log.withColumn(FATE, F.lit(CAME)) if fates else log, F.col(OP) == UPSERT)
+        shown = [*needed, *extra, *([FATE] if fates else [])]
+        if definition.is_keyed:
+            frame = _merged(spark, merge, fold, frame, log, shown, counted)
+        else:
+            log = _after_marks(log, merge.baseline.marks)
+            frame = frame.select(*_quoted(shown)).unionByName(log.select(*_quoted(shown)))
+    if predicate is not None:
+        frame = counted(frame, F.expr(predicate.spark))
+    if not fates:
+        return frame.select(*_quoted([*columns, *extra]))
+    stays = F.col(FATE).isin(KEPT, CAME)
+    names = [*columns, *stored]
+    stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quoted(names), strict=True)]
+    return frame.select(*stubs, VNODE, FATE)
+
+
+def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
+    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it
+    again."""
+    # Spark's own guess makes local times times of its session's zone, where some do not exist.
+    columns = pa.schema([canonical_field(field) for field in fold.schema])
+    return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
+
+
+def winners_sql(name: str, definition: TableDef) -> str:
+    """SQL for what Spark needs of a fold: key and `_winner`, the seq that wins, -1 where a delete does."""
+    more = ", _reset, _version" if definition.version else ""
+    winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _winner"
+    return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
+
+
+def _merged(
+    spark: SparkSession,
+    merge: Merge,
+    fold: DataFrame | None,
+    base: DataFrame,
+    log: DataFrame,
+    columns: Sequence[str],
+    counted: Counted,
+) -> DataFrame:
+    """The baseline without the keys that changed, and the log without the changes that lost, by one join."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    key = list(definition.key)
+    shown = _quoted(columns)
+    if merge.is_first_load:
+        return log.select(*shown)
+    changed = _winners(spark, merge) if fold is None else F.broadcast(fold)
+    both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
+    both = both.join(changed, on=key, how="left")
+    is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
+    if definition.version is None:
+        counts = (is_base & F.col("_winner").isNull()) | is_winner
+        return counted(both, counts).select(*shown)
+    # A baseline row stands against older versions in the log, unless a delete lies between.
+    version = F.col(f"`{definition.version}`")
+    stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
+    every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
+    beaten = every.withColumnRenamed(definition.version, "_standing").alias("b")
+    winners = both.where(is_winner).alias("l")
+    winners = winners.join(
+        beaten,
+        on=_equal("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
+        how="left_anti",
+    )
+    base = counted(both.where(is_base), stands)
+    return base.select(*shown).unionByName(winners.select(*shown))
+
+
+def _filtered(rows: DataFrame, counts: Column) -> DataFrame:
+    return rows.where(counts)
+
+
+def _fated(rows: DataFrame, counts: Column) -> DataFrame:
+    """All rows; the fate of those that do not count is the odd number after the one that they had."""
+    from pyspark.sql import functions as F
+
+    return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
+
+
+def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
+    """The same as `winners_sql` of the fold, computed by Spark."""
+    from pyspark.sql import functions as F
+
+    definition = merge.definition
+    key = list(definition.key)
+    inside = [*key, HASH, OP, *([definition.version] if definition.version else [])]
+    changes = _after_marks(log_scan(spark, merge.log, merge.log_files(), inside), merge.baseline.marks)
+    keys = [F.col(name) for name in _quoted(key)]
+    if definition.version is None:
+        winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
+        return changes.groupBy(*keys).agg(winner.alias("_winner"))
+    version = F.col(f"`{definition.version}`")
+    deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_deleted"))
+    best = (
+        changes.where(F.col(OP) == UPSERT)
+        .join(deletes, on=key, how="left")
+        .where(F.col(SEQ) > F.coalesce("_deleted", F.lit(-1)))
+        .groupBy(*keys)
+        .agg(
+            F.max_by(SEQ, F.struct(version, SEQ)).alias("_winner"),
+            F.max(version).alias("_version"),
+            F.max("_deleted").isNotNull().alias("_reset"),
+        )
+    )
+    gone = deletes.join(best, on=key, how="left_anti").drop("_deleted")
+    gone = gone.withColumns({"_winner": F.lit(-1).cast("long"), "_reset": F.lit(True)})
+    return best.unionByName(gone, allowMissingColumns=True)
+
+
+def changed_keys(spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
+    """The keys that have a change in log files."""
+    return (
+        log_scan(spark, merge.log, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
+    )
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
+
+
+def _base_scan(
+    spark: SparkSession, merge: Merge, files: Sequence[DataFile], columns: Sequence[str], *, number_as: str | None
+) -> DataFrame:
+    scans = merge.baseline.scans(files)
+    return spark_scan(spark, merge.log.storage, scans, merge.baseline_schemas, columns, number_as=number_as)
+
+
+def log_scan(
+    spark: SparkSession, log: LogState, files: Sequence[tuple[int, DataFile]], columns: Sequence[str]
+) -> DataFrame:
+    """The changes in log files, with their `_seq`."""
+    return spark_scan(spark, log.storage, log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
+
+
+def _equal(left: str, right: str, key: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F
+
+    return reduce(lambda a, b: a & b, (F.col(f"{left}.`{k}`") == F.col(f"{right}.`{k}`") for k in key))
+
+
+def _after_marks(log: DataFrame, marks: Sequence[int]) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if len(set(marks)) == 1:
+        return log.where(F.col(SEQ) > marks[0])
+    mark = F.element_at(
+        F.array(*[F.lit(m) for m in marks]),
+        (F.shiftright(F.col(HASH), shift_for(len(marks))) + 1).cast("int"),
+    )
+    return log.where(F.col(SEQ) > mark)
+
+
+def spark_scan(
+    spark: SparkSession,
+    storage: Storage,
+    files: Sequence[ScanFile],
+    schemas: Sequence[pa.Schema],
+    columns: Sequence[str],
+    *,
+    number_as: str | None,
+) -> DataFrame:
+    """A DataFrame over files written under any of `schemas`: Spark's own reader, or ours where it has no client."""
+    fields = [schemas[-1].field(name) for name in columns]
+    wanted = pa.schema([*fields, *([pa.field(number_as, pa.int64())] if number_as else [])])
+    if not files:
+        return spark.createDataFrame([], schema=spark_schema(wanted))
+    if not storage.is_local:
+        lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
+        return run_lane(listing(spark, files, 64), lane, spark_schema(wanted))
+    for file in files:
+        # Spark takes an empty file for one without rows.
+        if _size(file.url) != file.size:
+            raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
+    groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
+    return reduce(lambda a, b: a.unionByName(b), groups)
+
+
+def _size(url: str) -> int | None:
+    with faults.named(url, "read"):
+        try:
+            return os.stat(url).st_size
+        except FileNotFoundError:
+            return None
+
+
+def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
+    """What a `ReadLane` takes, spread over at most so many tasks."""
+    rows = [(file.path, file.schema_id, file.number) for file in files]
+    named = spark.createDataFrame(rows, "path string, schema_id int, number long")
+    return named.repartition(max(1, min(len(files), tasks)))
+
+
+def check_files(
+    spark: SparkSession,
+    storage: Storage,
+    files: Iterable[tuple[str, DataFile]],
+    columns: Sequence[str] | None = None,
+) -> None:
+    """`Corrupt` when one of these files is damaged: `digest.check` by Spark tasks."""
+    by_path = dict(files)
+    if not by_path:
+        return
+    lane = CheckLane(storage, by_path, columns)
+    named = spark.createDataFrame([(path,) for path in by_path], "path string")
+    named = named.repartition(max(1, min(len(by_path), 64)))
+    for row in collected(run_lane(named, lane, CheckLane.OUTPUT)):
+        raise pickle.loads(row["error"]) if row["error"] else digest.corrupt(storage, row["path"], row["fault"])
+
+
+def _native_scan(
+    spark: SparkSession,
+    files: Sequence[ScanFile],
+    inside: pa.Schema,
+    fields: Sequence[pa.Field],
+    number_as: str | None,
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    frame = spark.read.options(**_EXACT).schema(spark_schema(inside)).parquet(*[file.url for file in files])
+    kinds = {field.name: field.type for field in inside}
+    exprs = [
+        f"`{f.name}`"
+        if kinds.get(f.name) == f.type
+        else f"CAST({f'`{f.name}`' if f.name in kinds else 'NULL'} AS {spark_type(f.type)}) AS `{f.name}`"
+        for f in fields
+    ]
+    if number_as and len({file.number for file in files}) == 1:
+        exprs.append(f"{files[0].number}L AS {number_as}")
+    elif number_as:
+        names = [file.url.rsplit("/", 1)[1] for file in files]
+        numbers = [file.number for file in files]
+        if len(files) <= _CASES:
+            cases = " ".join(f"WHEN '{name}' THEN {number}L" for name, number in zip(names, numbers, strict=True))
+            exprs.append(f"CASE _metadata.file_name {cases} END AS {number_as}")
+        else:
+            named = spark.createDataFrame(pa.table({"_name": names, number_as: numbers}))
+            frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
+            exprs.append(number_as)
+    return frame.selectExpr(*exprs)

@@ -1,0 +1,150 @@
+"""Write a batch of changes to a table's log: in this process, or by Spark tasks when it is large or a DataFrame.
+
+Either way the files come first and one commit claims them all, so a batch is in the table whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.crash import crash_point
+from strandline.engines.lanes import RECEIPT, LogLane, files_of
+from strandline.engines.scan import spark_dtype, spark_type
+from strandline.engines.spark import collected, run_lane, session
+from strandline.errors import Invalid
+from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
+from strandline.model.definition import TableDef
+from strandline.model.keys import shift_for, spark_hash
+from strandline.tables.log import Amend, Log, prepare
+from strandline.tables.pins import new_pin
+from strandline.tables.spool import Spool
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DRIVER_BYTES = 512 << 20
+MAX_TASKS = 64
+
+
+def write(
+    log: Log,
+    pieces: Iterator[pa.Table],
+    definition: TableDef,
+    op: Op,
+    *,
+    tokens: Sequence[str],
+    spark: SparkSession | None,
+    driver_bytes: int = DRIVER_BYTES,
+    amend: Amend | None = None,
+) -> Commit:
+    """Commit checked rows. More than `driver_bytes` of them go to Spark by way of files in their order."""
+    held: list[pa.Table] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += piece.nbytes
+        if size > driver_bytes:
+            with _uploading(log), Spool(log.storage, log.folder) as spool:
+                spool.add_all(held, pieces)
+                return write_frame(
+                    log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
+                )
+    if not sum(piece.num_rows for piece in held):
+        return log.nothing(tokens)
+    files = log.write(prepare(pa.concat_tables(held), definition, op), definition)
+    return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
+
+
+def _uploading(log: Log) -> AbstractContextManager[None]:
+    """Keeps files that no commit claims yet from being taken for leftovers, however long the write takes."""
+    return log.pins.held(new_pin("write", writes_since_s=log.storage.now_s()))
+
+
+def write_frame(
+    log: Log,
+    frame: DataFrame,
+    definition: TableDef,
+    op: Op | None,
+    *,
+    order_by: str | None,
+    tokens: Sequence[str],
+    amend: Amend | None = None,
+) -> Commit:
+    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
+    hashes. Without `op`, each row says its own in `_op`."""
+    from pyspark.sql import functions as F
+
+    session(frame.sparkSession)
+    if definition.is_keyed:
+        frame = frame.withColumn(HASH, spark_hash(definition.schema, definition.key))
+        tasks = min(definition.vnodes, MAX_TASKS)
+        lane_of = F.coalesce(F.shiftright(HASH, shift_for(tasks)), F.lit(0)).cast("int")
+        version = [definition.version] if definition.version and op == UPSERT else []
+        order = [HASH, *definition.key, *version, *([order_by] if order_by and [order_by] != version else [])]
+        frame = frame.repartitionById(tasks, lane_of)
+        frame = frame.sortWithinPartitions(*[f"`{name}`" for name in order])
+    else:
+        frame = frame.withColumn(ROW, F.monotonically_increasing_id())
+    lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
+    with _uploading(log):
+        files, failure = files_of(collected(run_lane(frame, lane, RECEIPT)))
+        if failure is not None:
+            log.discard(files)
+            raise failure
+        if not files:
+            return log.nothing(tokens)
+        crash_point("log.lanes_written")
+        return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
+
+
+def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:
+    """`frame` with exactly the columns of `schema`; its types must be held by the table's without loss.
+
+    Values are checked later, in the lanes."""
+    from pyspark.sql import functions as F
+
+    found = dict(frame.dtypes)
+    for name in found:
+        if frame.columns.count(name) > 1:
+            raise Invalid(f"the DataFrame has more than one column {name!r}", column=name)
+    if order_by is not None and order_by not in found:
+        raise Invalid(f"order_by is {order_by!r}; the DataFrame has: {', '.join(found)}", column=order_by)
+    for name in found:
+        if name not in schema.names and name != order_by:
+            raise Invalid(f"the DataFrame's column {name!r} is not in the table", column=name)
+    exprs = []
+    for field in schema:
+        kind = spark_type(field.type)
+        if field.name not in found:
+            if not field.nullable:
+                raise Invalid(f"the DataFrame has no column {field.name!r}; a value is required", column=field.name)
+            exprs.append(F.lit(None).cast(kind).alias(field.name))
+        elif not _is_held(found[field.name], field.type):
+            raise Invalid(
+                f"the DataFrame's column {field.name!r} is {found[field.name]}; the table's is {kind}",
+                hint="Cast it first, so that you decide what happens to values that do not fit.",
+                column=field.name,
+            )
+        else:
+            exprs.append(F.col(f"`{field.name}`").cast(kind).alias(field.name))
+    if order_by is not None and order_by not in schema.names:
+        exprs.append(F.col(f"`{order_by}`"))
+    return frame.select(*exprs)
+
+
+_WIDER = {
+    "tinyint": {"smallint", "int", "bigint"},
+    "smallint": {"int", "bigint"},
+    "int": {"bigint"},
+    "float": {"double"},
+    "void": set(),
+}
+
+
+def _is_held(found: str, kind: pa.DataType) -> bool:
+    wanted = spark_dtype(kind)
+    return found in (wanted, "void") or wanted in _WIDER.get(found, ())
