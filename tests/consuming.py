@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strandline.state.consumers import Consumer, Registered, Registry, foreseen
+from strandline.state.consumers import Consumer, Registered, Registry, preview
 from strandline.state.database import State
 from strandline.state.leases import Leases
 from strandline.state.marks import Intent, Marks
@@ -74,4 +74,4 @@ def foresee(registry: Registry, marks: Marks, name: str, **told: Any) -> Registe
     """What is foreseen for the consumer that the state has now."""
     found = next((each for each in registry.all() if each.name == name), None)
     under_way = [] if found is None else marks.intents(found)
-    return foreseen(name, found=found, under_way=under_way, **told)
+    return preview(name, found=found, under_way=under_way, **told)

@@ -21,9 +21,9 @@ from strandline.model.types import JSON
 from strandline.server import ndjson
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
-from strandline.server.errors import Refusal
 from strandline.server.receiver import _CHECKERS
 from strandline.server.weight import Weight
+from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, nothing_written, rows_of
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text, update
 
 import strandline as sl
-from strandline.sinks.contract import Dead
+from strandline.model.change import Dead
 from strandline.state import letters as module
 from strandline.state.consumers import Registry
 from strandline.state.database import State
@@ -89,7 +89,7 @@ SAVE = """
 import sys
 from strandline.state.letters import DeadLetters
 from strandline.state.consumers import Registry
-from strandline.sinks.contract import Dead
+from strandline.model.change import Dead
 from strandline.state.database import State
 state = State(sys.argv[1])
 letters = DeadLetters(state)

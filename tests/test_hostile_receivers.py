@@ -22,7 +22,7 @@ import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from hostile import answer, hostile, once
 from strandline.sinks.forward import connection as wire
-from strandline.sinks.forward.client import Answer, wait_s
+from strandline.sinks.forward.client import Reply, wait_s
 from strandline.sinks.http import HttpSink
 from support import refused
 from test_http_sink import any_sink, batch_of, deliver, some_rows
@@ -314,7 +314,7 @@ WAITS = [
 
 @pytest.mark.parametrize("text", WAITS, ids=range(len(WAITS)))
 def test_any_wait_that_is_asked_for_is_a_bounded_one(text):
-    assert 0 < wait_s(Answer(503, {"retry-after": text}), 1) <= 60
+    assert 0 < wait_s(Reply(503, {"retry-after": text}), 1) <= 60
 
 
 @pytest.mark.parametrize("text", [text for text in WAITS if text.isprintable() and text.isascii()])
@@ -326,7 +326,7 @@ def test_a_receiver_that_asks_for_any_wait_is_unavailable(text):
 
 @given(st.text(max_size=60))
 def test_no_wait_is_out_of_bounds(text):
-    assert 0 < wait_s(Answer(429, {"retry-after": text}), 1) <= 60
+    assert 0 < wait_s(Reply(429, {"retry-after": text}), 1) <= 60
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

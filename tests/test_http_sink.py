@@ -22,12 +22,13 @@ import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from positions_receiver import positions_receiver
 from receiving import asking
+from strandline.model.change import Dead
 from strandline.model.types import JSON
 from strandline.server.app import make_app
-from strandline.sinks.contract import Batch, Dead, Producer
+from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.forward import encode
 from strandline.sinks.forward.chunks import Rule
-from strandline.sinks.forward.client import Answer, wait_s
+from strandline.sinks.forward.client import Reply, wait_s
 from strandline.sinks.http import HttpSink
 from support import free_ports, python, refused
 
@@ -354,7 +355,7 @@ def test_a_busy_receiver_is_asked_again(endpoint, status):
 
 def test_waits_follow_the_receiver_or_a_growing_ladder():
     def asked(text, attempts=1):
-        return wait_s(Answer(503, {"retry-after": text}), attempts)
+        return wait_s(Reply(503, {"retry-after": text}), attempts)
 
     assert asked("7") == 7 and asked("0.5") == 0.5
     assert asked("100000") == 60 and 0.15 <= asked("inf") <= 0.25

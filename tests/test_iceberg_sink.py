@@ -36,7 +36,7 @@ from strandline.model.types import JSON
 from strandline.sinks import iceberg_rows
 from strandline.sinks.contract import WITHHELD, Batch, Producer, Result
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
-from strandline.sinks.iceberg_catalog import Settings, open_catalog
+from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog
 from support import ICEBERG, KEY, SECRET, TABLE_BUCKET, free_ports, proxied, python, refused, rows_of
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("qty", pa.int32())])
@@ -674,12 +674,12 @@ def test_a_rest_catalog_that_never_answers_is_given_up() -> None:
         for more in ({}, {"credential": "a:b", "oauth2-server-uri": f"{uri}/token"}):
             started_s = time.monotonic()
             with refused(Unavailable):
-                open_catalog(Settings({"type": "rest", "uri": uri, **more}, "catalog"), "there", timeout_s=0.3)
+                open_catalog(CatalogSettings({"type": "rest", "uri": uri, **more}, "catalog"), "there", timeout_s=0.3)
             assert time.monotonic() - started_s < 5
 
 
 def test_an_open_rest_catalog_that_falls_silent_is_given_up(seaweed: str) -> None:
-    catalog = open_catalog(Settings(rest_catalog(seaweed), "catalog"), "there", timeout_s=5)
+    catalog = open_catalog(CatalogSettings(rest_catalog(seaweed), "catalog"), "there", timeout_s=5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         catalog.uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         catalog._session.request = partial(catalog._session.request, timeout=0.3)

@@ -13,7 +13,7 @@ from hostile import answer, hostile, once
 from relays import AUTHORITY, certified, proxy
 from strandline.errors import Unavailable
 from strandline.sinks import iceberg_wire
-from strandline.sinks.iceberg_catalog import Settings, open_catalog
+from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog
 from support import refused
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -33,7 +33,7 @@ def _own_environment(monkeypatch):
 
 def opened(server, timeout_s):
     facts = {"type": "rest", "uri": f"{server.scheme}://localhost:{server.port}", "ssl": {"cabundle": str(AUTHORITY)}}
-    return open_catalog(Settings(facts, "catalog"), "there", timeout_s=timeout_s)
+    return open_catalog(CatalogSettings(facts, "catalog"), "there", timeout_s=timeout_s)
 
 
 @contextmanager

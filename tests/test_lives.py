@@ -23,12 +23,12 @@ from strandline.pipeline.recover_marks import adopt_state
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.errors import Refusal
 from strandline.server.posts import hidden_columns, posts_of
 from strandline.server.weight import Weight
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.forward.lane import HttpLane
-from strandline.sinks.forward.message import HEADER, Chunk
+from strandline.sinks.forward.message import HEADER, ChunkHeader
+from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, by_id, nothing_written
 
 
@@ -105,7 +105,7 @@ def test_sinks_do_not_end_each_others_lives(client, items):
 
 
 def posts(table, ranges, rows, **told):
-    chunk = Chunk.parse(chunk_of(*ranges, **told)[HEADER])
+    chunk = ChunkHeader.parse(chunk_of(*ranges, **told)[HEADER])
     body = decode(arrow(rows), Form(True, False), Weight(1 << 24, 1000, 100))
     columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
     return posts_of(body.rows(columns), table.definition, chunk=chunk)

@@ -10,7 +10,7 @@ import consuming
 import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline.state import consumers as module
-from strandline.state.consumers import Registry, foreseen
+from strandline.state.consumers import Registry, preview
 from strandline.state.database import State
 from support import refused
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_registered_is_refused(registry, wrong):
     with refused(sl.Invalid):
         registry.register(**told)
     with refused(sl.Invalid):
-        foreseen(**told, found=None, under_way=[])
+        preview(**told, found=None, under_way=[])
     assert registry.all() == []
 
 

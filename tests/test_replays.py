@@ -19,8 +19,8 @@ from strandline.server.commit import Outcome, commit_posts
 from strandline.server.keys import Key
 from strandline.server.posts import Post, hidden_columns, posts_of
 from strandline.server.weight import Weight
-from strandline.sinks.forward.client import Line
-from strandline.sinks.forward.message import REPLAY_HEADER, Chunk, Replay, Sender
+from strandline.sinks.forward.client import Connection
+from strandline.sinks.forward.message import REPLAY_HEADER, ChunkHeader, Replay, Sender
 from support import by_id, nothing_written
 from test_lives import Lives
 
@@ -157,7 +157,7 @@ def test_a_request_is_a_chunk_or_a_replay(client, items):
 
 def posts(table, vnode, name, seq, start=1, is_first=False):
     """A chunk that ends with `seq`."""
-    told = Chunk.parse(chunk_of([vnode, vnode, start, 0, seq + 1, 0], first=is_first)["Strandline-Chunk"])
+    told = ChunkHeader.parse(chunk_of([vnode, vnode, start, 0, seq + 1, 0], first=is_first)["Strandline-Chunk"])
     body = decode(arrow([row_at(vnode, seq, 0, id=1, name=name)]), Form(True, False), Weight(1 << 24, 1000, 100))
     columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
     return posts_of(body.rows(columns), table.definition, chunk=told)
@@ -227,7 +227,7 @@ def test_a_replay_that_was_given_up_and_arrives_late_replaces_nothing(lake, tmp_
         (letter,) = lake.ledger.letters.all()
         items.upsert([{"id": 1, "name": "put right"}])
         with monkeypatch.context() as patch:
-            patch.setattr(Line, "post", give_up)
+            patch.setattr(Connection, "post", give_up)
             (replayed,) = redelivery.replay(lake, [letter.id])
         assert isinstance(replayed.error, sl.Unavailable) and len(given_up) == 1
         items.upsert([{"id": 1, "name": "newest"}])

@@ -17,13 +17,14 @@ from strandline.model.definition import TableDef
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.errors import Refusal, answer
+from strandline.server.errors import answer
 from strandline.server.keys import Key
 from strandline.server.posts import posts_of
-from strandline.server.queue import Budget
+from strandline.server.queue import MemoryBudget
 from strandline.server.weight import Weight
 from strandline.sinks.forward import encode as sent
-from strandline.sinks.forward.message import Chunk, pack, unpack
+from strandline.sinks.forward.message import ChunkHeader, pack, unpack
+from strandline.sinks.forward.refusal import Refusal
 from strandline.state.tokens import Tokens
 from support import ITEMS, Oracle, by_id, nothing_written, refused
 
@@ -567,7 +568,7 @@ def test_streams_that_were_tampered_with_are_refused_and_nothing_worse():
 
 
 def test_a_full_budget_refuses_what_is_new_and_takes_it_later():
-    budget = Budget(100, 2)
+    budget = MemoryBudget(100, 2)
     with budget.claim(60) as first:
         for size, status in ((41, 429), (100, 429), (101, 413)):
             with pytest.raises(Refusal) as caught:
@@ -644,7 +645,7 @@ def test_one_key_with_two_bodies_in_a_group_takes_the_first_and_refuses_the_othe
 
 def test_chunks_of_a_group_see_those_before_them_and_a_gap_harms_no_other(items):
     def chunk(start, end, first=False):
-        return Chunk.parse(
+        return ChunkHeader.parse(
             json.dumps({"version": 1, "sink": "s", "life": 1, "is_first": first, "ranges": [[0, 0, *start, *end]]})
         )
 
@@ -682,7 +683,7 @@ def test_handles_that_race_with_one_chunk_apply_it_once(lake, items):
     tables = [sl.Lake(lake.storage.uri).table("items") for _ in range(4)]
     for seq in range(1, 6):
         facts = {"version": 1, "sink": "s", "life": 1, "is_first": seq == 1, "ranges": [[0, 1, seq, 0, seq + 1, 0]]}
-        chunk = Chunk.parse(json.dumps(facts))
+        chunk = ChunkHeader.parse(json.dumps(facts))
         rows = [row_at(0, seq, 0, id=seq), row_at(1, seq, 0, id=-seq)]
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(lambda t, c=chunk, r=rows: commit_posts(t.log, posts(t, r, chunk=c))[0], tables))
@@ -727,7 +728,7 @@ def test_no_part_of_a_chunk_with_versions_is_applied_without_those_before_it(lak
         row_at(1, 1, 0, "delete", id=1), row_at(1, 2, 0, id=1, v=2),
     ]  # fmt: skip
     facts = {"version": 1, "sink": "s", "life": 1, "is_first": True, "ranges": [[0, 2, 1, 0, 9, 0]]}
-    parts = posts(table, rows, chunk=Chunk.parse(json.dumps(facts)))
+    parts = posts(table, rows, chunk=ChunkHeader.parse(json.dumps(facts)))
     assert [part.rows.num_rows for part in parts] == [2, 2, 1]
     assert [part.chunk.is_first for part in parts] == [True, False, False]
     for late in parts[1:]:

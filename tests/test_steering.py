@@ -350,7 +350,7 @@ def test_a_sink_is_kept_in_postgresql(tmp_path: Path, postgres_url: str, place: 
 def test_purged_keys_leave_dead_letters_too(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strandline.sinks.contract import Dead
+    from strandline.model.change import Dead
 
     keys = pa.table({"id": pa.array([1, 2], pa.int64())})
     sink = pa.BufferOutputStream()

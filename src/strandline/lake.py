@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import pyarrow as pa
 
-from strandline.consumers.compaction import CompactReport
-from strandline.engines.duck import Duck
-from strandline.errors import Invalid, NotFound
+from strandline.consumers.compaction import CompactReport, compact_tables
+from strandline.consumers.context import Context, StateReaders
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
@@ -31,24 +29,12 @@ from strandline.progress import Progress, silent
 from strandline.query import sql as query
 from strandline.sinks.contract import Sink
 from strandline.sinks.definition import BACKFILL, SinkDef, Start
-from strandline.state import database as state
-from strandline.state import epoch
-from strandline.state.database import State
-from strandline.state.intents import busy
-from strandline.state.leases import this_worker
-from strandline.state.state import Ledger, open_state
-from strandline.storage.open import is_inside, open_storage
 from strandline.table import Table
-from strandline.tables.baseline import Baseline
 from strandline.tables.broken import BrokenTable, guarded
-from strandline.tables.catalog import Catalog, Entry
-from strandline.tables.log import Log, lost
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from strandline.tables.catalog import Entry
 
 
-class Lake:
+class Lake(Context):
     """The tables in one folder or bucket.
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
@@ -57,29 +43,6 @@ class Lake:
     result. Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of
     processes may work on one lake."""
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        *,
-        storage_options: Mapping[str, str] | None = None,
-        state: str | None = None,
-        spark: SparkSession | None = None,
-        cache_bytes: int | None = None,
-    ) -> None:
-        self.storage = open_storage(os.fspath(root), storage_options)
-        self.storage.check_put_new()
-        self.spark = spark
-        self.duck = Duck(self.storage, cache_bytes)
-        self.catalog = Catalog(self.storage)
-        if not self.catalog.refresh().exists:
-            self.catalog.check_whole()
-        self.declared: dict[str, SinkDef] = {}
-        self._tables: dict[str, Table] = {}
-        self._lock = threading.Lock()
-        self._state_url = state
-        self._ledger: Ledger | None = None
-        self._opening = threading.Lock()
-
     def __repr__(self) -> str:
         return f"Lake({self.storage.uri!r})"
 
@@ -87,10 +50,6 @@ class Lake:
     def exists(self) -> bool:
         """Whether anything was created here yet."""
         return self.catalog.refresh().exists
-
-    def tables(self) -> list[str]:
-        """The names of the lake's tables."""
-        return sorted(self.catalog.refresh().tables)
 
     def create_table(
         self,
@@ -113,31 +72,15 @@ class Lake:
         definition = TableDef.declare(
             schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, care=care
         )
-
-        def prepare(entry: Entry) -> None:
-            Log.create(self.storage, f"{entry.folder}/log", name, definition)
-            Baseline.create(self.storage, f"{entry.folder}/baseline", name, definition)
-
-        return self._open(self.catalog.add(name, prepare))
+        return cast(Table, self.create(name, definition))
 
     def table(self, name: str) -> Table:
         """The table of that name; `NotFound` names those there are."""
-        return self._open(self.catalog.refresh().get(check_name(name)))
-
-    def drop(self, name: str) -> None:
-        """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
-        entry = self.catalog.refresh().get(check_name(name))
-        self.catalog.check_whole()
-        Log(self.storage, f"{entry.folder}/log").mark_dropped()
-        self.catalog.drop(entry)
-        with self._lock:
-            self._tables.pop(entry.generation, None)
+        return cast(Table, super().table(name))
 
     def rename(self, name: str, to: str) -> Table:
         """Give a table another name; its rows, seqs and files stay as they are."""
-        entry = self.catalog.refresh().get(check_name(name))
-        self.catalog.rename(entry, check_name(to))
-        return self.table(to)
+        return cast(Table, super().rename(name, to))
 
     def import_table(
         self,
@@ -189,11 +132,7 @@ class Lake:
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
     ) -> list[CompactReport | BrokenTable]:
         """Compact these tables, or all; one that is broken does not keep the others from it."""
-
-        def act(name: str) -> CompactReport:
-            return self.table(name).compact(full=full, progress=progress)
-
-        return [guarded(name, partial(act, name)) for name in self._named(names)]
+        return compact_tables(self, self._named(names), full=full, progress=progress)
 
     def vacuum(
         self,
@@ -231,29 +170,6 @@ class Lake:
         """Copy the lake to another place, as a lake of its own; a place that holds an older copy gets what is new."""
         return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
 
-    @property
-    def state(self) -> State:
-        """The database of the lake's consumers, made when it is missing."""
-        return self.ledger.state
-
-    @property
-    def ledger(self) -> Ledger:
-        """What the state holds: consumers, marks, leases, dead letters."""
-        with self._opening:
-            if self._ledger is None:
-                lake_id = self.catalog.ensure_lake().lake_id
-                state = open_state(self.storage, self._state_url)
-                self._ledger = Ledger.of(state, self.storage, lake_id)
-            return self._ledger
-
-    @property
-    def has_ledger(self) -> bool:
-        """Whether there is a state to ask, or was one; otherwise no sink has ever run here."""
-        if self._ledger is not None or self._state_url is not None:
-            return True
-        is_here = self.storage.is_local and self.storage.exists(state.FILE)
-        return is_here or self.storage.exists(epoch.FILE)
-
     def sink(
         self,
         name: str,
@@ -287,17 +203,6 @@ class Lake:
         self.check_sink(declared)
         self.declared[name] = declared
         return declared
-
-    def check_sink(self, declared: SinkDef) -> None:
-        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since
-        it ran first; with a new one a plan is stricter."""
-        declared.shape(self.table(declared.table).definition, with_salt=False)
-        if is_inside(declared.to.destination, self.storage):
-            raise Invalid(
-                f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",
-                hint="Choose a destination outside it.",
-                consumer=declared.name,
-            )
 
     def plan(self) -> Plan:
         """What a tick would do now, from commit files and marks alone."""
@@ -333,58 +238,8 @@ class Lake:
         `Invalid` as soon as that is known; without `max_bytes`, a quarter of `cache_bytes` is the limit."""
         return query.run(self, statement, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)
 
-    def _open(self, entry: Entry) -> Table:
-        with self._lock:
-            table = self._tables.get(entry.generation)
-            if table is None or table.entry != entry:
-                try:
-                    table = Table(entry, self.storage, self.duck, self.spark, readers=_Readers(self, entry))
-                except NotFound as error:
-                    raise lost(self.storage, f"{entry.folder}/log") from error
-                table.look()
-                self._tables[entry.generation] = table
-            return table
-
-
-@dataclass(frozen=True)
-class _Readers:
-    """Who reads a table of the lake, by its state."""
-
-    lake: Lake
-    entry: Entry
-
-    def marks(self) -> list[tuple[int, str]]:
-        if not self.lake.has_ledger:
-            return []
-        table = self.lake._open(self.entry)
-        ledger = self.lake.ledger
-        ledger.bond.check(trimmed_epoch=table.log.refresh().epoch)
-        return ledger.marks.slowest_by(self.entry.generation, table.definition.vnodes)
-
-    def renewed_epoch(self) -> int:
-        return self.lake.ledger.bond.renew() if self.lake.has_ledger else 0
-
-    def forget(self, keys: pa.Table) -> int:
-        return self.lake.ledger.letters.forget(self.entry.generation, keys) if self.lake.has_ledger else 0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.lake.has_ledger:
-                ledger = self.lake.ledger
-                mine = [
-                    consumer
-                    for consumer in ledger.registry.all()
-                    if consumer.table_generation == self.entry.generation and not consumer.is_retired
-                ]
-                for consumer in mine:
-                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker(), title=consumer.title))
-                for consumer in mine:
-                    for intent in ledger.marks.intents(consumer):
-                        raise busy(consumer.name, intent, "the past of its table cannot change")
-                # A copy of the state with something under way would repeat it over other rows from here on.
-                ledger.bond.renew()
-            yield
+    def _make_table(self, entry: Entry) -> Table:
+        return Table(entry, self.storage, self.duck, self.spark, readers=StateReaders(self, entry))
 
 
 @dataclass(frozen=True)

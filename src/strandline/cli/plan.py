@@ -10,8 +10,9 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, show_rows, size
 from strandline.cli.broken import show_broken
 from strandline.cli.verb import Call, verb
+from strandline.consumers.work import NOTHING, SNAPSHOT
 from strandline.lake import Lake
-from strandline.pipeline.plan import NOTHING, SNAPSHOT, Plan, SinkPlan
+from strandline.pipeline.plan import Plan, SinkPlan
 
 _NUMBERS = ("ROWS", "BYTES")
 

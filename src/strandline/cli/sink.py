@@ -16,13 +16,14 @@ from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.destination import destination, pairs, start_of
 from strandline.cli.options import Yes, names
 from strandline.cli.verb import Call, verb
+from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.lake import Lake
 from strandline.pipeline import commands
-from strandline.pipeline.plan import NOTHING, SinkPlan, sink_plans
-from strandline.pipeline.resolve import facts_of, living, standing_of
+from strandline.pipeline.plan import SinkPlan, sink_plans
+from strandline.pipeline.resolve import active_sinks, facts_of, standing_of
 from strandline.sinks.definition import BACKFILL, SinkDef, Start
-from strandline.state.consumers import Consumer, Registered, checked_name, foreseen
+from strandline.state.consumers import Consumer, Registered, checked_name, preview
 from strandline.state.intents import Intent
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
@@ -123,7 +124,7 @@ def _check_name(name: str) -> None:
 def _others(lake: Lake, made: SinkDef) -> list[str]:
     """The other sinks that live and go to the same place."""
     there = made.to.destination
-    return [name for name, sink in living(lake).items() if name != made.name and sink.to.destination == there]
+    return [name for name, sink in active_sinks(lake).items() if name != made.name and sink.to.destination == there]
 
 
 def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Start) -> str:
@@ -150,7 +151,7 @@ def _changes(found: Consumer, would: Registered) -> str:
 def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer, under_way: Sequence[Intent]) -> None:
     """Before a sink that lives becomes another one, or sends something else."""
     facts = facts_of(made, lake.table(made.table), found)
-    would = foreseen(made.name, **facts, found=found, under_way=under_way, revive=True)
+    would = preview(made.name, **facts, found=found, under_way=under_way, revive=True)
     if would.is_new:
         why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
     elif would.why:

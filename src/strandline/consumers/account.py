@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from strandline.errors import Corrupt, Internal
 from strandline.model.change import CAME, GONE, KEPT, LOST, VNODE
 from strandline.storage.snapshot import DataFile
-from strandline.tables.merge import Merge, vnodes_of
+from strandline.tables.merge import TableAt, vnodes_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def rows_by_vnode(files: Sequence[DataFile]) -> Counter[int]:
     return found
 
 
-def changes_of(part: Merge, vnodes: Collection[int]) -> int | None:
+def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
     """How many changes these vnodes have, if each log file is of them alone and none of its changes is folded."""
     rows = 0
     for seq, file in part.log_files():
@@ -44,7 +44,7 @@ def changes_of(part: Merge, vnodes: Collection[int]) -> int | None:
     return rows
 
 
-def check(part: Merge, expected: Expected, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]) -> None:
+def check(part: TableAt, expected: Expected, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]) -> None:
     """`Corrupt` when the fold did not read what the commits say there is, `Internal` when it did not write what it has
     read."""
     table = part.log.storage.url(part.log.folder)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from strandline.consumers.account import Expected, changes_of, check, rows_by_vnode
 from strandline.consumers.compaction_plan import Need, has_dropped, plan_of
@@ -33,14 +34,14 @@ from strandline.storage import digest
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables import fold as folds
+from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.collection import Tables
 from strandline.tables.health import Health
 from strandline.tables.horizon import expired_rows
-from strandline.tables.merge import Files, Merge, duck_sql
+from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.spark_merge import check_files, spark_frame
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 DRIVER_ROWS = 2_000_000
 DRIVER_BYTES = 512 << 20
@@ -74,7 +75,7 @@ class CompactReport:
 
 
 def compact(
-    table: Table, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
+    table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
 ) -> CompactReport:
     """Fold every due vnode up to the head; nothing when none is."""
     started_s = time.monotonic()
@@ -100,10 +101,21 @@ def compact(
     )
 
 
+def compact_tables(
+    tables: Tables, names: Iterable[str], *, full: bool = False, progress: Progress = silent
+) -> list[CompactReport | BrokenTable]:
+    """Compact these tables; one that is broken does not keep the others from it."""
+
+    def act(name: str) -> CompactReport:
+        return compact(tables.table(name), full=full, progress=progress)
+
+    return [guarded(name, partial(act, name)) for name in names]
+
+
 class _Work:
     """One compaction under way."""
 
-    def __init__(self, table: Table, full: bool, driver_rows: int, progress: Progress) -> None:
+    def __init__(self, table: TableStore, full: bool, driver_rows: int, progress: Progress) -> None:
         self.table = table
         self.full = full
         self.driver_rows = driver_rows
@@ -138,7 +150,7 @@ class _Work:
                 if lost == _ATTEMPTS:
                     raise
 
-    def _is_worth_moving(self, merge: Merge, vnode: int) -> bool:
+    def _is_worth_moving(self, merge: TableAt, vnode: int) -> bool:
         """Marks of vnodes without changes move for free; with very many vnodes not in every commit."""
         return merge.baseline.vnodes <= 64 or merge.seq - merge.baseline.marks[vnode] >= 100
 
@@ -150,7 +162,7 @@ class _Work:
         now_s = self.table.log.storage.now_s()
         return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
-    def _group(self, merge: Merge, left: Sequence[Need], idle: Sequence[int]) -> None:
+    def _group(self, merge: TableAt, left: Sequence[Need], idle: Sequence[int]) -> None:
         is_small = (
             sum(n.rows + n.base_rows for n in left) <= self.driver_rows
             and sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files()) <= DRIVER_BYTES
@@ -195,7 +207,7 @@ class _Work:
         self.removed += len(removed)
 
 
-def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
+def _on_driver(table: TableStore, part: TableAt) -> tuple[list[DataFile], list[DataFile]]:
     """The files that take the place of others, and those others."""
     order = listed([VNODE, *part.definition.identity])
     # What a damaged file holds must not be written again under a good digest.
@@ -218,7 +230,7 @@ def _on_driver(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile
     return added, removed
 
 
-def _upserts(cursor: Any, part: Merge, fold: str | None) -> dict[int, int] | None:
+def _upserts(cursor: Any, part: TableAt, fold: str | None) -> dict[int, int] | None:
     """By vnode, the keys whose last change is an upsert, or without a key the rows that were appended; None where rows
     of the baseline may stand against them."""
     if part.definition.version is not None and part.base_files():
@@ -229,7 +241,7 @@ def _upserts(cursor: Any, part: Merge, fold: str | None) -> dict[int, int] | Non
     return dict(zip(*found.to_arrow_table().to_pydict().values(), strict=True))
 
 
-def _loaded(cursor: Any, part: Merge) -> str | None:
+def _loaded(cursor: Any, part: TableAt) -> str | None:
     """The changes of these vnodes in memory, if they are few: many small files take long to open twice."""
     files, definition = part.log_files(), part.definition
     if not definition.is_keyed or sum(file.raw_bytes for _, file in files) > LOADED_BYTES:
@@ -241,7 +253,7 @@ def _loaded(cursor: Any, part: Merge) -> str | None:
     return "_own_log"
 
 
-def _own_fold(cursor: Any, part: Merge, loaded: str | None) -> str | None:
+def _own_fold(cursor: Any, part: TableAt, loaded: str | None) -> str | None:
     """The fold of these vnodes alone, for this transaction: it opens no file that they do not need."""
     files = part.log_files()
     if not part.definition.is_keyed or not files or part.is_first_load:
@@ -251,7 +263,7 @@ def _own_fold(cursor: Any, part: Merge, loaded: str | None) -> str | None:
     return "_own_fold"
 
 
-def _settled(part: Merge) -> set[str]:
+def _settled(part: TableAt) -> set[str]:
     """Files that need no look at the changes to stay: without a key the large ones, without changes all."""
     is_still = not part.log_files()
     return {
@@ -261,12 +273,12 @@ def _settled(part: Merge) -> set[str]:
     }
 
 
-def _has_to_go(file: DataFile, part: Merge) -> bool:
+def _has_to_go(file: DataFile, part: TableAt) -> bool:
     """Whether a file holds something that the table no longer has: a dropped column, an expired row."""
     return has_dropped(file, part.definition) or expired_rows(file, part.definition, part.horizon) > 0
 
 
-def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
+def _untouched(cursor: Any, part: TableAt, fold: str) -> set[str]:
     """Large files that hold no changed key by their statistics, and files of vnodes without any change."""
     vnode = f"({HASH} >> {shift_for(part.baseline.vnodes)})"
     changed = set(cursor.sql(f"SELECT DISTINCT {vnode} AS v FROM {fold}").to_arrow_table().column("v").to_pylist())
@@ -294,17 +306,17 @@ def _untouched(cursor: Any, part: Merge, fold: str) -> set[str]:
     return kept
 
 
-def _paths(part: Merge, files: Iterable[DataFile]) -> list[tuple[str, DataFile]]:
+def _paths(part: TableAt, files: Iterable[DataFile]) -> list[tuple[str, DataFile]]:
     """Baseline files with their paths in the storage."""
     return [(f"{part.baseline.folder}/{file.path}", file) for file in files]
 
 
-def _is_expired(file: DataFile, part: Merge) -> bool:
+def _is_expired(file: DataFile, part: TableAt) -> bool:
     """Whether every row of a file is expired, so that it need not be read."""
     return expired_rows(file, part.definition, part.horizon) == file.rows
 
 
-def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]]:
+def _on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], list[DataFile]]:
     """The same by Spark, in as many tasks as there are vnodes, up to a number; each takes its own one by one."""
     from pyspark.sql import functions as F
 
@@ -326,11 +338,11 @@ def _on_spark(table: Table, part: Merge) -> tuple[list[DataFile], list[DataFile]
     return _files(table, part, receipts, expected), removed
 
 
-def _lane(table: Table, part: Merge) -> BaselineLane:
+def _lane(table: TableStore, part: TableAt) -> BaselineLane:
     return BaselineLane(part.log.storage, table.baseline.folder, part.definition)
 
 
-def _files(table: Table, part: Merge, receipts: Sequence[object], expected: Expected) -> list[DataFile]:
+def _files(table: TableStore, part: TableAt, receipts: Sequence[object], expected: Expected) -> list[DataFile]:
     """The files that were written, when the account of the rows is right; otherwise they go."""
     files, failure = files_of(receipts)
     try:
@@ -343,6 +355,6 @@ def _files(table: Table, part: Merge, receipts: Sequence[object], expected: Expe
     return files
 
 
-def _discard(table: Table, files: Sequence[DataFile]) -> None:
+def _discard(table: TableStore, files: Sequence[DataFile]) -> None:
     """Delete files of ours that no commit claims and none will."""
     table.baseline.storage.delete(f"{table.baseline.folder}/{file.path}" for file in files)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from strandline.model.change import VNODE
 from strandline.model.definition import TableDef
-from strandline.storage.snapshot import DataFile
+from strandline.storage.snapshot import DataFile, schema_id_of
 from strandline.tables.horizon import expired_rows
-from strandline.tables.log import schema_id_of
-from strandline.tables.merge import Merge, vnodes_of
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.merge import TableAt, vnodes_of
+from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,12 @@ class CompactPlan:
         return asdict(self)
 
 
-def plan(table: Table, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
+def plan(table: TableStore, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
     """Which vnodes are due, from commit files and statistics alone; with `full`, every one that has changes."""
     return plan_of(table, table.merge(), full, now)[0]
 
 
-def plan_of(table: Table, merge: Merge, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
+def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
     """The plan, and the vnodes without changes: their marks move for free."""
     definition, marks = merge.definition, np.array(merge.baseline.marks)
     count = len(marks)
@@ -108,7 +105,7 @@ class _Base:
     is_stale: np.ndarray
 
 
-def _base_of(merge: Merge) -> _Base:
+def _base_of(merge: TableAt) -> _Base:
     """Counted once for a baseline version, so that looking again costs what is new in the log."""
     definition, state = merge.definition, merge.baseline
     place = (definition.schema_id, merge.horizon)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from strandline.errors import Conflict, Unavailable
 from strandline.model.change import VNODE
 from strandline.storage import digest
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
-from strandline.tables.merge import Merge, vnodes_of
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.merge import TableAt, vnodes_of
+from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Degraded:
     message: str
 
 
-def damage(table: Table, part: Merge, error: Exception) -> dict[int, Degraded]:
+def damage(table: TableStore, part: TableAt, error: Exception) -> dict[int, Degraded]:
     """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is.
 
     `Conflict` when a file at fault is no longer the table's: someone folded and cleaned faster than we read."""

@@ -34,7 +34,7 @@ _PACKED_SCHEMA = pa.schema([("batch", pa.string()), ("result", pa.binary())])
 
 
 @dataclass(frozen=True)
-class Load:
+class LaneRun:
     """A batch and the lane that takes its rows."""
 
     batch: Batch
@@ -52,7 +52,7 @@ class Load:
             yield Result(error=Internal(f"a lane failed: {type(error).__name__}: {error}"))
 
 
-def carry(feed: Feed | None, loads: Sequence[Load], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
+def carry(feed: Feed | None, loads: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
     """Run the lanes over the feed's rows, or over none; their results, and how many Spark jobs that took."""
     results: Results = defaultdict(list)
     jobs = 0
@@ -68,14 +68,14 @@ def carry(feed: Feed | None, loads: Sequence[Load], *, is_ordered: bool, is_on_s
     return results, jobs
 
 
-def _on_driver(feed: Feed, loads: Sequence[Load], results: Results) -> None:
+def _on_driver(feed: Feed, loads: Sequence[LaneRun], results: Results) -> None:
     with feed.batches() as rows:
         if len(loads) == 1:
             results[loads[0].batch.id] += loads[0].run(rows)
             return
         table = pa.Table.from_batches(rows, feed.schema)
 
-    def run(load: Load) -> list[Result]:
+    def run(load: LaneRun) -> list[Result]:
         mine = pc.is_in(table.column(VNODE), pa.array(load.batch.vnodes, pa.int32()))
         return list(load.run(iter(table.filter(mine).to_batches())))
 
@@ -84,7 +84,7 @@ def _on_driver(feed: Feed, loads: Sequence[Load], results: Results) -> None:
             results[load.batch.id] += done
 
 
-def _on_spark(feed: Feed, loads: Sequence[Load], results: Results, is_ordered: bool) -> int:
+def _on_spark(feed: Feed, loads: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
     from pyspark.sql import functions as F
 
     table = feed.table
@@ -131,7 +131,7 @@ def _blame(feed: Feed, error: Exception) -> None:
 class _Task:
     """What a Spark task runs: the lane of the rows that it gets, which are of one batch."""
 
-    loads: Mapping[int, Load]
+    loads: Mapping[int, LaneRun]
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -26,14 +26,13 @@ from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
-from strandline.tables.merge import Merge, duck_sql, vnodes_of
+from strandline.tables.merge import TableAt, duck_sql, vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.spark_merge import log_scan, spark_frame
+from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from strandline.table import Table
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Feed:
 
     def __init__(
         self,
-        table: Table,
+        table: TableStore,
         shape: Shape,
         log: LogState,
         after: int,
@@ -89,7 +88,7 @@ class Feed:
         self.after, self.upto = after, upto
         self.vnodes = tuple(sorted(vnodes))
         self._is_all = len(self.vnodes) == self.definition.vnodes
-        self._merge: Merge | None = None
+        self._merge: TableAt | None = None
         self._files: list[tuple[int, DataFile]] = []
         if is_snapshot:
             merge = replace(table.merge(upto), log=log)

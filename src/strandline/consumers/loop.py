@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strandline.consumers.delivery import Load, carry
+from strandline.consumers.delivery import LaneRun, carry
 from strandline.consumers.feed import Feed, kept_schema
+from strandline.consumers.work import NOTHING, SNAPSHOT, Work
 from strandline.crash import crash_point
 from strandline.errors import Conflict, StrandlineError
-from strandline.pipeline.plan import NOTHING, SNAPSHOT, Work
 from strandline.sinks.contract import Batch, Delivery, Producer, Result
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Shape
@@ -28,7 +28,7 @@ from strandline.state.consumers import Consumer
 from strandline.state.leases import Held
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Intent, Marks
-from strandline.table import Table
+from strandline.tables.store import TableStore
 
 Begun = tuple[Intent, Batch]
 
@@ -79,7 +79,7 @@ class Cursor:
 
     def __init__(
         self,
-        table: Table,
+        table: TableStore,
         consumer: Consumer,
         given: SinkDef | None,
         *,
@@ -213,7 +213,7 @@ class Cursor:
                 # Also when cuts were saved: a copy of the state that lacks them would cut otherwise.
                 self._renew()
                 feed = self._feed(work, sink, shape, pending)
-                loads = [Load(batch, delivery.lane(batch)) for _, batch in pending]
+                loads = [LaneRun(batch, delivery.lane(batch)) for _, batch in pending]
                 results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
             except StrandlineError as error:
                 self._block([vnode for _, batch in pending for vnode in batch.vnodes], error)

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, Invalid
 from strandline.storage.snapshot import DataFile
 from strandline.tables import horizon as expiry
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Waiting:
     before: int
 
 
-def waiting(table: Table) -> Waiting | None:
+def waiting(table: TableStore) -> Waiting | None:
     """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
     time = table.definition.time
     if time is None:
@@ -45,7 +42,7 @@ def waiting(table: Table) -> Waiting | None:
     return min(found, key=lambda each: each.before, default=None)
 
 
-def due(table: Table) -> int | None:
+def due(table: TableStore) -> int | None:
     """The horizon that the table's retention asks for now, in microseconds, when it would hide a row."""
     merge = table.merge()
     definition = merge.definition
@@ -66,7 +63,7 @@ def due(table: Table) -> int | None:
     return horizon if hides else None
 
 
-def check(table: Table, horizon: int) -> None:
+def check(table: TableStore, horizon: int) -> None:
     """`Conflict` when a change that lies before the horizon has not reached every consumer."""
     held = waiting(table)
     if held is not None and held.before < horizon:
@@ -78,6 +75,39 @@ def check(table: Table, horizon: int) -> None:
             consumer=held.consumer,
             seq=held.seq,
         )
+
+
+def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> int | None:
+    """Hide the rows whose time lies before a moment, by default as the setting `retention` says; the seq from which it
+    holds, None when there is nothing to hide."""
+    definition = table.definition
+    definition.check_expires()
+    if before is None:
+        if definition.care.retention is None:
+            raise Invalid(
+                f"table {table.name!r} keeps its rows for ever",
+                hint="Say before when, or set it: configure(retention='90d').",
+                table=table.name,
+            )
+        horizon = due(table)
+        return None if horizon is None else table.log.expire(horizon)
+    if isinstance(before, dt.datetime):
+        moment = before
+    elif isinstance(before, dt.date):
+        moment = dt.datetime.combine(before, dt.time())
+    else:
+        raise Invalid(f"before is {before!r}; expected a datetime or a date", table=table.name)
+    horizon = expiry.micros(moment)
+    if horizon > expiry.micros(dt.datetime.now(dt.UTC)):
+        raise Invalid(
+            f"before is {moment.isoformat()}, in the future: rows that arrive until then would never show",
+            hint="Give a time that has passed.",
+            table=table.name,
+        )
+    # A horizon that cannot be said in the column's type would make every read fail.
+    expiry.expiry(definition, horizon)
+    check(table, horizon)
+    return table.log.expire(horizon)
 
 
 def _earliest(file: DataFile, time: str) -> int | None:

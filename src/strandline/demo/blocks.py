@@ -26,7 +26,7 @@ Columns = dict[str, pa.Array]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TextSettings:
     seed: int
     share: float
     tools_bytes: int
@@ -34,7 +34,7 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class TextBlock:
     """A block's rows, save what is large: tools are kept once a conversation, long texts as size and seed."""
 
     columns: Columns
@@ -64,7 +64,7 @@ class Block:
         return columns
 
 
-def plan(settings: Settings, number: int) -> Block:
+def plan(settings: TextSettings, number: int) -> TextBlock:
     """Plan block `number`: a function of the settings and the number alone."""
     rng, words, tools = (np.random.default_rng([settings.seed, number, stream]) for stream in range(3))
     rows = turns.draw(rng)
@@ -101,7 +101,7 @@ def plan(settings: Settings, number: int) -> Block:
     long_bytes = (settings.tail_bytes * words.random(BLOCK_ROWS) ** 3).astype(np.int64)
     long_seed = words.integers(0, 2**63, BLOCK_ROWS)
     columns["content_text"] = _where(has_text, short_prose(words, BLOCK_ROWS, settings.tail_bytes))
-    return Block(
+    return TextBlock(
         columns=columns,
         final_message_id=_at(final_message_id, rows.message),
         is_provisional=is_provisional,

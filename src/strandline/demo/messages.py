@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from strandline.demo.blocks import Block, Columns, Settings, plan
+from strandline.demo.blocks import Columns, TextBlock, TextSettings, plan
 from strandline.demo.graph import EDGES, edges
 from strandline.demo.jsonl import write_jsonl
 from strandline.demo.turns import BLOCK_ROWS, Array
@@ -100,7 +100,7 @@ def messages(
     longest texts come near. `share` of the messages bear a provisional id, which `revisions` with the same
     arguments replaces. Batches have fewer than `batch_rows` rows where so many would take more than about
     64 MiB."""
-    settings = Settings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
+    settings = TextSettings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
     for pieces in _pieces(settings, rows, batch_rows, start):
         yield pa.concat_batches([_batch(block.select(at)) for block, at in pieces])
 
@@ -118,7 +118,7 @@ def revisions(
     """Replace each provisional id among the rows that `messages` makes of the same arguments.
 
     A revision covers the provisional rows of one batch; nothing but `message_id` and `part_id` differs."""
-    settings = Settings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
+    settings = TextSettings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
     for pieces in _pieces(settings, rows, batch_rows, start):
         provisional = [(block, at[block.is_provisional[at]]) for block, at in pieces]
         upserts = pa.concat_batches([_batch(block.select(at, final=True)) for block, at in provisional])
@@ -127,7 +127,7 @@ def revisions(
             yield Revision(upserts=upserts, deletes=pa.record_batch([part_ids], _KEYS))
 
 
-def _pieces(settings: Settings, rows: int, batch_rows: int, start: int) -> Iterator[list[tuple[Block, Array]]]:
+def _pieces(settings: TextSettings, rows: int, batch_rows: int, start: int) -> Iterator[list[tuple[TextBlock, Array]]]:
     """Cut the ordinals into batches, and a batch where one block ends and the next begins."""
     row_bytes = 1_000 + settings.tools_bytes + settings.tail_bytes // 100
     batch_rows = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))

@@ -23,14 +23,14 @@ import pyarrow.compute as pc
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
+from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json
 from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.model.types import conform, storage_schema, storage_type
 from strandline.storage import digest
 from strandline.storage.open import Staged, Storage
 from strandline.storage.parquet import reader, writer
-from strandline.storage.snapshot import DataFile
-from strandline.tables.log import new_file_name, same_as_next
+from strandline.storage.snapshot import DataFile, new_file_name
 
 RECEIPT = (
     "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary,"

@@ -8,7 +8,6 @@ takes them for a table that the catalog lost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -24,15 +23,13 @@ from strandline.model.types import names_of, relaxed
 from strandline.progress import Progress, silent
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import IMPORTING, Entry
+from strandline.tables.collection import Tables
 from strandline.tables.log import Log
 from strandline.tables.writing import write
 
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-
 
 def import_table(
-    lake: Lake,
+    lake: Tables,
     name: str,
     source: str,
     *,
@@ -77,7 +74,7 @@ def import_table(
     lake.storage.delete([f"{entry.folder}/{IMPORTING}"])
 
 
-def _clear(lake: Lake, entry: Entry) -> None:
+def _clear(lake: Tables, entry: Entry) -> None:
     """Delete what was made, the mark last: without it the rest would be taken for a table that the catalog lost."""
     mark = f"{entry.folder}/{IMPORTING}"
     lake.storage.delete([info.path for info in lake.storage.list(entry.folder) if info.path != mark])
@@ -86,7 +83,7 @@ def _clear(lake: Lake, entry: Entry) -> None:
 
 
 def _fill(
-    lake: Lake, entry: Entry, origin: Origin, definition: TableDef, order_by: str | None, progress: Progress
+    lake: Tables, entry: Entry, origin: Origin, definition: TableDef, order_by: str | None, progress: Progress
 ) -> None:
     batches = origin.batches() if order_by is None else _ordered(lake, origin, order_by)
     pieces = _counted(checked(batches, definition.schema), origin, progress)
@@ -126,13 +123,13 @@ def _counted(pieces: Iterator[pa.Table], origin: Origin, progress: Progress) -> 
         progress(done, origin.rows, origin.uri)
 
 
-def _ordered(lake: Lake, origin: Origin, order_by: str) -> Iterator[pa.RecordBatch]:
+def _ordered(lake: Tables, origin: Origin, order_by: str) -> Iterator[pa.RecordBatch]:
     with lake.duck.transaction() as cursor:
         cursor.register("_origin", pa.RecordBatchReader.from_batches(origin.schema, _plain(origin, None)))
         yield from cursor.sql(f"SELECT * FROM _origin ORDER BY {quoted(order_by)} NULLS FIRST").to_arrow_reader(50_000)
 
 
-def _repeated_key(lake: Lake, origin: Origin, key: Sequence[str]) -> dict[str, object]:
+def _repeated_key(lake: Tables, origin: Origin, key: Sequence[str]) -> dict[str, object]:
     fields = pa.schema([origin.schema.field(name) for name in key])
     with lake.duck.transaction() as cursor:
         cursor.register("_origin", pa.RecordBatchReader.from_batches(fields, _plain(origin, key)))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,14 +34,12 @@ from strandline.retry import until_landed
 from strandline.storage import digest
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
-from strandline.storage.snapshot import DataFile
-from strandline.tables.log import Log, new_file_name, prepare, schema_id_of
+from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
+from strandline.tables.log import Log, prepare
 from strandline.tables.merge import vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import Rejects
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 Going = Callable[[pa.RecordBatch], pa.Array]
 
@@ -63,7 +61,7 @@ class PurgeReport:
         return asdict(self)
 
 
-def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
+def purge(table: TableStore, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
     """Erase the rows of these keys."""
     if not keys.num_rows:
         raise Invalid("no keys are given; nothing was purged", table=table.name)
@@ -71,7 +69,7 @@ def purge(table: Table, keys: pa.Table, *, progress: Progress = silent) -> Purge
         return _purge(table, keys, progress)
 
 
-def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
+def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport:
     definition = table.definition
     files = table.log.write(prepare(keys, definition, DELETE), definition)
     seq = table.log.commit(files, operation="PURGE").seq
@@ -97,7 +95,7 @@ def _purge(table: Table, keys: pa.Table, progress: Progress) -> PurgeReport:
     return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
 
 
-def _is_awaited(table: Table) -> bool:
+def _is_awaited(table: TableStore) -> bool:
     """Whether someone has yet to see the delete: the holder of a pin, or a consumer, of which a state that is not there
     may know."""
     if any(pin.seq is not None for pin in table.pins.live(table.log.storage.now_s())):
@@ -191,7 +189,7 @@ def _whole(text: str) -> int:
     return int(number)
 
 
-def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
+def _purge_log(table: TableStore, matching: _Matching, seq: int) -> int:
     """Rewrite the log files before the delete at `seq`; a row that was written after it is a new one and stays."""
     log = table.log.refresh()
     wanted = matching.vnodes(log.definition.vnodes)
@@ -207,7 +205,7 @@ def _purge_log(table: Table, matching: _Matching, seq: int) -> int:
     return rows
 
 
-def _purge_baseline(table: Table, matching: _Matching, seq: int) -> int:
+def _purge_baseline(table: TableStore, matching: _Matching, seq: int) -> int:
     """Rewrite the baseline files of vnodes that are not folded up to the delete at `seq` yet; the others lack the rows,
     or hold ones that were written after it."""
     merge = table.merge()
@@ -222,7 +220,7 @@ def _purge_baseline(table: Table, matching: _Matching, seq: int) -> int:
     return rows
 
 
-def _forget_delete(table: Table, seq: int) -> int:
+def _forget_delete(table: TableStore, seq: int) -> int:
     own = [file for at, file in table.log.refresh().by_seq if at == seq]
     if own:
         table.log.rewrite(own, [])

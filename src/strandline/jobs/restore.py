@@ -8,7 +8,6 @@ restore changes as well, the difference is taken again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,17 +21,15 @@ from strandline.retry import until_landed
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.tables import fold as folds
 from strandline.tables.log import Amend, LogState, prepare
-from strandline.tables.merge import Merge, duck_sql
+from strandline.tables.merge import TableAt, duck_sql
 from strandline.tables.spark_merge import changed_keys, spark_frame
+from strandline.tables.store import At, TableStore
 from strandline.tables.writing import write_frame
-
-if TYPE_CHECKING:
-    from strandline.table import At, Table
 
 DRIVER_ROWS = 1_000_000
 
 
-def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
+def restore(table: TableStore, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
     """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
 
     def attempt() -> Commit:
@@ -47,7 +44,7 @@ def restore(table: Table, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
     return until_landed(attempt)
 
 
-def check_restorable(table: Table, seq: int) -> None:
+def check_restorable(table: TableStore, seq: int) -> None:
     """`Invalid` for a table that cannot become again what it was."""
     definition = table.definition
     hint = f"Read it as it was: to_arrow(at={seq})."
@@ -65,7 +62,7 @@ def check_restorable(table: Table, seq: int) -> None:
         )
 
 
-def _read(then: Merge) -> dict[str, DataFile]:
+def _read(then: TableAt) -> dict[str, DataFile]:
     """The files that a restore reads, by their paths in the storage."""
     changes = then.log.files(then.seq, then.log.head)
     base, log = then.baseline.folder, then.log.folder
@@ -75,7 +72,7 @@ def _read(then: Merge) -> dict[str, DataFile]:
     }
 
 
-def _on_driver(table: Table, then: Merge) -> Commit:
+def _on_driver(table: TableStore, then: TableAt) -> Commit:
     definition = then.definition
     table.verify(_read(then), spark=None, is_folded=True)
     key = listed(definition.key)
@@ -94,7 +91,7 @@ def _on_driver(table: Table, then: Merge) -> Commit:
     return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log))
 
 
-def _on_spark(table: Table, then: Merge) -> Commit:
+def _on_spark(table: TableStore, then: TableAt) -> Commit:
     from pyspark.sql import functions as F
 
     definition = then.definition

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strandline.crash import crash_point
 from strandline.errors import Corrupt, NotFound
@@ -28,9 +28,7 @@ from strandline.storage.snapshot import PURGE, Draft, Snapshot
 from strandline.tables.baseline import BaselineState
 from strandline.tables.pins import Pin, least
 from strandline.tables.rejects import Rejects
-
-if TYPE_CHECKING:
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 _AT_ONCE = 100
 
@@ -89,7 +87,7 @@ class Decision:
     hold: Hold
 
 
-def holds(table: Table, *, now_s: float, keep_s: float) -> list[Hold]:
+def holds(table: TableStore, *, now_s: float, keep_s: float) -> list[Hold]:
     """Everyone who needs the table's past, the one furthest back first."""
     log = table.log.refresh()
     kept = log.head if keep_s <= 0 else table.log.delta.version_before(now_s - keep_s)
@@ -101,7 +99,7 @@ def holds(table: Table, *, now_s: float, keep_s: float) -> list[Hold]:
     return sorted(found, key=lambda hold: hold.seq)
 
 
-def _decide(table: Table, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
+def _decide(table: TableStore, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
     hold = holds(table, now_s=now_s, keep_s=keep_s)[0]
     kept = [(v, marks) for v, marks in table.baseline.versions(baseline) if v >= baseline.kept_from]
     wanted = [(v, m) for v, m in kept if max(m) <= hold.seq]
@@ -115,7 +113,7 @@ def _decide(table: Table, baseline: BaselineState, now_s: float, keep_s: float) 
 
 
 def vacuum(
-    table: Table,
+    table: TableStore,
     *,
     grace_s: float | None = None,
     keep_s: float | None = None,
@@ -188,7 +186,7 @@ def vacuum(
     return report
 
 
-def _announce(table: Table, now_s: float, keep_s: float) -> Decision:
+def _announce(table: TableStore, now_s: float, keep_s: float) -> Decision:
     """Say what can no longer be read: first the baseline's versions, then the log's changes.
 
     A pin takes a version of the baseline after it is there. So one that was not seen here either makes the decision
@@ -307,7 +305,7 @@ class Part:
         return self.delta.chain.read_all(self.delta.refresh().version)
 
 
-def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
+def _parts(table: TableStore, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
     """Log, baseline and refused rows; `kept_from` is what the baseline keeps its versions from, or is about to."""
     log, baseline = table.log.delta, table.baseline.delta
     then = _current_at(baseline, now_s, grace_s)
@@ -321,7 +319,7 @@ def _parts(table: Table, pins: Sequence[Pin], now_s: float, grace_s: float, kept
     return parts
 
 
-def _deltas(table: Table) -> list[DeltaLog]:
+def _deltas(table: TableStore) -> list[DeltaLog]:
     """The table's Delta tables: log, baseline, and refused rows if there are any; `Corrupt` when one is gone."""
     table.baseline.refresh()
     rejects = Rejects(table.log.storage, table.entry)

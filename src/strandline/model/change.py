@@ -30,3 +30,15 @@ class Commit:
     seq: int
     rows: int
     is_replay: bool = False
+
+
+@dataclass(frozen=True)
+class Dead:
+    """Rows that a destination refuses for good. `at` is the position (vnode, seq, index) of the first one; `keys` are
+    their identities (the key, or `_seq` and `_row`) as an Arrow IPC stream."""
+
+    at: tuple[int, int, int]
+    rows: int
+    keys: bytes
+    reason: str
+    status: int | None = None

@@ -84,3 +84,15 @@ def shift_for(vnodes: int) -> int:
 
 def vnode_of(hash_: int, vnodes: int) -> int:
     return hash_ >> shift_for(vnodes)
+
+
+def same_as_next(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    """For each row of a sorted table, whether the next row has equal values in `names`."""
+    if rows.num_rows < 2:
+        return pa.array([False] * rows.num_rows, pa.bool_())
+    same = None
+    for name in names:
+        column = rows.column(name).combine_chunks()
+        equal = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
+        same = equal if same is None else pc.and_(same, equal)
+    return pa.concat_arrays([same, pa.array([False])])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from strandline.consumers.context import Context
 from strandline.consumers.feed import extent_of, files_of
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
@@ -20,11 +20,8 @@ from strandline.sinks.definition import BACKFILL, HEAD, SinkDef, Start, checked_
 from strandline.state.consumers import Consumer, Registered
 from strandline.state.leases import this_worker
 from strandline.state.marks import Standing
-from strandline.tables.merge import Merge
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-    from strandline.table import Table
+from strandline.tables.merge import TableAt
+from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Retired:
     lag: Lag
 
 
-def add(lake: Lake, sink: SinkDef) -> Registered:
+def add(context: Context, sink: SinkDef) -> Registered:
     """Register a sink, so that every tick of the lake finds it without a program that declares it."""
     for setting in sink.unkept():
         raise Invalid(
@@ -60,32 +57,32 @@ def add(lake: Lake, sink: SinkDef) -> Registered:
             consumer=sink.name,
             setting=setting,
         )
-    found = standing_of(lake, sink.name)
-    table = lake.table(sink.table)
-    lake.check_sink(sink)
+    found = standing_of(context, sink.name)
+    table = context.table(sink.table)
+    context.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
-    lake.ledger.bond.check()
-    registered = lake.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
-    lake.ledger.bond.renew()
+    context.ledger.bond.check()
+    registered = context.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
+    context.ledger.bond.renew()
     return registered
 
 
-def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> Reset:
+def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> Reset:
     """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
     checked_start(start, name)
-    found, consumer = _found(lake, name)
-    table = table_of(lake, declared_sink(lake, name, consumer), consumer)
+    found, consumer = _found(context, name)
+    table = table_of(context, declared_sink(context, name, consumer), consumer)
     merge = table.merge()
     done = Reset(
         name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
     )
     if dry_run:
         return done
-    lake.ledger.bond.check()
-    newest = _newest_life(lake, table, consumer)
-    with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
-        lake.ledger.registry.retire(name)
-        lake.ledger.registry.register(
+    context.ledger.bond.check()
+    newest = _newest_life(context, table, consumer)
+    with context.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        context.ledger.registry.retire(name)
+        context.ledger.registry.register(
             name,
             kind=consumer.kind,
             table=table.name,
@@ -95,19 +92,19 @@ def reset(lake: Lake, name: str, start: Start = BACKFILL, *, dry_run: bool = Fal
             revive=True,
             after_ms=newest,
         )
-        lake.ledger.bond.renew()
+        context.ledger.bond.renew()
     return done
 
 
-def _newest_life(lake: Lake, table: Table, consumer: Consumer) -> int:
+def _newest_life(context: Context, table: TableStore, consumer: Consumer) -> int:
     """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
     when it knows none or cannot be asked; then the clock alone decides."""
-    lake_id = lake.catalog.refresh().lake_id
+    lake_id = context.catalog.refresh().lake_id
     producer = Producer(
         lake_id, consumer.name, table.name, consumer.table_generation, consumer.generation, consumer.began_ms
     )
     try:
-        declared = lake.declared.get(consumer.name)
+        declared = context.declared.get(consumer.name)
         delivery = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared).to.open(producer)
         try:
             return delivery.newest_life() if isinstance(delivery, Partial) else 0
@@ -117,24 +114,24 @@ def _newest_life(lake: Lake, table: Table, consumer: Consumer) -> int:
         return 0
 
 
-def retire(lake: Lake, name: str, *, dry_run: bool = False) -> Retired:
+def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
     """Let a sink send nothing more and hold the log no more."""
-    found, consumer = _found(lake, name)
+    found, consumer = _found(context, name)
     try:
-        table = table_of(lake, None, consumer)
+        table = table_of(context, None, consumer)
         lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
     except NotFound:
         lag = Lag(0, 0, None)
     if not dry_run:
-        lake.ledger.bond.check()
-        with lake.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
-            lake.ledger.registry.retire(name)
-            lake.ledger.bond.renew()
+        context.ledger.bond.check()
+        with context.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            context.ledger.registry.retire(name)
+            context.ledger.bond.renew()
     return Retired(name, consumer.table, consumer.destination, lag)
 
 
-def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
-    known = standings(lake)
+def _found(context: Context, name: str) -> tuple[Standing, Consumer]:
+    known = standings(context)
     found = known.get(name, Standing())
     if found.consumer is None:
         ran = [each for each, standing in known.items() if standing.consumer is not None]
@@ -145,7 +142,7 @@ def _found(lake: Lake, name: str) -> tuple[Standing, Consumer]:
     return found, found.consumer
 
 
-def _rows(start: Start, merge: Merge) -> int:
+def _rows(start: Start, merge: TableAt) -> int:
     if start == HEAD:
         return 0
     if start == BACKFILL:

@@ -8,7 +8,7 @@ from typing import Any
 
 from strandline.consumers.feed import extent_of, files_of
 from strandline.sinks.definition import BACKFILL, HEAD, Start
-from strandline.tables.merge import Merge
+from strandline.tables.merge import TableAt
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Lag:
         return asdict(self)
 
 
-def lag_of(marks: Mapping[int, int], start: Start, merge: Merge, now_s: float) -> Lag:
+def lag_of(marks: Mapping[int, int], start: Start, merge: TableAt, now_s: float) -> Lag:
     """The lag of marks by vnode; one that has none stands where its sink starts. The whole table is before it if that
     is the beginning, as far as the log still has it."""
     log, vnodes = merge.log, merge.definition.vnodes

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from strandline.consumers.context import Context
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.pipeline.resolve import table_of
 from strandline.sinks.contract import Delivery, Partial, Producer
@@ -22,10 +23,7 @@ from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
 from strandline.state.consumers import UNDECIDED, Consumer
 from strandline.state.epoch import read_record
 from strandline.state.intents import Intent
-from strandline.table import Table
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
+from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,16 @@ class _Place:
     is_undecided: bool = False
 
 
-def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
+def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted]:
     """Make the state that the lake is opened with its own again. Sinks named in `skip` are retired unasked."""
-    epochs = [0, *(lake.table(name).log.refresh().epoch for name in lake.tables())]
-    if _belongs(lake, max(epochs)):
+    epochs = [0, *(context.table(name).log.refresh().epoch for name in context.tables())]
+    if _belongs(context, max(epochs)):
         raise Invalid(
-            f"the state {lake.state.shown} and the lake belong together: there is nothing to adopt",
+            f"the state {context.state.shown} and the lake belong together: there is nothing to adopt",
             hint="To start one sink again: strandline mark reset SINK",
         )
-    record = read_record(lake.storage)
-    known = {each.name: each for each in lake.ledger.registry.all()}
+    record = read_record(context.storage)
+    known = {each.name: each for each in context.ledger.registry.all()}
     known |= {each.name: each for each in (record.consumers if record else ())}
     for name in skip:
         if name not in known:
@@ -75,40 +73,40 @@ def adopt_state(lake: Lake, *, skip: Collection[str] = ()) -> list[Adopted]:
     decided: list[tuple[Consumer, Mapping[int, int] | None]] = []
     begun: list[Intent] = []
     found: list[Adopted] = []
-    heads = {table.entry.generation: table.head for table in map(lake.table, lake.tables())}
+    heads = {table.entry.generation: table.head for table in map(context.table, context.tables())}
     for name in sorted(known):
         consumer = known[name].decided()
         is_retired = consumer.is_retired and known[name].undecided is None
         if consumer.kind not in KINDS or is_retired:
             decided.append((consumer, None if is_retired else {}))
             continue
-        place = _Place(None, "skipped") if name in skip else _place(lake, consumer, record.intents if record else ())
+        place = _Place(None, "skipped") if name in skip else _place(context, consumer, record.intents if record else ())
         if place.is_undecided:
             consumer = replace(consumer, definition={**consumer.definition, UNDECIDED: place.why})
         decided.append((replace(consumer, is_retired=False), place.marks))
         begun += place.begun
         facts = (name, consumer.table, consumer.destination)
         found.append(Adopted(*facts, place.marks, place.why, len(place.begun), place.is_undecided))
-    lake.ledger.bond.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
+    context.ledger.bond.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
     return found
 
 
-def _belongs(lake: Lake, trimmed_epoch: int) -> bool:
+def _belongs(context: Context, trimmed_epoch: int) -> bool:
     try:
-        lake.ledger.bond.check(trimmed_epoch=trimmed_epoch)
+        context.ledger.bond.check(trimmed_epoch=trimmed_epoch)
     except Conflict:
         return False
     return True
 
 
-def _place(lake: Lake, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
+def _place(context: Context, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
     """Where a sink goes on, by its destination and by what it had begun."""
     try:
-        table = table_of(lake, None, consumer)
+        table = table_of(context, None, consumer)
     except NotFound:
         return _Place(None, "its table was dropped")
     producer = Producer(
-        lake.catalog.refresh().lake_id,
+        context.catalog.refresh().lake_id,
         consumer.name,
         table.name,
         consumer.table_generation,
@@ -116,7 +114,7 @@ def _place(lake: Lake, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
         consumer.began_ms,
     )
     try:
-        declared = lake.declared.get(consumer.name)
+        declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
         delivery = sink.to.open(producer)
         try:
@@ -133,7 +131,7 @@ def _place(lake: Lake, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
         ) from error
 
 
-def _held(delivery: Delivery, table: Table, begun: Sequence[Intent]) -> _Place:
+def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Place:
     vnodes, head = table.definition.vnodes, table.head
     held = delivery.position(vnodes)
     if held is None:

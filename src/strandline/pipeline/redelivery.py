@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.consumers.context import Context
 from strandline.consumers.feed import Feed
 from strandline.crash import crash_point
 from strandline.errors import Invalid, NotFound, StrandlineError, Unavailable
@@ -33,11 +34,7 @@ from strandline.sinks.definition import SinkDef
 from strandline.state.consumers import Consumer
 from strandline.state.leases import this_worker
 from strandline.state.letters import DeadLetter
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-    from strandline.table import Table
-
+from strandline.tables.store import TableStore
 
 _REFUSALS = (400, 413, 422)
 
@@ -56,9 +53,9 @@ class Replayed:
         return {"id": self.id, "consumer": self.consumer, "rows": self.rows, "error": error}
 
 
-def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
+def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
     """Send these letters again, each on its own; those that are accepted go."""
-    ledger = lake.ledger
+    ledger = context.ledger
     ledger.bond.check()
     by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
     for letter in {letter.id: letter for letter in (ledger.letters.get(id) for id in ids)}.values():
@@ -73,7 +70,7 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
             away: Unavailable | None = None
             for letter in letters:
                 if away is None:
-                    sent = _sent(lake, consumer, letter, proved)
+                    sent = _sent(context, consumer, letter, proved)
                 else:
                     sent = Replayed(letter.id, name, letter.rows, away)
                 # Who is away for one letter is for the next, and each would wait as long.
@@ -83,10 +80,10 @@ def replay(lake: Lake, ids: Sequence[str], *, progress: Progress = silent) -> li
     return done
 
 
-def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
-    letters = lake.ledger.letters
+def _sent(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
+    letters = context.ledger.letters
     try:
-        rows = _send(lake, consumer, letter, proved)
+        rows = _send(context, consumer, letter, proved)
     except StrandlineError as error:
         if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
             letters.failed(letter.id, error.message, error.fields["status"])
@@ -96,15 +93,15 @@ def _sent(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) 
     return Replayed(letter.id, consumer.name, rows)
 
 
-def _send(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> int:
+def _send(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> int:
     if consumer.is_retired:
         raise Invalid(
             f"sink {consumer.name!r} is retired: nothing is sent for it any more",
             hint=f"Drop the letter, or use the sink again: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
-    declared = lake.declared.get(consumer.name)
-    table = table_of(lake, declared, consumer)
+    declared = context.declared.get(consumer.name)
+    table = table_of(context, declared, consumer)
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
     is_same_table = letter.table_generation == table.entry.generation
     if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
@@ -117,7 +114,7 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) 
     rows, as_of = current_rows(table, sink, letter.key_table, proved)
     if not rows.num_rows:
         return 0
-    lake_id = lake.catalog.refresh().lake_id
+    lake_id = context.catalog.refresh().lake_id
     producer = Producer(
         lake_id, consumer.name, table.name, table.entry.generation, consumer.generation, consumer.began_ms
     )
@@ -131,12 +128,12 @@ def _send(lake: Lake, consumer: Consumer, letter: DeadLetter, proved: set[str]) 
     return int(rows.num_rows)
 
 
-def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
+def rows_of(context: Context, letter: DeadLetter) -> pa.Table | None:
     """The rows of a letter as a sink would send them now; None when the table was dropped."""
-    consumer = lake.ledger.registry.get(letter.consumer)
-    declared = lake.declared.get(consumer.name)
+    consumer = context.ledger.registry.get(letter.consumer)
+    declared = context.declared.get(consumer.name)
     try:
-        table = table_of(lake, declared, consumer)
+        table = table_of(context, declared, consumer)
     except NotFound:
         return None
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
@@ -145,7 +142,7 @@ def rows_of(lake: Lake, letter: DeadLetter) -> pa.Table | None:
     return rows.filter(pc.equal(rows.column(OP), UPSERT))
 
 
-def current_rows(table: Table, sink: SinkDef, keys: pa.Table, proved: set[str]) -> tuple[pa.RecordBatch, int]:
+def current_rows(table: TableStore, sink: SinkDef, keys: pa.Table, proved: set[str]) -> tuple[pa.RecordBatch, int]:
     """What a sink would send of these keys now: `_op`, `_seq` and the columns; and the seq at which that is so. Of a
     table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
     sends none. `proved` are the paths of files that were verified already."""

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from strandline.consumers.context import Context
 from strandline.errors import NotFound
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef
-from strandline.state.consumers import Consumer, Registered, foreseen
+from strandline.state.consumers import Consumer, Registered, preview
 from strandline.state.marks import Standing
 from strandline.state.state import Ledger
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 
-def standings(lake: Lake) -> dict[str, Standing]:
+def standings(context: Context) -> dict[str, Standing]:
     """Every sink, by name: those that are declared here and those that the state knows."""
-    known = _known(lake.ledger) if lake.has_ledger else {}
-    return {name: known.get(name, Standing()) for name in sorted({*lake.declared, *known})}
+    known = _known(context.ledger) if context.has_ledger else {}
+    return {name: known.get(name, Standing()) for name in sorted({*context.declared, *known})}
 
 
-def standing_of(lake: Lake, name: str) -> Standing:
+def standing_of(context: Context, name: str) -> Standing:
     """One sink, which the state need not know."""
-    return _known(lake.ledger, name).get(name, Standing()) if lake.has_ledger else Standing()
+    return _known(context.ledger, name).get(name, Standing()) if context.has_ledger else Standing()
 
 
-def living(lake: Lake) -> dict[str, SinkDef]:
+def active_sinks(context: Context) -> dict[str, SinkDef]:
     """The sinks that are not retired, by name, as they are now: as they are declared here, else as the state has them,
     with the name that their table has today."""
-    tables = {entry.generation: entry.name for entry in lake.catalog.refresh().tables.values()}
+    tables = {entry.generation: entry.name for entry in context.catalog.refresh().tables.values()}
     found = {}
-    for name, had in standings(lake).items():
+    for name, had in standings(context).items():
         consumer = had.consumer
-        sink = declared_sink(lake, name, consumer)
+        sink = declared_sink(context, name, consumer)
         if sink is None and consumer is not None:
             table = tables.get(consumer.table_generation, consumer.table)
             sink = SinkDef.from_dict(name, table, consumer.definition)
@@ -43,26 +41,26 @@ def living(lake: Lake) -> dict[str, SinkDef]:
     return found
 
 
-def declared_sink(lake: Lake, name: str, consumer: Consumer | None) -> SinkDef | None:
+def declared_sink(context: Context, name: str, consumer: Consumer | None) -> SinkDef | None:
     """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
     there is another one of that name: then it begins anew there, as a declared one would."""
-    if name in lake.declared or consumer is None:
-        return lake.declared.get(name)
-    tables = lake.catalog.refresh().tables
+    if name in context.declared or consumer is None:
+        return context.declared.get(name)
+    tables = context.catalog.refresh().tables
     is_there = any(entry.generation == consumer.table_generation for entry in tables.values())
     if is_there or consumer.table not in tables:
         return None
     return SinkDef.from_dict(name, consumer.table, {**consumer.definition, "start": BACKFILL})
 
 
-def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) -> Table:
+def table_of(context: Context, declared: SinkDef | None, consumer: Consumer | None) -> TableStore:
     """The table that a sink reads: by the name that is declared, else the life that the state knows."""
     if declared is not None:
-        return lake.table(declared.table)
+        return context.table(declared.table)
     assert consumer is not None
-    for entry in lake.catalog.refresh().tables.values():
+    for entry in context.catalog.refresh().tables.values():
         if entry.generation == consumer.table_generation:
-            return lake.table(entry.name)
+            return context.table(entry.name)
     raise NotFound(
         f"the table {consumer.table!r} of sink {consumer.name!r} was dropped",
         hint=f"If nothing of it is to be sent any more: strandline mark retire {consumer.name}",
@@ -71,18 +69,18 @@ def table_of(lake: Lake, declared: SinkDef | None, consumer: Consumer | None) ->
     )
 
 
-def registration(table: Table, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
+def registration(table: TableStore, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
     """What registering a sink as it is declared will find, and the sink as it is from then on."""
     consumer = found.consumer
     if declared is None:
         assert consumer is not None
         return Registered(consumer, False, ""), SinkDef.from_dict(consumer.name, table.name, consumer.definition)
     facts = facts_of(declared, table, consumer)
-    registered = foreseen(declared.name, **facts, found=consumer, under_way=found.intents)
+    registered = preview(declared.name, **facts, found=consumer, under_way=found.intents)
     return registered, replace(declared, start=registered.consumer.definition["start"])
 
 
-def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict[str, Any]:
+def facts_of(declared: SinkDef, table: TableStore, consumer: Consumer | None) -> dict[str, Any]:
     """What a sink is registered with. Where it began is a fact of its life, whatever is declared later."""
     definition = declared.to_dict()
     if consumer is not None and is_same(consumer, declared, table):
@@ -99,7 +97,7 @@ def facts_of(declared: SinkDef, table: Table, consumer: Consumer | None) -> dict
     }
 
 
-def is_same(consumer: Consumer, declared: SinkDef, table: Table) -> bool:
+def is_same(consumer: Consumer, declared: SinkDef, table: TableStore) -> bool:
     """Whether the sink on record goes on: to the same place, with the same life of the table."""
     was = consumer.kind, consumer.destination, consumer.table_generation
     return was == (declared.to.kind, declared.to.destination, table.entry.generation)

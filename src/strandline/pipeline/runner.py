@@ -13,9 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from strandline.consumers.compaction import CompactReport
+from strandline.consumers import retention
+from strandline.consumers.compaction import CompactReport, compact_tables
+from strandline.consumers.context import Context
 from strandline.consumers.loop import Cursor, Tally
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.pipeline.plan import SinkPlan, cares, sink_plan, sink_plans
@@ -25,9 +27,6 @@ from strandline.state.consumers import Consumer, lease_of
 from strandline.state.leases import LENGTH_S, Held, this_worker
 from strandline.state.marks import Standing
 from strandline.tables.broken import BrokenTable, guarded
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
 
 # A destination that never answers takes a place; the others share the rest.
 AT_ONCE = 16
@@ -109,24 +108,24 @@ class TickReport:
 
 
 def tick(
-    lake: Lake, names: Sequence[str] | None = None, *, lease_s: float = LENGTH_S, progress: Progress = silent
+    context: Context, names: Sequence[str] | None = None, *, lease_s: float = LENGTH_S, progress: Progress = silent
 ) -> TickReport:
     """One pass over every sink that is behind, or over those named alone; then over the tables' care."""
     started_s = time.monotonic()
-    found = _planned(lake, names)
-    at_work = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
+    found = _planned(context, names)
+    at_work = _Tick(context, lease_s, _Progress(progress, sum(each.rows for each in found)))
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sink")
     try:
         reports = tuple(report for report in pool.map(at_work.sink, found) if report is not None)
     finally:
         # Whoever interrupts a tick does not wait for its sinks: what they have begun is on record.
         pool.shutdown(wait=False, cancel_futures=True)
-    compacted, expired = ((), ()) if names is not None else _care(lake, progress)
+    compacted, expired = ((), ()) if names is not None else _care(context, progress)
     return TickReport(reports, compacted, expired, round(time.monotonic() - started_s, 3))
 
 
 def run(
-    lake: Lake,
+    context: Context,
     every_s: float,
     *,
     lease_s: float = LENGTH_S,
@@ -143,11 +142,11 @@ def run(
         while not stop.is_set():
             started_s = time.monotonic()
             try:
-                found = [each for each in _planned(lake, None) if each.name not in working]
-                at_work = _Tick(lake, lease_s, _Progress(progress, sum(each.rows for each in found)))
+                found = [each for each in _planned(context, None) if each.name not in working]
+                at_work = _Tick(context, lease_s, _Progress(progress, sum(each.rows for each in found)))
                 working |= {each.name: pool.submit(at_work.sink, each) for each in found if _is_due(each)}
                 _wait(working, stop, started_s + every_s)
-                compacted, expired = _care(lake, progress)
+                compacted, expired = _care(context, progress)
                 reports = _finished(working)
                 took_s = round(time.monotonic() - started_s, 3)
                 heard(TickReport(reports, compacted, expired, took_s, working=tuple(sorted(working))))
@@ -174,11 +173,11 @@ def _finished(working: dict[str, Future[SinkReport | None]]) -> tuple[SinkReport
     return tuple(report for report in reports if report is not None)
 
 
-def _planned(lake: Lake, names: Sequence[str] | None) -> list[SinkPlan]:
+def _planned(context: Context, names: Sequence[str] | None) -> list[SinkPlan]:
     """What is due; `Conflict` when lake and state do not belong together."""
-    found = sink_plans(lake, names)
-    if lake.has_ledger:
-        lake.ledger.bond.check(trimmed_epoch=max((each.epoch for each in found), default=0))
+    found = sink_plans(context, names)
+    if context.has_ledger:
+        context.ledger.bond.check(trimmed_epoch=max((each.epoch for each in found), default=0))
     return found
 
 
@@ -189,8 +188,8 @@ def _is_due(plan: SinkPlan) -> bool:
 class _Tick:
     """One tick at work."""
 
-    def __init__(self, lake: Lake, lease_s: float, progress: _Progress) -> None:
-        self._lake = lake
+    def __init__(self, context: Context, lease_s: float, progress: _Progress) -> None:
+        self._lake = context
         self._lease_s = lease_s
         self._progress = progress
 
@@ -256,10 +255,10 @@ class _Tick:
 
     def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
-        lake, ledger = self._lake, self._lake.ledger
+        context, ledger = self._lake, self._lake.ledger
         consumer, marks = found.consumer, found.marks
-        declared = declared_sink(lake, plan.name, consumer)
-        table = table_of(lake, declared, consumer)
+        declared = declared_sink(context, plan.name, consumer)
+        table = table_of(context, declared, consumer)
         if declared is not None and (plan.is_new or plan.why):
             facts = facts_of(declared, table, consumer)
             consumer = ledger.registry.register(plan.name, **facts).consumer
@@ -273,13 +272,13 @@ class _Tick:
         return consumer
 
     def _cursor(self, consumer: Consumer, held: Held, tally: Tally) -> Cursor:
-        lake, ledger = self._lake, self._lake.ledger
-        declared = lake.declared.get(consumer.name)
+        context, ledger = self._lake, self._lake.ledger
+        declared = context.declared.get(consumer.name)
         return Cursor(
-            table_of(lake, declared, consumer),
+            table_of(context, declared, consumer),
             consumer,
             declared,
-            lake_id=lake.catalog.refresh().lake_id,
+            lake_id=context.catalog.refresh().lake_id,
             marks=ledger.marks,
             letters=ledger.letters,
             held=held,
@@ -315,15 +314,15 @@ class _Progress:
             self._progress(self._done, max(self._done, self._whole), what)
 
 
-def _care(lake: Lake, progress: Progress) -> tuple[tuple[CompactReport | BrokenTable, ...], tuple[str, ...]]:
+def _care(context: Context, progress: Progress) -> tuple[tuple[CompactReport | BrokenTable, ...], tuple[str, ...]]:
     """Fold what is due, and let rows expire; what cannot be done for one table keeps no other from it."""
-    fold, expire, broken = cares(lake)
-    seqs = {name: guarded(name, partial(_expire, lake, name)) for name in expire}
+    fold, expire, broken = cares(context)
+    seqs = {name: guarded(name, partial(_expire, context, name)) for name in expire}
     failed = [each for each in seqs.values() if isinstance(each, BrokenTable)]
     expired = tuple(name for name, seq in seqs.items() if isinstance(seq, int))
-    done = lake.compact(fold, progress=progress) if fold else []
+    done = compact_tables(context, fold, progress=progress)
     return (*broken, *failed, *done), expired
 
 
-def _expire(lake: Lake, name: str) -> int | None:
-    return lake.table(name).expire()
+def _expire(context: Context, name: str) -> int | None:
+    return retention.expire(context.table(name))

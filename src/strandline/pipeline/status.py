@@ -9,9 +9,10 @@ import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strandline.consumers import retention
+from strandline.consumers.context import Context
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
 from strandline.model.scrub import plain
@@ -24,10 +25,7 @@ from strandline.tables.broken import BrokenTable, guarded
 from strandline.tables.health import Health
 from strandline.tables.horizon import expired_rows, horizon_for, micros
 from strandline.tables.rejects import Rejects
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-    from strandline.table import Table
+from strandline.tables.store import TableStore
 
 _MESSAGE_CHARACTERS = 2000
 
@@ -115,26 +113,26 @@ class Status:
         }
 
 
-def status_of(lake: Lake, *, exact: bool = False) -> Status:
+def status_of(context: Context, *, exact: bool = False) -> Status:
     """The lake's status; `exact` counts the rows of tables whose statistics do not tell."""
-    catalog = lake.catalog.refresh()
-    tables = tuple(_checked(lake, name, exact) for name in sorted(catalog.tables))
+    catalog = context.catalog.refresh()
+    tables = tuple(_checked(context, name, exact) for name in sorted(catalog.tables))
     fault = None
     try:
-        if lake.has_ledger:
-            lake.ledger.bond.check()
-        sinks = _sinks(lake)
+        if context.has_ledger:
+            context.ledger.bond.check()
+        sinks = _sinks(context)
     except StrandlineError as error:
         sinks, fault = (), str(error)
-    return Status(lake.storage.uri, catalog.lake_id, catalog.format, tables, sinks, fault)
+    return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, sinks, fault)
 
 
-def _sinks(lake: Lake) -> tuple[SinkStatus, ...]:
-    standing = standings(lake)
+def _sinks(context: Context) -> tuple[SinkStatus, ...]:
+    standing = standings(context)
     known = [found.consumer for found in standing.values() if found.consumer is not None]
-    last = lake.ledger.marks.last_receipts(known) if known else {}
-    letters = lake.ledger.letters.counts() if known else {}
-    return tuple(_sink(lake, name, found, last, letters) for name, found in standing.items())
+    last = context.ledger.marks.last_receipts(known) if known else {}
+    letters = context.ledger.letters.counts() if known else {}
+    return tuple(_sink(context, name, found, last, letters) for name, found in standing.items())
 
 
 def _said(receipt: Receipt) -> str:
@@ -143,19 +141,19 @@ def _said(receipt: Receipt) -> str:
 
 
 def _sink(
-    lake: Lake, name: str, found: Standing, last: Mapping[str, Receipt], letters: Mapping[str, int]
+    context: Context, name: str, found: Standing, last: Mapping[str, Receipt], letters: Mapping[str, int]
 ) -> SinkStatus:
-    declared, consumer = lake.declared.get(name), found.consumer
+    declared, consumer = context.declared.get(name), found.consumer
     generation = "" if consumer is None else consumer.generation
     receipt = last.get(generation)
     error = None if receipt is None or not receipt.body.get("error") else _said(receipt)
     lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
-    plan = sink_plan(lake, name, found)
+    plan = sink_plan(context, name, found)
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:
-        lag = lag_of({} if plan.is_new else found.marks, plan.start, lake.table(plan.table).merge(), time.time())
-    lease = None if consumer is None else lake.ledger.leases.find(consumer.lease)
+        lag = lag_of({} if plan.is_new else found.marks, plan.start, context.table(plan.table).merge(), time.time())
+    lease = None if consumer is None else context.ledger.leases.find(consumer.lease)
     return SinkStatus(
         name=name,
         table=plan.table,
@@ -176,11 +174,11 @@ def _sink(
     )
 
 
-def _checked(lake: Lake, name: str, exact: bool) -> TableStatus | BrokenTable:
-    return guarded(name, lambda: table_status(lake.table(name), exact=exact))
+def _checked(context: Context, name: str, exact: bool) -> TableStatus | BrokenTable:
+    return guarded(name, lambda: table_status(context.table(name), exact=exact))
 
 
-def table_status(table: Table, *, exact: bool = False) -> TableStatus:
+def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
     merge = table.merge()
     log, baseline, definition = merge.log, merge.baseline, merge.definition
     folded_to = min(baseline.marks)
@@ -219,7 +217,7 @@ def table_status(table: Table, *, exact: bool = False) -> TableStatus:
     )
 
 
-def _waits_for(table: Table) -> str | None:
+def _waits_for(table: TableStore) -> str | None:
     """What keeps rows that are past their retention."""
     retention_s = table.definition.care.retention
     if retention_s is None:

@@ -8,7 +8,7 @@ time is over. Its result arrives batch by batch and is refused as soon as it is 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -16,10 +16,8 @@ import pyarrow as pa
 from strandline.engines.watch import Watch, watched
 from strandline.errors import Invalid, StrandlineError
 from strandline.query.fence import Fenced, fenced
+from strandline.tables.collection import Tables
 from strandline.tables.merge import duck_sql
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
 
 # A batch is whole before it is counted, so it is small: as many rows as DuckDB works on at a time.
 _BATCH_ROWS = 2048
@@ -27,7 +25,7 @@ _MOST_SAID = 1500  # characters of an error, which may repeat values
 
 
 def run(
-    lake: Lake,
+    lake: Tables,
     statement: str,
     *,
     timeout_s: float | None = None,
@@ -43,7 +41,7 @@ def run(
     return watched(lambda watch: _run(lake, statement, max_rows, most_bytes, watch), timeout_s, lake.duck.cache_bytes)
 
 
-def _run(lake: Lake, statement: str, max_rows: int | None, max_bytes: int, watch: Watch[pa.Table]) -> pa.Table:
+def _run(lake: Tables, statement: str, max_rows: int | None, max_bytes: int, watch: Watch[pa.Table]) -> pa.Table:
     query = fenced(lake.duck, statement, lake.tables())
     watch.check()
     try:
@@ -57,7 +55,7 @@ def _run(lake: Lake, statement: str, max_rows: int | None, max_bytes: int, watch
     return found.rename_columns([query.unmasked(name) for name in found.column_names])
 
 
-def _make_views(lake: Lake, query: Fenced, cursor: Any) -> None:
+def _make_views(lake: Tables, query: Fenced, cursor: Any) -> None:
     with ExitStack() as locks:
         tables = [lake.table(name) for name in sorted(query.views)]
         for table in tables:

@@ -17,8 +17,9 @@ from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.server.auth import Auth
 from strandline.server.door import paced
-from strandline.server.errors import Refusal, answer
+from strandline.server.errors import answer
 from strandline.server.receiver import Limits, Receiver
+from strandline.sinks.forward.refusal import Refusal
 from strandline.state.tokens import Role, Tokens
 
 _FAILURES = (StrandlineError, Refusal, HTTPException, RequestValidationError, ClientDisconnect, OSError, Exception)

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.model.soundness import first_unsound
-from strandline.server.errors import malformed, too_wide
 from strandline.server.flat import Flat, schema_size, texts_size
 from strandline.server.weight import COPIES, ROW_BYTES, SLOT_BYTES, Weight
+from strandline.sinks.forward.refusal import malformed, too_wide
 
 _SCHEMA_BYTES = 4 << 20
 _ARRAY_BYTES = 1024

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from strandline.server.errors import forbidden, unauthorized
+from strandline.sinks.forward.refusal import forbidden, unauthorized
 from strandline.state.tokens import Known, Role, Tokens, role_of
 
 _FRESH_S = 1.0

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from strandline.model.change import SEQ, VNODE
 from strandline.server import arrow, ndjson
-from strandline.server.errors import malformed, too_large, too_slow, unsupported
 from strandline.server.weight import Weight, rows_bytes, slots
+from strandline.sinks.forward.refusal import malformed, too_large, too_slow, unsupported
 
 INDEX = "_index"
 PLACE = (VNODE, SEQ, INDEX)

@@ -24,12 +24,12 @@ from strandline.model.change import OP
 from strandline.model.definition import TableDef
 from strandline.model.types import conform
 from strandline.retry import until_landed
-from strandline.server.errors import Failure, Refusal
 from strandline.server.growth import Growth
 from strandline.server.keys import Key, reused
 from strandline.server.posts import Post, columns_of
-from strandline.sinks.forward.message import Chunk, Places, Sender
+from strandline.sinks.forward.message import ChunkHeader, Places, Sender
 from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
+from strandline.sinks.forward.refusal import Failure, Refusal
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.log import Log, prepare
 
@@ -183,7 +183,7 @@ class _Plan:
             self._results.append((reused(key.text, "Nothing of this body was applied."), False))
         return False
 
-    def _add_chunk(self, post: Post, chunk: Chunk, places: Places) -> None:
+    def _add_chunk(self, post: Post, chunk: ChunkHeader, places: Places) -> None:
         sender = chunk.sender
         for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from strandline.server.errors import too_slow
+from strandline.sinks.forward.refusal import too_slow
 
 HEAD_S: Final = 10.0
 """How long the head of a request may take; also the rest of a body that was answered before it was read."""

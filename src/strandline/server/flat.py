@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strandline.server.errors import malformed
+from strandline.sinks.forward.refusal import malformed
 
 Pairs = npt.NDArray[np.int64]
 

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.model.definition import TableDef
 from strandline.model.types import canonical_type, relaxed, wider
-from strandline.server.errors import Refusal, unprepared
+from strandline.sinks.forward.refusal import Refusal, unprepared
 
 _EVOLVE = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
 _LEAVE_OUT = "The table cannot have it: leave the column out where it is sent, or give it another name there."

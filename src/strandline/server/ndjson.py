@@ -26,8 +26,8 @@ from strandline.jobs.ingest.columns import unfit
 from strandline.jobs.ingest.jsonl import JsonObject, quoted
 from strandline.model.rows import checked
 from strandline.model.types import conform, is_json, storage_type
-from strandline.server.errors import malformed
 from strandline.server.weight import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
+from strandline.sinks.forward.refusal import malformed
 
 Data = bytes | bytearray
 

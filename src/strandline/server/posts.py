@@ -20,7 +20,7 @@ from strandline.model.rows import checked
 from strandline.server.body import INDEX, PLACE
 from strandline.server.growth import Growth
 from strandline.server.keys import Key
-from strandline.sinks.forward.message import Chunk, Numbers, Places, Replay
+from strandline.sinks.forward.message import ChunkHeader, Numbers, Places, Replay
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Post:
     `replay` says as of which seq the rows of dead letters are."""
 
     rows: pa.Table
-    chunk: Chunk | None = None
+    chunk: ChunkHeader | None = None
     places: Places | None = None
     key: Key | None = None
     upserted: npt.NDArray[np.int64] | None = None
@@ -55,7 +55,7 @@ def posts_of(
     rows: pa.Table,
     definition: TableDef,
     *,
-    chunk: Chunk | None = None,
+    chunk: ChunkHeader | None = None,
     key: Key | None = None,
     growth: Growth | None = None,
 ) -> list[Post]:

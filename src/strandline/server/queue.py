@@ -18,8 +18,8 @@ from types import TracebackType
 from strandline.crash import crash_point
 from strandline.errors import StrandlineError
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.errors import Failure, Refusal, busy, too_large
 from strandline.server.posts import Post
+from strandline.sinks.forward.refusal import Failure, Refusal, busy, too_large
 from strandline.tables.log import Log
 
 Result = Outcome | Failure
@@ -28,7 +28,7 @@ _LOOK_S = 0.001
 
 
 @dataclass
-class Budget:
+class MemoryBudget:
     """What all requests of the server may hold together, from their first byte to their answer. Threads share it."""
 
     most_bytes: int
@@ -50,7 +50,7 @@ class Budget:
 class Claim:
     """What one request holds, while its block lasts."""
 
-    budget: Budget
+    budget: MemoryBudget
     size: int = 0
 
     def hold(self, size: int) -> None:

@@ -23,14 +23,14 @@ from strandline.model.definition import TableDef
 from strandline.server import body
 from strandline.server.body import Body, Form
 from strandline.server.commit import Outcome
-from strandline.server.errors import TOO_LARGE, Refusal, malformed, too_large
 from strandline.server.growth import check_cuts, grown, growth_of, lacking, narrowed, widest
 from strandline.server.keys import Key, Summed, app_of
 from strandline.server.posts import Post, hidden_columns, posts_of
-from strandline.server.queue import Budget, Claim, Result, TableQueue
+from strandline.server.queue import Claim, MemoryBudget, Result, TableQueue
 from strandline.server.weight import Weight
 from strandline.sinks.forward import positions
-from strandline.sinks.forward.message import HEADER, REPLAY_HEADER, Chunk, Replay, Sender
+from strandline.sinks.forward.message import HEADER, REPLAY_HEADER, ChunkHeader, Replay, Sender
+from strandline.sinks.forward.refusal import TOO_LARGE, Refusal, malformed, too_large
 from strandline.table import Table
 
 _CHECKERS = min(8, (os.cpu_count() or 1) + 2)
@@ -75,7 +75,7 @@ class Head:
     """What a request says before its body."""
 
     form: Form
-    chunk: Chunk | None
+    chunk: ChunkHeader | None
     replay: Replay | None
     key: str | None
     length: int | None
@@ -92,7 +92,7 @@ class Head:
         said, again = headers.get(HEADER), headers.get(REPLAY_HEADER)
         if said is not None and again is not None:
             raise malformed(f"the request has both {HEADER} and {REPLAY_HEADER}; expected one of them")
-        chunk = None if said is None else Chunk.parse(said)
+        chunk = None if said is None else ChunkHeader.parse(said)
         key = headers.get("Idempotency-Key")
         if key is not None and not (1 <= len(key) <= 256 and key.isprintable()):
             raise malformed(f"the Idempotency-Key has {len(key)} characters; expected 1 to 256 that can be printed")
@@ -113,7 +113,7 @@ class Receiver:
         self._lake = lake
         self._limits = limits
         self._evolve = evolve
-        self._budget = Budget(limits.queue_bytes, limits.queue_requests)
+        self._budget = MemoryBudget(limits.queue_bytes, limits.queue_requests)
         self._arriving: Counter[str] = Counter()
         self._queues: dict[str, TableQueue] = {}
         self._checks = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="check")

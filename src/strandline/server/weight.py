@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.server.errors import too_large
+from strandline.sinks.forward.refusal import too_large
 from strandline.storage.parquet.rowgroup import row_bytes
 
 COPIES = 4

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Conflict, StrandlineError
-from strandline.model.change import OP, ROW, SEQ, VNODE
+from strandline.model.change import OP, ROW, SEQ, VNODE, Dead
 from strandline.storage.open import Staged
 from strandline.storage.snapshot import DataFile
 
@@ -75,18 +75,6 @@ class Batch:
     def outgoing(self) -> pa.Schema:
         """The columns of the files that a table-like destination gets: `_op`, `_seq` and the row's own."""
         return pa.schema([pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False), *self.columns])
-
-
-@dataclass(frozen=True)
-class Dead:
-    """Rows that a destination refuses for good. `at` is the position (vnode, seq, index) of the first one; `keys` are
-    their identities (the key, or `_seq` and `_row`) as an Arrow IPC stream."""
-
-    at: tuple[int, int, int]
-    rows: int
-    keys: bytes
-    reason: str
-    status: int | None = None
 
 
 @dataclass(frozen=True)

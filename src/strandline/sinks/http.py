@@ -23,8 +23,9 @@ from strandline.model import duration, secret
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
 from strandline.sinks.forward.chunks import Rule
-from strandline.sinks.forward.client import CONFLICT, GONE, Line, Secrets
+from strandline.sinks.forward.client import CONFLICT, GONE, Connection
 from strandline.sinks.forward.encode import ARROW, FORMATS, NDJSON
+from strandline.sinks.forward.endpoint import Secrets
 from strandline.sinks.forward.lane import HttpLane, described, held_positions, outlived
 
 STRANDLINE, ANY = "strandline", "any"
@@ -148,7 +149,7 @@ class HttpDelivery:
         self._sink = sink
         self._producer = producer
         self._secrets: Secrets | None = None
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._found: dict[int, tuple[int, int]] | None = None
 
     def is_delivered(self, batch: Batch) -> bool:
@@ -247,9 +248,9 @@ class HttpDelivery:
         life = told.get("life") if isinstance(told, dict) else None
         return life if type(life) is int else 0
 
-    def _opened(self) -> Line:
+    def _opened(self) -> Connection:
         if self._line is None:
-            self._line = Line(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
+            self._line = Connection(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
         return self._line
 
 

@@ -26,7 +26,7 @@ from strandline.model.change import OP, SEQ
 from strandline.retry import ATTEMPTS
 from strandline.sinks.contract import Batch, Lane, Producer, Result, is_delivered
 from strandline.sinks.files import FileLane, claimed
-from strandline.sinks.iceberg_catalog import TIMEOUT_S, Settings, data_place, described, open_catalog, talking
+from strandline.sinks.iceberg_catalog import TIMEOUT_S, CatalogSettings, data_place, described, open_catalog, talking
 from strandline.sinks.iceberg_rows import rewrite
 from strandline.sinks.iceberg_types import fit, stored_schema
 from strandline.storage.open import Storage
@@ -55,10 +55,10 @@ class IcebergSink:
     access: ClassVar[tuple[str, ...]] = ("catalog", "options")
     is_ordered: ClassVar[bool] = False
 
-    catalog: Settings
+    catalog: CatalogSettings
     table: str
     mode: str
-    options: Settings
+    options: CatalogSettings
 
     def __init__(
         self, catalog: Mapping[str, Any], table: str, *, mode: str = CHANGES, options: Mapping[str, str] | None = None
@@ -67,10 +67,10 @@ class IcebergSink:
             raise Invalid(f"mode is {mode!r}; expected 'changes' or 'upsert'")
         if not isinstance(table, str) or "." not in table or not all(table.split(".")):
             raise Invalid(f"table is {table!r}; expected a namespace and a name", hint="Such as: 'ns.messages'")
-        object.__setattr__(self, "catalog", Settings(catalog, "Iceberg catalog"))
+        object.__setattr__(self, "catalog", CatalogSettings(catalog, "Iceberg catalog"))
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "mode", mode)
-        object.__setattr__(self, "options", Settings(options or {}, "object store's options"))
+        object.__setattr__(self, "options", CatalogSettings(options or {}, "object store's options"))
 
     @property
     def identifier(self) -> tuple[str, ...]:

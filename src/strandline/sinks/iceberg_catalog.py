@@ -68,7 +68,7 @@ class Change(Protocol):
     def __call__(self, text: str, role: str) -> str: ...
 
 
-class Settings(Mapping[str, Any]):
+class CatalogSettings(Mapping[str, Any]):
     """Settings that never change, so that a sink is a value; they are shown without their secrets."""
 
     def __init__(self, values: Mapping[str, Any], role: str) -> None:
@@ -76,12 +76,12 @@ class Settings(Mapping[str, Any]):
             raise Invalid(f"the {role} is a {type(values).__name__}; expected a mapping of names to values")
         self._role = role
         self._values = {
-            name: Settings(value, f"{role}, {name}") if isinstance(value, Mapping) else value
+            name: CatalogSettings(value, f"{role}, {name}") if isinstance(value, Mapping) else value
             for name, value in sorted(values.items())
             if value is not None
         }
         for name, value in self._values.items():
-            if not isinstance(value, Settings | str | int | float):
+            if not isinstance(value, CatalogSettings | str | int | float):
                 raise Invalid(f"{name!r} of the {role} is a {type(value).__name__}; expected a text or a number")
 
     def __getitem__(self, name: str) -> Any:
@@ -123,7 +123,7 @@ class Settings(Mapping[str, Any]):
         changed: dict[str, Any] = {}
         for name, value in self._values.items():
             role, path = f"{name!r} of the {self._role}", f"{within}{name}".lower()
-            if isinstance(value, Settings):
+            if isinstance(value, CatalogSettings):
                 changed[name] = value._with_secrets(change, f"{path}.")
             elif isinstance(value, bool) or (path in _PLAIN and not str(value).startswith("env:")):
                 changed[name] = value
@@ -193,7 +193,7 @@ def _sql(text: str, change: Callable[[str], str]) -> str:
     return f"{bare}?{urlencode(query, doseq=True, safe=':/')}" if query else bare
 
 
-def described(settings: Settings) -> str:
+def described(settings: CatalogSettings) -> str:
     """Which catalog it is, without secrets, users and queries: another text is another catalog."""
     parts = [str(settings[name]) for name in ("type", "name") if name in settings]
     if "uri" in settings:
@@ -211,7 +211,7 @@ def _place(text: str) -> str:
     return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
 
 
-def open_catalog(settings: Settings, destination: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+def open_catalog(settings: CatalogSettings, destination: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError as error:
@@ -254,7 +254,9 @@ def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) 
 
 
 @contextmanager
-def talking(destination: str, settings: Settings, *, hint: str = "Send to another Iceberg table.") -> Iterator[None]:
+def talking(
+    destination: str, settings: CatalogSettings, *, hint: str = "Send to another Iceberg table."
+) -> Iterator[None]:
     """Errors of pyiceberg and of what lies below it, by what the reader does next; `hint` is for what does not fit.
 
     `Unavailable` says nothing about whether a commit landed."""

@@ -24,12 +24,12 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.change import OP, SEQ, UPSERT
+from strandline.model.keys import same_as_next
 from strandline.model.types import conform, conform_column
 from strandline.sinks.contract import Batch
 from strandline.sinks.iceberg_types import stored_type, widens
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
-from strandline.tables.log import same_as_next
 
 _FILE, _AT = "_file", "_at"
 _SMALL_BYTES, _MANY = 8 << 20, 16

@@ -291,7 +291,7 @@ def _point(connection: Connection, name: str, generation: str) -> None:
 # --- values -----------------------------------------------------------------------------------------------------
 
 
-def foreseen(
+def preview(
     name: str,
     *,
     kind: str,

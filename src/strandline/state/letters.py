@@ -30,9 +30,9 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Corrupt, Invalid, NotFound
+from strandline.model.change import Dead
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
-from strandline.sinks.contract import Dead
 from strandline.state.consumers import Consumer
 from strandline.state.database import State, check_int, insert_missing, metadata, now_s
 

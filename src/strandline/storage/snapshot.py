@@ -238,3 +238,13 @@ def protocol(*, with_ntz: bool) -> Mapping[str, Any]:
         "readerFeatures": ["timestampNtz"],
         "writerFeatures": ["timestampNtz"],
     }
+
+
+def new_file_name(schema_id: int) -> str:
+    """A name that is never used again; its first part says under which of the table's schemas the file was
+    written."""
+    return f"{schema_id:04d}-{uuid.uuid4().hex}.parquet"
+
+
+def schema_id_of(file: DataFile) -> int:
+    return int(file.path.split("-", 1)[0])

@@ -21,8 +21,8 @@ from strandline.model.change import VNODE
 from strandline.model.definition import TableDef
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import Storage
-from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
-from strandline.tables.log import lost, schema_id_of
+from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol, schema_id_of
+from strandline.tables.log import lost
 
 _SCHEMA_ID = "strandline.schema_id"
 KEPT_FROM = "kept_from"

@@ -24,11 +24,20 @@ from strandline.errors import Corrupt, Internal, Invalid, NotFound, NotRetained,
 from strandline.model import types as schemas
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, Commit, Op
 from strandline.model.definition import TableDef
-from strandline.model.keys import hash_keys
+from strandline.model.keys import hash_keys, same_as_next
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import Storage
 from strandline.storage.parquet import writer
-from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
+from strandline.storage.snapshot import (
+    PURGE,
+    DataFile,
+    Draft,
+    Snapshot,
+    new_file_name,
+    new_metadata,
+    protocol,
+    schema_id_of,
+)
 from strandline.tables.horizon import horizon_at, horizon_txn, horizons
 from strandline.tables.pins import Pins
 
@@ -100,16 +109,6 @@ class LogState:
             )
             for seq, file in pairs
         ]
-
-
-def new_file_name(schema_id: int) -> str:
-    """A name that is never used again; its first part says under which of the table's schemas the file was
-    written."""
-    return f"{schema_id:04d}-{uuid.uuid4().hex}.parquet"
-
-
-def schema_id_of(file: DataFile) -> int:
-    return int(file.path.split("-", 1)[0])
 
 
 def lost(storage: Storage, folder: str) -> Corrupt:
@@ -325,15 +324,3 @@ def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:
     if rows.num_rows > count:
         raise Internal("a batch of changes grew while it was prepared")
     return schemas.conform(rows, columns)
-
-
-def same_as_next(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    """For each row of a sorted table, whether the next row has equal values in `names`."""
-    if rows.num_rows < 2:
-        return pa.array([False] * rows.num_rows, pa.bool_())
-    same = None
-    for name in names:
-        column = rows.column(name).combine_chunks()
-        equal = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
-        same = equal if same is None else pc.and_(same, equal)
-    return pa.concat_arrays([same, pa.array([False])])

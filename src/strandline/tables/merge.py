@@ -34,7 +34,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Merge:
+class TableAt:
     """A table at `seq`: a baseline that holds nothing after it, and the log from there.
 
     Rows whose time lies before `horizon` are expired; with `only`, the other vnodes are left out."""
@@ -49,7 +49,7 @@ class Merge:
     def definition(self) -> TableDef:
         return self.log.definition
 
-    def part(self, vnodes: Iterable[int]) -> Merge:
+    def part(self, vnodes: Iterable[int]) -> TableAt:
         """The same table, of these vnodes alone. Rows of others may still be read and have to be filtered out."""
         return replace(self, only=frozenset(vnodes))
 
@@ -131,7 +131,7 @@ def _hash_of(key: Sequence[object], definition: TableDef) -> int:
 
 
 def duck_sql(
-    merge: Merge,
+    merge: TableAt,
     fold: str | None,
     columns: Sequence[str],
     predicate: Predicate | None = None,
@@ -174,7 +174,7 @@ def duck_sql(
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
 
 
-def _fated_sql(merge: Merge, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+def _fated_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
     """Every row of the baseline, and the changes of the log that win, each with what a fold makes of it."""
     stays, came = alive, f"({log})"
     base = f"({base})"
@@ -199,7 +199,7 @@ def needed_columns(definition: TableDef, columns: Sequence[str], predicate: Pred
     return list(dict.fromkeys([*columns, *(sorted(predicate.columns) if predicate else ()), *deciding]))
 
 
-def _keyed_sql(merge: Merge, fold: str, base: str, log: str) -> tuple[str, str]:
+def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str]:
     """FROM clauses: the baseline without the keys that changed, the log without the changes that lost."""
     definition = merge.definition
     key = listed(definition.key)

@@ -126,7 +126,7 @@ class Rejects:
         self.log.redefine("EVOLVE", lambda definition: definition.evolve(SCHEMA))
 
 
-class Batch:
+class RejectedRows:
     """The refused rows of one commit of good ones: written as they come, claimed together by `commit`."""
 
     def __init__(self, rejects: Rejects) -> None:

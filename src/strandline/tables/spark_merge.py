@@ -27,7 +27,7 @@ from strandline.storage import digest, faults
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 from strandline.tables.log import LogState
-from strandline.tables.merge import Files, Merge, needed_columns
+from strandline.tables.merge import Files, TableAt, needed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -49,7 +49,7 @@ _CASES = 64
 
 def spark_frame(
     spark: SparkSession,
-    merge: Merge,
+    merge: TableAt,
     fold: DataFrame | None,
     columns: Sequence[str],
     predicate: Predicate | None = None,
@@ -113,7 +113,7 @@ def winners_sql(name: str, definition: TableDef) -> str:
 
 def _merged(
     spark: SparkSession,
-    merge: Merge,
+    merge: TableAt,
     fold: DataFrame | None,
     base: DataFrame,
     log: DataFrame,
@@ -161,7 +161,7 @@ def _fated(rows: DataFrame, counts: Column) -> DataFrame:
     return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
-def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
+def _winners(spark: SparkSession, merge: TableAt) -> DataFrame:
     """The same as `winners_sql` of the fold, computed by Spark."""
     from pyspark.sql import functions as F
 
@@ -191,7 +191,7 @@ def _winners(spark: SparkSession, merge: Merge) -> DataFrame:
     return best.unionByName(gone, allowMissingColumns=True)
 
 
-def changed_keys(spark: SparkSession, merge: Merge, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
+def changed_keys(spark: SparkSession, merge: TableAt, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
     """The keys that have a change in log files."""
     return (
         log_scan(spark, merge.log, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
@@ -203,7 +203,7 @@ def _quoted(names: Sequence[str]) -> list[str]:
 
 
 def _base_scan(
-    spark: SparkSession, merge: Merge, files: Sequence[DataFile], columns: Sequence[str], *, number_as: str | None
+    spark: SparkSession, merge: TableAt, files: Sequence[DataFile], columns: Sequence[str], *, number_as: str | None
 ) -> DataFrame:
     scans = merge.baseline.scans(files)
     return spark_scan(spark, merge.log.storage, scans, merge.baseline_schemas, columns, number_as=number_as)

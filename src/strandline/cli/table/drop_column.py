@@ -12,7 +12,7 @@ from strandline.cli.answer import Answer
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.lake import Lake
-from strandline.pipeline.resolve import living
+from strandline.pipeline.resolve import active_sinks
 from strandline.table import Table
 
 
@@ -59,6 +59,8 @@ def drop_column(
 
 def _silenced(lake: Lake, table: Table, column: str) -> list[str]:
     """The sinks whose conditions need a column: without it nobody can say what may leave."""
-    mine = {name: sink for name, sink in living(lake).items() if sink.table == table.name and sink.where is not None}
+    mine = {
+        name: sink for name, sink in active_sinks(lake).items() if sink.table == table.name and sink.where is not None
+    }
     shapes = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
     return [name for name, shape in shapes.items() if shape.predicate is not None and column in shape.predicate.columns]

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strandline.errors import Invalid
 from strandline.jobs.backup.copying import copy_catalog, copy_table, entries_to_copy
@@ -32,9 +32,7 @@ from strandline.jobs.backup.sides import existing, opened, refuse_overlap, visib
 from strandline.progress import Progress, silent
 from strandline.storage.open import Storage
 from strandline.tables.catalog import Catalog
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
+from strandline.tables.collection import Tables
 
 __all__ = ["BackupReport", "backup", "copy_lake", "restore"]
 
@@ -57,7 +55,7 @@ class BackupReport:
 
 
 def backup(
-    lake: Lake,
+    lake: Tables,
     to: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, str] | None = None,

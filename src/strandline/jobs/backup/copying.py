@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Sequence
 
 from strandline.crash import crash_point
-from strandline.jobs.backup.part import Commit, Part, Streamed, pointer_path
-from strandline.jobs.backup.plan import Plan, Step
+from strandline.jobs.backup.part import CopiedCommit, CopiedLog, Streamed, pointer_path
+from strandline.jobs.backup.plan import BackupPlan, Step
 from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage import digest
@@ -22,14 +22,14 @@ from strandline.tables.catalog import COPYING, FOLDER
 _CHUNK_BYTES = 8 << 20
 
 
-def copy_table(run: Run, plan: Plan) -> None:
+def copy_table(run: Run, plan: BackupPlan) -> None:
     table = plan.entry.name
 
     def stream(file: Streamed) -> None:
         _stream(run, file, table)
 
     def put(step: Step) -> None:
-        if isinstance(step, Commit):
+        if isinstance(step, CopiedCommit):
             _put(run, step.info.path, run.read(step.info.path), table)
         else:
             _point(run, step, table)
@@ -37,8 +37,8 @@ def copy_table(run: Run, plan: Plan) -> None:
     def put_all(steps: Sequence[Step]) -> None:
         if not plan.is_visible:
             # Nobody looks yet, so the order does not matter.
-            run.each(put, [step for step in steps if isinstance(step, Commit)])
-            steps = [step for step in steps if isinstance(step, Part)]
+            run.each(put, [step for step in steps if isinstance(step, CopiedCommit)])
+            steps = [step for step in steps if isinstance(step, CopiedLog)]
         for step in steps:
             put(step)
 
@@ -119,7 +119,7 @@ def _put(run: Run, path: str, data: bytes, what: str) -> None:
     run.advance(len(data), what)
 
 
-def _point(run: Run, part: Part, what: str) -> None:
+def _point(run: Run, part: CopiedLog, what: str) -> None:
     """Write the pointer to the last checkpoint; the commits after that are there."""
     if part.pointer is not None:
         with run.target.output(pointer_path(part.folder)) as output:

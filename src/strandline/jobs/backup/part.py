@@ -31,7 +31,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CopiedCommit:
     """A commit file. `upto` is the highest seq that the baseline rests on from this commit on."""
 
     info: FileInfo
@@ -40,7 +40,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Part:
+class CopiedLog:
     """What to copy of a Delta table up to a fixed version; `skipped` files the target has.
 
     `is_gapless`: with these commits a reader of the target gets from where it is to `version` one by one."""
@@ -49,14 +49,14 @@ class Part:
     version: int
     data: Sequence[Streamed]
     checkpoints: Sequence[Streamed]
-    commits: Sequence[Commit]
+    commits: Sequence[CopiedCommit]
     pointer: bytes | None
     skipped: int
     is_gapless: bool
 
     @property
     def bytes(self) -> int:
-        files: list[Streamed | Commit] = [*self.data, *self.checkpoints, *self.commits]
+        files: list[Streamed | CopiedCommit] = [*self.data, *self.checkpoints, *self.commits]
         return sum(file.info.size for file in files) + len(self.pointer or b"")
 
 
@@ -67,7 +67,7 @@ def compare(
     snapshot: Snapshot,
     here: Mapping[str, FileInfo],
     there: Mapping[str, FileInfo],
-) -> Part:
+) -> CopiedLog:
     """Compare both sides, whose files are `here` and `there`. Every commit file that both have is read on both and
     must be alike."""
     chain = Chain(run.source, folder)
@@ -91,7 +91,7 @@ def compare(
         needed |= {file.path: file for file in added}
         upto = max(upto, *_folded(commit.actions))
         if version not in theirs:
-            missing.append(Commit(info, version, upto))
+            missing.append(CopiedCommit(info, version, upto))
     if 0 not in commits:
         # What the first checkpoint names was added by commits that are gone.
         first = chain.checkpoints.read(min(checkpoints, default=-1))
@@ -119,7 +119,7 @@ def compare(
     new_checkpoints = [Streamed(info, False) for info in lacking(known)]
     pointer = _pointer(run.source, folder, checkpoints)
     pointed = _pointed(_read_pointer(run.target, folder))
-    return Part(
+    return CopiedLog(
         folder,
         snapshot.version,
         streamed,

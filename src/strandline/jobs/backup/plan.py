@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from strandline.errors import NotFound
-from strandline.jobs.backup.part import Commit, Part, compare
+from strandline.jobs.backup.part import CopiedCommit, CopiedLog, compare
 from strandline.jobs.backup.refusal import corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage.open import Storage
@@ -22,23 +22,23 @@ from strandline.tables.log import DROPPED, Log, LogState
 from strandline.tables.pins import Pins, new_pin
 from strandline.tables.rejects import Rejects
 
-Step = Commit | Part
+Step = CopiedCommit | CopiedLog
 """A commit file to put, or a part whose pointer is to be written."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BackupPlan:
     """A table. `is_visible`: the target's catalog names it already, so that what is copied shows at once."""
 
     entry: Entry
     is_dropped: bool
     is_visible: bool
-    log: Part
-    baseline: Part
-    rejects: Part | None
+    log: CopiedLog
+    baseline: CopiedLog
+    rejects: CopiedLog | None
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CopiedLog]:
         return [self.log, self.baseline, *([self.rejects] if self.rejects else [])]
 
     @property
@@ -63,7 +63,9 @@ class Plan:
         return [*(commit for _, commit in sorted(early, key=lambda pair: pair[0])), self.log], [*late, self.baseline]
 
 
-def plans_of(run: Run, catalog: Catalog, visible: Collection[str], held: ExitStack) -> tuple[CatalogState, list[Plan]]:
+def plans_of(
+    run: Run, catalog: Catalog, visible: Collection[str], held: ExitStack
+) -> tuple[CatalogState, list[BackupPlan]]:
     """The fixed state of the catalog and of each of its tables; their pins are held until `held` is closed."""
     while True:
         state = catalog.refresh()
@@ -74,7 +76,7 @@ def plans_of(run: Run, catalog: Catalog, visible: Collection[str], held: ExitSta
         # Dropped since we read the catalog: the copy would name a table that no longer takes writes.
 
 
-def _plan(run: Run, entry: Entry, is_visible: bool, held: ExitStack) -> Plan:
+def _plan(run: Run, entry: Entry, is_visible: bool, held: ExitStack) -> BackupPlan:
     run.advance(0, entry.name)
     baseline, log, rejects = _fixed(run.source, entry)
     # While the copy runs, cleaning leaves alone every version that there is now.
@@ -84,10 +86,10 @@ def _plan(run: Run, entry: Entry, is_visible: bool, held: ExitStack) -> Plan:
     here = {info.path: info for info in run.source.list(entry.folder)}
     there = {info.path: info for info in run.target.list(entry.folder)}
 
-    def part(folder: str, snapshot: Snapshot) -> Part:
+    def part(folder: str, snapshot: Snapshot) -> CopiedLog:
         return compare(run, entry.name, f"{entry.folder}/{folder}", snapshot, here, there)
 
-    return Plan(
+    return BackupPlan(
         entry,
         DROPPED in log.snapshot.configuration,
         is_visible,

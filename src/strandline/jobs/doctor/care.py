@@ -3,20 +3,22 @@ commands that would do something about it."""
 
 from __future__ import annotations
 
+from strandline.consumers import compaction_plan
 from strandline.engines.duck import Duck
 from strandline.jobs.doctor.finding import Finding
 from strandline.jobs.doctor.tables import TableExam
 from strandline.jobs.leftovers import Leftover, leftovers
+from strandline.jobs.vacuum import vacuum
 from strandline.model import duration
 from strandline.model.settings import Care
 from strandline.storage.open import Storage
-from strandline.table import Table
+from strandline.tables.store import TableStore
 
 
 def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
     """Notes about a sound table."""
     storage, entry = exam.log.storage, exam.entry
-    table = Table(entry, storage, duck)
+    table = TableStore(entry, storage, duck)
     where = storage.url(entry.folder)
     found = []
     for part in exam.parts:
@@ -24,19 +26,19 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
         if strangers:
             what = f"{counted(len(strangers))} that Strandline did not make, such as {strangers[0]}"
             found.append(Finding("note", entry.name, what, storage.url(part.folder)))
-    plan = table.plan_compaction()
+    plan = compaction_plan.plan(table)
     if plan.due:
         first = plan.due[0]
         due = f"{len(plan.due)} of {table.definition.vnodes} vnodes"
         what = f"{due} are due to be folded; vnode {first.vnode}: {first.why}"
         found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
-    vacuum = table.vacuum(dry_run=True)
-    if vacuum.waiting_files:
-        wait = "waits" if vacuum.waiting_files == 1 else "wait"
-        what = f"{counted(vacuum.waiting_files)} {wait} for the grace time, {vacuum.waiting_bytes:,} bytes"
+    cleaned = vacuum(table, dry_run=True)
+    if cleaned.waiting_files:
+        wait = "waits" if cleaned.waiting_files == 1 else "wait"
+        what = f"{counted(cleaned.waiting_files)} {wait} for the grace time, {cleaned.waiting_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where))
-    if vacuum.deleted_files:
-        what = f"{counted(vacuum.deleted_files)} that nothing needs, {vacuum.deleted_bytes:,} bytes"
+    if cleaned.deleted_files:
+        what = f"{counted(cleaned.deleted_files)} that nothing needs, {cleaned.deleted_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
     now_s = storage.now_s()
     for pin in table.pins.live(now_s):

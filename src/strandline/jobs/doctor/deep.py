@@ -14,12 +14,11 @@ from strandline.engines.scan import listed, literal
 from strandline.jobs.doctor.deltas import DeltaExam
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
-from strandline.model.keys import hash_keys, shift_for
+from strandline.model.keys import hash_keys, same_as_next, shift_for
 from strandline.model.soundness import first_unreadable, first_unsound
 from strandline.storage import digest
 from strandline.storage.parquet import reader
 from strandline.storage.snapshot import DataFile
-from strandline.tables.log import same_as_next
 
 
 def examine_rows(

@@ -23,7 +23,7 @@ from strandline.engines.spark import Lane, collected, run_lane, running, session
 from strandline.errors import Invalid
 from strandline.jobs.export.blocks import BlockLane, GatherLane
 from strandline.jobs.export.destination import Destination
-from strandline.jobs.export.source import Scan, Source, new_source
+from strandline.jobs.export.source import ExportSource, Scan, new_source
 from strandline.progress import Progress
 from strandline.storage.open import Staged, is_inside
 from strandline.storage.parquet import writer
@@ -61,7 +61,7 @@ class ExportReport:
         return asdict(self)
 
 
-def export(source: Source, destination: Destination, *, dry_run: bool, progress: Progress) -> ExportReport:
+def export(source: ExportSource, destination: Destination, *, dry_run: bool, progress: Progress) -> ExportReport:
     """See `Table.export`."""
     started_s = time.monotonic()
     place, lake = destination.storage.uri, source.table.log.storage
@@ -90,13 +90,13 @@ def export(source: Source, destination: Destination, *, dry_run: bool, progress:
     )
 
 
-def _is_small(source: Source) -> bool:
+def _is_small(source: ExportSource) -> bool:
     if source.rows > DRIVER_ROWS or source.raw_bytes > DRIVER_BYTES:
         source.look_closer()
     return source.rows <= DRIVER_ROWS and source.raw_bytes <= DRIVER_BYTES
 
 
-def _on_driver(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
     source.check(None)
     with source.batches() as batches:
         exact = _watched(batches, source.rows, source.table.name, progress)
@@ -112,7 +112,7 @@ def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress:
         progress(done, max(done, whole), name)
 
 
-def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
     """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group. Wide rows
     travel in blocks (`GatherLane`)."""
     table = source.table
@@ -133,7 +133,7 @@ def _on_spark(source: Source, lane: ExportLane, progress: Progress) -> tuple[lis
         return _collected(source, laid, last)
 
 
-def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
+def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
     try:
         receipts = collected(run_lane(frame, lane, RECEIPT))
     except Exception as error:
@@ -146,7 +146,7 @@ def _collected(source: Source, frame: DataFrame, lane: Lane) -> tuple[list[DataF
     return files, staged
 
 
-def _gathered(spark: SparkSession, source: Source, scan: Scan | None, lanes: int) -> DataFrame:
+def _gathered(spark: SparkSession, source: ExportSource, scan: Scan | None, lanes: int) -> DataFrame:
     if scan is None:
         lane = GatherLane(source.needed, source.lane_by, None)
         return run_lane(source.frame(spark), lane, lane.output)

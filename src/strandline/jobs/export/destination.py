@@ -40,7 +40,7 @@ class Destination:
         self._is_replaced = is_replaced
 
     @contextmanager
-    def claimed(self) -> Iterator[Claim]:
+    def claimed(self) -> Iterator[DestinationClaim]:
         """Hold the destination alone while the block runs; when it fails, nothing of it is left there."""
         if not self.storage.exists(lock.LOCK):
             # Nothing is written to a place that is refused. With a lock, what is there may be a dead one's.
@@ -50,7 +50,7 @@ class Destination:
         try:
             for id_ in held.dead:
                 self._end(id_)
-            claim = Claim(self.storage, held.id, self.check())
+            claim = DestinationClaim(self.storage, held.id, self.check())
             claim.sweep_unfinished(())
             try:
                 yield claim
@@ -66,7 +66,7 @@ class Destination:
         if manifest is not None and manifest["id"] == dead:
             self.storage.delete(self._found(manifest["replaces"]))
         else:
-            Claim(self.storage, dead, ()).sweep()
+            DestinationClaim(self.storage, dead, ()).sweep()
 
     def check(self) -> Sequence[str]:
         """The files of an earlier export that this one replaces; `Invalid` when that was not asked for, or when other
@@ -118,7 +118,7 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Claim:
+class DestinationClaim:
     """The right to write to a destination, in place of `earlier` files."""
 
     storage: Storage

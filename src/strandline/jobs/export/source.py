@@ -30,14 +30,13 @@ from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
-from strandline.tables.merge import Merge, needed_columns
+from strandline.tables.merge import TableAt, needed_columns
 from strandline.tables.pins import new_pin
 from strandline.tables.spark_merge import log_scan, spark_frame
+from strandline.tables.store import At, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from strandline.table import At, Table
 
 
 _COUNTED_ROWS = 20_000_000
@@ -57,7 +56,7 @@ class Scan:
         return bool(self.lane.files)
 
 
-class Source(ABC):
+class ExportSource(ABC):
     """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
     first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts."""
 
@@ -69,7 +68,7 @@ class Source(ABC):
 
     def __init__(
         self,
-        table: Table,
+        table: TableStore,
         log: LogState,
         columns: Sequence[str] | None,
         where: str | None,
@@ -174,10 +173,10 @@ class Source(ABC):
             raise KeyboardInterrupt from error
 
 
-class WholeTable(Source):
+class WholeTable(ExportSource):
     """The rows of a table at a seq."""
 
-    def __init__(self, table: Table, merge: Merge, columns: Sequence[str] | None, where: str | None) -> None:
+    def __init__(self, table: TableStore, merge: TableAt, columns: Sequence[str] | None, where: str | None) -> None:
         super().__init__(table, merge.log, columns, where)
         files = merge.candidates(self.predicate)
         folders = (merge.baseline.folder, files.baseline), (merge.log.folder, [file for _, file in files.log])
@@ -223,11 +222,11 @@ class WholeTable(Source):
         return Scan(merge.baseline.scans(merge.base_files()), lane)
 
 
-class ChangeRange(Source):
+class ChangeRange(ExportSource):
     """The changes of a table in `(after, seq]`."""
 
     def __init__(
-        self, table: Table, changes: tuple[int, int | None], columns: Sequence[str] | None, where: str | None
+        self, table: TableStore, changes: tuple[int, int | None], columns: Sequence[str] | None, where: str | None
     ) -> None:
         if not isinstance(changes, tuple | list) or len(changes) != 2:
             raise Invalid(f"changes is {changes!r}; expected a pair of seqs, (after, upto)", table=table.name)
@@ -282,13 +281,13 @@ class ChangeRange(Source):
 
 
 def new_source(
-    table: Table,
+    table: TableStore,
     *,
     at: At,
     changes: tuple[int, int | None] | None,
     columns: Sequence[str] | None,
     where: str | None,
-) -> Source:
+) -> ExportSource:
     if changes is None:
         return WholeTable(table, table.merge(at), columns, where)
     if at is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,14 +18,12 @@ from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.load import Done, Loader, groups
 from strandline.jobs.ingest.memory import Memory
-from strandline.jobs.ingest.plan import Plan, plan
+from strandline.jobs.ingest.plan import IngestPlan, plan
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.model.definition import TableDef
 from strandline.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from strandline.lake import Lake
-    from strandline.table import Table
+from strandline.tables.collection import Tables
+from strandline.tables.store import TableStore
 
 _ATTEMPTS = 10
 
@@ -98,7 +96,7 @@ class NewTable:
 
 
 def ingest(
-    lake: Lake,
+    lake: Tables,
     name: str,
     files: Sequence[str],
     *,
@@ -148,12 +146,12 @@ def ingest(
     return _report(name, is_created, False, in_order | done, started_s)
 
 
-def options_of(lake: Lake) -> Mapping[str, str] | None:
+def options_of(lake: Tables) -> Mapping[str, str] | None:
     """The lake's S3 settings, which serve for files outside of it, too."""
     return getattr(lake.storage, "options", None) or None
 
 
-def _table(lake: Lake, name: str, create: NewTable | None) -> Table | None:
+def _table(lake: Tables, name: str, create: NewTable | None) -> TableStore | None:
     try:
         table = lake.table(name)
     except NotFound as error:
@@ -170,7 +168,7 @@ def _table(lake: Lake, name: str, create: NewTable | None) -> Table | None:
 
 
 @contextmanager
-def _undone_if_empty(lake: Lake, made: Table | None) -> Iterator[None]:
+def _undone_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
     """Drop a table that this call made when its first load fails: its types were guessed from what did not load. What
     another process has loaded into it meanwhile stays."""
     try:
@@ -182,18 +180,18 @@ def _undone_if_empty(lake: Lake, made: Table | None) -> Iterator[None]:
         raise
 
 
-def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> tuple[Table, bool]:
+def _created(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tuple[TableStore, bool]:
     """The table and whether this call made it."""
     is_mine = True
     try:
-        table = lake.create_table(
-            name,
+        definition = TableDef.declare(
             schema,
             key=create.key,
             cluster_by=create.cluster_by,
             vnodes=create.vnodes or 16,
             version=create.version,
         )
+        table = lake.create(name, definition)
     except Invalid:
         if name not in lake.tables():
             raise
@@ -205,14 +203,19 @@ def _created(lake: Lake, name: str, create: NewTable, schema: pa.Schema) -> tupl
     return table, is_mine
 
 
-def _planned(table: Table, sources: Sequence[Source], again: bool) -> Plan:
+def _planned(table: TableStore, sources: Sequence[Source], again: bool) -> IngestPlan:
     snapshot = table.log.refresh().snapshot
     memory = Memory(snapshot.txns, snapshot.version)
     return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again)
 
 
 def _load(
-    table: Table, planned: Plan, done: dict[str, Done], rejects: bool, delimiter: str | None, progress: Progress
+    table: TableStore,
+    planned: IngestPlan,
+    done: dict[str, Done],
+    rejects: bool,
+    delimiter: str | None,
+    progress: Progress,
 ) -> None:
     for step in planned.steps:
         if step.action == "skip":

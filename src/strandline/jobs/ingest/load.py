@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,17 +19,15 @@ from strandline.jobs.ingest.blocks import digest_of
 from strandline.jobs.ingest.jsonl import LINES_HINT
 from strandline.jobs.ingest.memory import Loaded, newer
 from strandline.jobs.ingest.parquet import read_parquet
-from strandline.jobs.ingest.plan import Plan, Step
-from strandline.jobs.ingest.sift import Fault
+from strandline.jobs.ingest.plan import IngestPlan, Step
+from strandline.jobs.ingest.sift import BadRow
 from strandline.jobs.ingest.text import format_of, read_text
 from strandline.model.change import UPSERT, Commit
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
-from strandline.tables.rejects import Batch, Reject, Rejects
+from strandline.tables.rejects import Reject, RejectedRows, Rejects
+from strandline.tables.store import TableStore
 from strandline.tables.writing import write
-
-if TYPE_CHECKING:
-    from strandline.table import Table
 
 GROUP_BYTES = 64 << 20
 GROUP_FILES = 1_000
@@ -46,7 +43,7 @@ class Done:
     seq: int | None = None
 
 
-def groups(plan: Plan) -> Iterator[list[Step]]:
+def groups(plan: IngestPlan) -> Iterator[list[Step]]:
     """The steps that load something, as many together as a commit takes."""
     group: list[Step] = []
     for step in plan.steps:
@@ -65,7 +62,7 @@ class Loader:
     """Loads the groups of one plan into one table."""
 
     def __init__(
-        self, table: Table, plan: Plan, *, keep_rejects: bool, delimiter: str | None, progress: Progress
+        self, table: TableStore, plan: IngestPlan, *, keep_rejects: bool, delimiter: str | None, progress: Progress
     ) -> None:
         self.table = table
         self._plan = plan
@@ -114,7 +111,7 @@ class Loader:
         if size >= step.bytes:
             self._done_bytes += step.bytes
 
-    def fault(self, step: Step, fault: Fault, batch: Batch, is_kept: bool) -> None:
+    def fault(self, step: Step, fault: BadRow, batch: RejectedRows, is_kept: bool) -> None:
         """Put a bad row aside, or fail."""
         uri = step.source.uri
         if self.keep_rejects:
@@ -151,7 +148,7 @@ class _Group:
     def __init__(self, loader: Loader, steps: Sequence[Step]) -> None:
         self._loader = loader
         self._steps = steps
-        self.batch = Batch(loader.rejects)
+        self.batch = RejectedRows(loader.rejects)
         self.loaded: list[Loaded] = []
         self.done: list[Done] = []
 
@@ -178,7 +175,7 @@ class _Group:
             rows = faults = 0
             is_kept = token_of(step) in kept
             for found in self._text(step, schema) if step.source.is_text else self._parquet(step, schema):
-                if isinstance(found, Fault):
+                if isinstance(found, BadRow):
                     faults += 1
                     self._loader.fault(step, found, self.batch, is_kept)
                 else:
@@ -187,7 +184,7 @@ class _Group:
             self.done.append(Done(step, rows, faults))
             crash_point("ingest.file_read")
 
-    def _text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | Fault]:
+    def _text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         form, header = format_of(step.source, schema, self._loader.delimiter)
         reading = step.reading()
         for found in read_text(reading, form, header):
@@ -196,10 +193,10 @@ class _Group:
         self._loader.advanced(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
 
-    def _parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | Fault]:
+    def _parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         digest = digest_of(step.source)
         for found in read_parquet(step.source, schema):
-            if isinstance(found, Fault):
+            if isinstance(found, BadRow):
                 yield found
             else:
                 table, size = found

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Invalid, NotFound
-from strandline.jobs.ingest.sift import Fault, sift
+from strandline.jobs.ingest.sift import BadRow, sift
 from strandline.jobs.ingest.source import Source
 from strandline.model.names import as_text
 from strandline.model.rows import checked, may_hold
@@ -27,7 +27,7 @@ def open_parquet(source: Source) -> pq.ParquetFile:
         raise Invalid(f"{source.uri} is not a Parquet file: {str(error).splitlines()[0]}", file=source.uri) from error
 
 
-def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | Fault]:
+def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | BadRow]:
     """Tables of good rows, each with the bytes of the file up to its end, and bad rows."""
     with open_parquet(source) as file:
         unknown = [name for name in file.schema_arrow.names if name not in schema.names]
@@ -58,7 +58,7 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
                         column, reason = _explained(rows.slice(found, 1), schema)
                         values = {name: shown(rows.column(name)[found]) for name in rows.column_names}
                         text = json.dumps(values, default=str, ensure_ascii=False)
-                        yield Fault(row + found + 1, column, reason, text)
+                        yield BadRow(row + found + 1, column, reason, text)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
             raise Invalid(

@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class IngestPlan:
     """The steps, in the files' order, and the version of the table's log that they were decided on."""
 
     steps: tuple[Step, ...]
@@ -64,13 +64,13 @@ class Plan:
         return sum(step.action != "skip" for step in self.steps)
 
 
-def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bool = False) -> Plan:
+def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bool = False) -> IngestPlan:
     """`again` loads every file from its start, whatever is remembered."""
     if again:
         wanted = sources if is_keyed else [source.finished() for source in sources]
-        return Plan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
+        return IngestPlan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
     planner = _Planner(sources, memory, is_keyed)
-    return Plan(tuple(planner.step(source) for source in sources), memory.version)
+    return IngestPlan(tuple(planner.step(source) for source in sources), memory.version)
 
 
 class _Planner:

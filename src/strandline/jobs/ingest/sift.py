@@ -18,7 +18,7 @@ UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
-class Fault:
+class BadRow:
     """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, its text, and
     for text of fields the columns that these are."""
 

@@ -14,7 +14,7 @@ from strandline.errors import Invalid
 from strandline.jobs.ingest.blocks import Block, Reading
 from strandline.jobs.ingest.csv import Delimited, Records
 from strandline.jobs.ingest.jsonl import JsonLines
-from strandline.jobs.ingest.sift import UNFIT, Fault, sift
+from strandline.jobs.ingest.sift import UNFIT, BadRow, sift
 from strandline.jobs.ingest.source import Source
 
 _HEADER_BYTES = 1 << 20
@@ -119,7 +119,7 @@ def format_of(source: Source, schema: pa.Schema, delimiter: str | None) -> tuple
     return Delimited(schema, header.names, sign), header.data
 
 
-def read_text(reading: Reading, form: Format, header: bytes) -> Iterator[pa.Table | Fault]:
+def read_text(reading: Reading, form: Format, header: bytes) -> Iterator[pa.Table | BadRow]:
     """The rows of a reading: good ones as tables, bad ones with their lines."""
     for block, table in _converted(_rows_of(reading, form, header), form):
         if table is not None:
@@ -156,7 +156,7 @@ def _convert(form: Format, data: bytes) -> pa.Table | None:
         return None
 
 
-def _one_by_one(block: Block, form: Format) -> Iterator[pa.Table | Fault]:
+def _one_by_one(block: Block, form: Format) -> Iterator[pa.Table | BadRow]:
     records = form.records(block.data)
 
     def convert(start: int, stop: int) -> pa.Table:
@@ -169,4 +169,4 @@ def _one_by_one(block: Block, form: Format) -> Iterator[pa.Table | Fault]:
             line, record = records[found]
             column, reason = form.explain(record)
             text = record.decode(errors="backslashreplace").rstrip("\r\n")
-            yield Fault(block.line + line, column, reason, text, form.names)
+            yield BadRow(block.line + line, column, reason, text, form.names)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import strandline
 from strandline.crash import crash_point
@@ -24,15 +24,12 @@ from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import plain
 from strandline.sinks.forward.connection import Failed, Untrusted, Wire
-from strandline.sinks.proxy import proxy_secrets
-
-if TYPE_CHECKING:
-    from strandline.sinks.http import HttpSink
+from strandline.sinks.forward.endpoint import Endpoint, Secrets
+from strandline.sinks.forward.refusal import TOO_LARGE
 
 REFUSED = frozenset({400, 422})
 CONFLICT = 409
 GONE = 410
-TOO_LARGE = 413
 
 _UNAUTHORIZED = 401
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -47,7 +44,7 @@ _MANY_SECONDS = re.compile(r"\d+\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What a receiver said. `body` is its beginning. `secrets` are what it was sent and its words may repeat."""
 
     status: int
@@ -93,26 +90,13 @@ class Answer:
         return told if type(told) is int else None
 
 
-@dataclass(frozen=True)
-class Secrets:
-    """What is the user's in every request, as it is: headers, and the parameters of the address."""
-
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    params: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def texts(self) -> list[str]:
-        """What nobody's words may repeat: these, and the login at the proxy that the request went through."""
-        return [*self.headers.values(), *self.params.values(), *proxy_secrets()]
-
-
-class Line:
+class Connection:
     """A connection to a receiver, kept open from one request to the next; for one thread.
 
     `secrets` are as they were when the sink was opened; they are read again when a receiver does not accept them.
     `requests`, `retries` and `bytes` count what was sent."""
 
-    def __init__(self, sink: HttpSink, secrets: Secrets) -> None:
+    def __init__(self, sink: Endpoint, secrets: Secrets) -> None:
         self.requests = self.retries = self.bytes = 0
         self._sink = sink
         self._secrets = secrets
@@ -127,7 +111,7 @@ class Line:
     def close(self) -> None:
         self._wire.close()
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, body: bytes, headers: Mapping[str, str]) -> Reply:
         """The answer to one request: rows were taken (2xx), refused (400, 422), are too many (413), or do not follow
         what the receiver has (409, 410). Anything else is raised."""
         attempts, is_refreshed, failing_since_s = 0, False, math.inf
@@ -154,7 +138,7 @@ class Line:
             time.sleep(pause_s)
             self.retries += 1
 
-    def ask_positions(self, parameters: Mapping[str, str]) -> Answer:
+    def ask_positions(self, parameters: Mapping[str, str]) -> Reply:
         """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
         url = f"{self._sink.url.rstrip('/')}/positions"
         answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
@@ -165,7 +149,7 @@ class Line:
             raise self._silent(answer, fault, 1)
         return answer
 
-    def stopped(self, answer: Answer) -> Invalid:
+    def stopped(self, answer: Reply) -> Invalid:
         """An answer after which someone has to look."""
         sink = self._sink
         location = answer.location
@@ -184,7 +168,7 @@ class Line:
 
     def _attempt(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
-    ) -> tuple[Answer | None, str]:
+    ) -> tuple[Reply | None, str]:
         """An answer, or None and why there is none."""
         known = {name.lower() for name in self._secrets.headers}
         agent = {} if "user-agent" in known else {"User-Agent": _AGENT}
@@ -201,7 +185,7 @@ class Line:
             ) from error
         except Failed as error:
             return None, plain(str(error), self._secrets.texts)
-        return Answer(status, told, body, self._secrets.texts), ""
+        return Reply(status, told, body, self._secrets.texts), ""
 
     def _refresh(self) -> None:
         try:
@@ -214,7 +198,7 @@ class Line:
                 status=_UNAUTHORIZED,
             ) from error
 
-    def _silent(self, answer: Answer | None, fault: str, attempts: int) -> Unavailable:
+    def _silent(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:
         said = f"answered {answer.status}: {answer.message}" if answer is not None else f"did not answer: {fault}"
         times = "once" if attempts == 1 else f"{attempts} times"
         return Unavailable(
@@ -235,7 +219,7 @@ def _token_hint(token: str | None) -> str:
     return f"The token {read}is not accepted. Put a good one there, or name another place: {ways}."
 
 
-def wait_s(answer: Answer | None, attempts: int) -> float:
+def wait_s(answer: Reply | None, attempts: int) -> float:
     """How long to wait before a request is repeated that was made so often."""
     asked_s = 0.0 if answer is None else _asked_s(answer.headers.get("retry-after", ""))
     if asked_s > 0:

@@ -20,20 +20,20 @@ import datetime as dt
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.change import Dead
 from strandline.model.definition import MAX_VNODES
-from strandline.sinks.contract import Batch, Dead, Producer, Result
+from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
 from strandline.sinks.forward.chunks import Chunk, Cutter, Rule, positions_of
-from strandline.sinks.forward.client import CONFLICT, GONE, TOO_LARGE, Answer, Line, Secrets
-
-if TYPE_CHECKING:
-    from strandline.sinks.http import HttpSink
+from strandline.sinks.forward.client import CONFLICT, GONE, Connection, Reply
+from strandline.sinks.forward.endpoint import Endpoint, Secrets
+from strandline.sinks.forward.refusal import TOO_LARGE
 
 _VERSION = 1
 # A chunk of which more rows are refused, one by one, is cut in half; one that goes on so from its first rows on, or is
@@ -46,7 +46,7 @@ class HttpLane:
     """Sends one batch. `secrets` are as they are on the driver: a task may lack the variable or the file that holds
     one."""
 
-    sink: HttpSink
+    sink: Endpoint
     producer: Producer
     batch: Batch
     secrets: Secrets = field(repr=False, hash=False)
@@ -71,7 +71,7 @@ class _Run:
     def __init__(self, lane: HttpLane) -> None:
         self._sink = lane.sink
         self._producer = lane.producer
-        self._line = Line(lane.sink, lane.secrets)
+        self._line = Connection(lane.sink, lane.secrets)
         self._cutter = Cutter(lane.batch, lane.rule)
         self._rows = 0
         self._dead: list[Dead] = []
@@ -129,7 +129,7 @@ class _Run:
             waiting[:0] = [part for each in smaller for part in each.parts()]
         return None
 
-    def _cut_refused(self, chunk: Chunk, answer: Answer) -> list[Chunk]:
+    def _cut_refused(self, chunk: Chunk, answer: Reply) -> list[Chunk]:
         """What to send instead of a chunk that was refused; itself alone when that is final. Positions know rows, not
         chunks, so it may be cut anywhere."""
         rows = chunk.rows.num_rows
@@ -158,14 +158,14 @@ class _Run:
             return self._cutter.rule.smaller(chunk)
         return self._refused(chunk, answer)
 
-    def _refused(self, chunk: Chunk, answer: Answer) -> Rule:
+    def _refused(self, chunk: Chunk, answer: Reply) -> Rule:
         """The rule to save for what is dead now: the row that is named, or all of the chunk. Nothing is sent before it
         is saved."""
         row = _named(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
         self._dead.append(_dead(chunk, row, answer))
         return self._cutter.rule.past(chunk, row)
 
-    def _post(self, chunk: Chunk) -> Answer:
+    def _post(self, chunk: Chunk) -> Reply:
         data, headers = encode.encode(chunk.rows, self._sink.body_format)
         told = {"Idempotency-Key": chunk.key(self._producer.generation)}
         if self._sink.keeps_positions:
@@ -188,7 +188,7 @@ class _Run:
         crash_point("sink.chunk_acked")
         self._rows += chunk.rows.num_rows
 
-    def _conflict(self, chunk: Chunk, answer: Answer) -> Conflict:
+    def _conflict(self, chunk: Chunk, answer: Reply) -> Conflict:
         consumer, url = self._producer.consumer, self._sink.url
         if not self._sink.keeps_positions:
             return Conflict(
@@ -231,7 +231,7 @@ def described(producer: Producer) -> dict[str, Any]:
     return {"version": _VERSION, "sink": producer.sink, "life": producer.life, "source": source}
 
 
-def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, tuple[int, int]]:
+def held_positions(line: Connection, sink: Endpoint, producer: Producer) -> dict[int, tuple[int, int]]:
     """The position of each vnode at a receiver that keeps them: what lies before it is done, what follows is not there.
     Asked before a batch and, when rows are refused, within one."""
     answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
@@ -246,7 +246,7 @@ def held_positions(line: Line, sink: HttpSink, producer: Producer) -> dict[int, 
     raise line.stopped(answer)
 
 
-def _not_a_receiver(producer: Producer, sink: HttpSink, answer: Answer) -> Invalid:
+def _not_a_receiver(producer: Producer, sink: Endpoint, answer: Reply) -> Invalid:
     table = sink.url.rsplit("/", 1)[-1]
     make = (
         f"The sink's mark did not move. The table has to exist there: strandline table create {table} --schema … --key"
@@ -267,7 +267,7 @@ def _not_a_receiver(producer: Producer, sink: HttpSink, answer: Answer) -> Inval
     )
 
 
-def outlived(producer: Producer, sink: HttpSink, answer: Answer) -> Conflict:
+def outlived(producer: Producer, sink: Endpoint, answer: Reply) -> Conflict:
     """A newer life of the same sink has sent there: what this one would send are older rows."""
     newest = answer.error.get("life")
     newer = f"begun {_moment(newest)}, " if type(newest) is int else ""
@@ -292,20 +292,20 @@ def _moment(life: int) -> str:
         return str(life)
 
 
-def _named(chunk: Chunk, answer: Answer) -> int | None:
+def _named(chunk: Chunk, answer: Reply) -> int | None:
     """The one row that is refused; None when all are."""
     row = answer.row
     is_usable = row is not None and 0 <= row < chunk.rows.num_rows
     return row if is_usable and answer.status != TOO_LARGE else None
 
 
-def _is_for_halves(chunk: Chunk, answer: Answer) -> bool:
+def _is_for_halves(chunk: Chunk, answer: Reply) -> bool:
     """Whether many rows of a chunk are refused, and more than as many before the next one are good."""
     row = _named(chunk, answer)
     is_long = chunk.rows.num_rows > 2 * NAMED_ROWS
     return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS
 
 
-def _dead(chunk: Chunk, row: int | None, answer: Answer) -> Dead:
+def _dead(chunk: Chunk, row: int | None, answer: Reply) -> Dead:
     identities = chunk.identities(row)
     return Dead(chunk.at(row or 0), identities.num_rows, encode.stream(identities), answer.message, answer.status)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strandline.model.definition import MAX_VNODES
-from strandline.server.errors import malformed, other_version
+from strandline.sinks.forward.refusal import malformed, other_version
 
 VERSION = 1
 HEADER = "Strandline-Chunk"
@@ -96,7 +96,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkHeader:
     """The header `Strandline-Chunk`: for each vnode of `ranges`, the rows from one position on and before another."""
 
     sender: Sender
@@ -104,7 +104,7 @@ class Chunk:
     ranges: dict[int, tuple[int, int]]
 
     @staticmethod
-    def parse(text: str) -> Chunk:
+    def parse(text: str) -> ChunkHeader:
         facts = _facts(text, HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         if not isinstance(facts.get("is_first"), bool):
@@ -119,7 +119,7 @@ class Chunk:
                 if vnode in found:
                     raise malformed(f"vnode {vnode} is in two ranges")
                 found[vnode] = (start, end)
-        return Chunk(sender, facts["is_first"], found)
+        return ChunkHeader(sender, facts["is_first"], found)
 
     def places(self, vnodes: Numbers, seqs: Numbers, indexes: Numbers) -> Places:
         """The places of the body's rows, which must lie in the ranges and rise within each vnode."""
@@ -140,10 +140,10 @@ class Chunk:
         _refuse(seqs, "_seq", is_late, "the row comes after one of its vnode with the same or a later position")
         return Places(vnodes, positions)
 
-    def split(self, places: Places, cuts: list[int]) -> list[Chunk]:
+    def split(self, places: Places, cuts: list[int]) -> list[ChunkHeader]:
         """The chunk as one for each part of its rows; `cuts` are where parts begin, from 0 on. Applied one after the
         other they say the same; only the first may begin where nothing is known, so no other can do without it."""
-        chunks: list[Chunk] = []
+        chunks: list[ChunkHeader] = []
         starts = {vnode: start for vnode, (start, _) in self.ranges.items()}
         for cut in [*cuts[1:], len(places.vnodes)]:
             rest = places.slice(cut, len(places.vnodes))

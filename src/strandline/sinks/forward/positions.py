@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from strandline.errors import Conflict
 from strandline.model.definition import MAX_VNODES
-from strandline.server.errors import outlived
-from strandline.sinks.forward.message import INDEX_BITS, Chunk, Places, Replay, Sender, unpack
+from strandline.sinks.forward.message import INDEX_BITS, ChunkHeader, Places, Replay, Sender, unpack
+from strandline.sinks.forward.refusal import outlived
 
 
 def check_life(sender: Sender, txns: Mapping[str, int]) -> None:
@@ -62,7 +62,7 @@ def looked_at(sender: Sender) -> list[str]:
     return [sender.life_app, sender.replay_app, *map(sender.position_app, range(MAX_VNODES))]
 
 
-def has_all(chunk: Chunk, txns: Mapping[str, int]) -> bool:
+def has_all(chunk: ChunkHeader, txns: Mapping[str, int]) -> bool:
     """Whether nothing of a chunk is new. Positions do not move back, so that stays so."""
     return all(end <= txns.get(chunk.sender.position_app(vnode), -1) for vnode, (_, end) in chunk.ranges.items())
 
@@ -75,7 +75,7 @@ class Verdict:
     moved: Mapping[str, int]
 
 
-def verdict(chunk: Chunk, places: Places, txns: Mapping[str, int]) -> Verdict:
+def verdict(chunk: ChunkHeader, places: Places, txns: Mapping[str, int]) -> Verdict:
     """What to do with a chunk when lives and positions stand as in `txns`; 410 when its life is over; `Conflict` with
     the positions when something is missing before it. Then nothing of it may be applied."""
     sender = chunk.sender
@@ -126,7 +126,7 @@ def _kept(txns: Mapping[str, int], sender: Sender) -> dict[int, int]:
     return {vnode: position for vnode, position in found if position is not None}
 
 
-def _gap(chunk: Chunk, vnode: int, position: int | None, start: int, txns: Mapping[str, int]) -> Conflict:
+def _gap(chunk: ChunkHeader, vnode: int, position: int | None, start: int, txns: Mapping[str, int]) -> Conflict:
     has = "nothing of it" if position is None else f"everything before (seq, index) {unpack(position)}"
     return Conflict(
         f"the chunk of sink {chunk.sender.sink!r} begins at {unpack(start)} in vnode {vnode}; this table has {has}",

@@ -1,0 +1,124 @@
+"""What consumers work with: the tables of a lake, what its state remembers, and the sinks declared in this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from strandline.errors import Invalid
+from strandline.sinks.definition import SinkDef
+from strandline.state import database, epoch
+from strandline.state.database import State
+from strandline.state.intents import busy
+from strandline.state.leases import this_worker
+from strandline.state.state import Ledger, open_state
+from strandline.storage.open import is_inside
+from strandline.tables.catalog import Entry
+from strandline.tables.collection import Tables
+from strandline.tables.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Context(Tables):
+    """The tables of a lake, its state and its declared sinks. The state is opened when it is first needed."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        state: str | None = None,
+        spark: SparkSession | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
+        self.declared: dict[str, SinkDef] = {}
+        self._state_url = state
+        self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def state(self) -> State:
+        """The database of the lake's consumers, made when it is missing."""
+        return self.ledger.state
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the state holds: consumers, marks, leases, dead letters."""
+        with self._opening:
+            if self._ledger is None:
+                lake_id = self.catalog.ensure_lake().lake_id
+                state = open_state(self.storage, self._state_url)
+                self._ledger = Ledger.of(state, self.storage, lake_id)
+            return self._ledger
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether there is a state to ask, or was one; otherwise no sink has ever run here."""
+        if self._ledger is not None or self._state_url is not None:
+            return True
+        is_here = self.storage.is_local and self.storage.exists(database.FILE)
+        return is_here or self.storage.exists(epoch.FILE)
+
+    def check_sink(self, declared: SinkDef) -> None:
+        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since
+        it ran first; with a new one a plan is stricter."""
+        declared.shape(self.table(declared.table).definition, with_salt=False)
+        if is_inside(declared.to.destination, self.storage):
+            raise Invalid(
+                f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",
+                hint="Choose a destination outside it.",
+                consumer=declared.name,
+            )
+
+    def _make_table(self, entry: Entry) -> TableStore:
+        return TableStore(entry, self.storage, self.duck, self.spark, readers=StateReaders(self, entry))
+
+
+@dataclass(frozen=True)
+class StateReaders:
+    """Who reads a table of the lake, by its state."""
+
+    context: Context
+    entry: Entry
+
+    def marks(self) -> list[tuple[int, str]]:
+        if not self.context.has_ledger:
+            return []
+        table = self.context.open_table(self.entry)
+        ledger = self.context.ledger
+        ledger.bond.check(trimmed_epoch=table.log.refresh().epoch)
+        return ledger.marks.slowest_by(self.entry.generation, table.definition.vnodes)
+
+    def renewed_epoch(self) -> int:
+        return self.context.ledger.bond.renew() if self.context.has_ledger else 0
+
+    def forget(self, keys: pa.Table) -> int:
+        return self.context.ledger.letters.forget(self.entry.generation, keys) if self.context.has_ledger else 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.context.has_ledger:
+                ledger = self.context.ledger
+                mine = [
+                    consumer
+                    for consumer in ledger.registry.all()
+                    if consumer.table_generation == self.entry.generation and not consumer.is_retired
+                ]
+                for consumer in mine:
+                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker(), title=consumer.title))
+                for consumer in mine:
+                    for intent in ledger.marks.intents(consumer):
+                        raise busy(consumer.name, intent, "the past of its table cannot change")
+                # A copy of the state with something under way would repeat it over other rows from here on.
+                ledger.bond.renew()
+            yield

@@ -1,0 +1,93 @@
+"""The tables in one folder or bucket: opened once each, created, dropped and renamed.
+
+Jobs and queries take this class. `consumers.context.Context` adds what consumers remember, `lake.Lake` the verbs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from strandline.engines.duck import Duck
+from strandline.errors import NotFound
+from strandline.model.definition import TableDef, check_name
+from strandline.storage.open import open_storage
+from strandline.tables.baseline import Baseline
+from strandline.tables.catalog import Catalog, Entry
+from strandline.tables.log import Log, lost
+from strandline.tables.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Tables:
+    """The tables below `root`. Opening writes nothing. Safe to share between threads."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.storage = open_storage(os.fspath(root), storage_options)
+        self.storage.check_put_new()
+        self.spark = spark
+        self.duck = Duck(self.storage, cache_bytes)
+        self.catalog = Catalog(self.storage)
+        if not self.catalog.refresh().exists:
+            self.catalog.check_whole()
+        self._opened: dict[str, TableStore] = {}
+        self._lock = threading.Lock()
+
+    def tables(self) -> list[str]:
+        """The names of the lake's tables."""
+        return sorted(self.catalog.refresh().tables)
+
+    def table(self, name: str) -> TableStore:
+        """The table of that name; `NotFound` names those there are."""
+        return self.open_table(self.catalog.refresh().get(check_name(name)))
+
+    def create(self, name: str, definition: TableDef) -> TableStore:
+        """A new, empty table."""
+
+        def prepare(entry: Entry) -> None:
+            Log.create(self.storage, f"{entry.folder}/log", name, definition)
+            Baseline.create(self.storage, f"{entry.folder}/baseline", name, definition)
+
+        return self.open_table(self.catalog.add(check_name(name), prepare))
+
+    def drop(self, name: str) -> None:
+        """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
+        entry = self.catalog.refresh().get(check_name(name))
+        self.catalog.check_whole()
+        Log(self.storage, f"{entry.folder}/log").mark_dropped()
+        self.catalog.drop(entry)
+        with self._lock:
+            self._opened.pop(entry.generation, None)
+
+    def rename(self, name: str, to: str) -> TableStore:
+        """Give a table another name; its rows, seqs and files stay as they are."""
+        entry = self.catalog.refresh().get(check_name(name))
+        self.catalog.rename(entry, check_name(to))
+        return self.table(to)
+
+    def open_table(self, entry: Entry) -> TableStore:
+        """The table of a catalog entry; every caller gets the same one, which keeps the fold of its log."""
+        with self._lock:
+            table = self._opened.get(entry.generation)
+            if table is None or table.entry != entry:
+                try:
+                    table = self._make_table(entry)
+                except NotFound as error:
+                    raise lost(self.storage, f"{entry.folder}/log") from error
+                table.look()
+                self._opened[entry.generation] = table
+            return table
+
+    def _make_table(self, entry: Entry) -> TableStore:
+        return TableStore(entry, self.storage, self.duck, self.spark)

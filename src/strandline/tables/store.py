@@ -1,0 +1,324 @@
+"""One table: its log and its baseline, read as one at a seq.
+
+Reads share a fold of the log, which DuckDB and Spark keep between them. Nothing here writes rows: the verbs of a table
+are in `strandline.table`, and what follows its log is in `consumers`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.engines.duck import Duck
+from strandline.engines.scan import listed, quoted
+from strandline.engines.spark import session
+from strandline.errors import Corrupt, Invalid, NotRetained
+from strandline.model import types as schemas
+from strandline.model.change import OP, SEQ, UPSERT
+from strandline.model.condition import Predicate
+from strandline.model.definition import TableDef
+from strandline.model.where import parse
+from strandline.storage import digest
+from strandline.storage.open import Storage
+from strandline.storage.snapshot import DataFile
+from strandline.tables import fold as folds
+from strandline.tables.baseline import Baseline, BaselineState
+from strandline.tables.catalog import Entry
+from strandline.tables.horizon import horizon_at
+from strandline.tables.log import Log, LogState
+from strandline.tables.merge import Files, TableAt, duck_sql
+from strandline.tables.pins import Pins, new_pin
+from strandline.tables.readers import Nobody, Readers
+from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, winners_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DRIVER_FOLD_ROWS = 1_000_000
+At = int | str | dt.datetime | None
+
+
+class TableStore:
+    """The log and the baseline of one table. Safe to share between threads."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        storage: Storage,
+        duck: Duck,
+        spark: SparkSession | None = None,
+        *,
+        readers: Readers | None = None,
+    ) -> None:
+        self.entry = entry
+        self.readers: Readers = readers or Nobody()
+        self.duck = duck
+        self.spark = spark
+        self.log = Log(storage, f"{entry.folder}/log")
+        self.baseline = Baseline(storage, f"{entry.folder}/baseline", self.log.refresh().definition.vnodes)
+        self.lock = threading.RLock()
+        self.folding = threading.Lock()
+        self._folds = folds.FoldCache(duck)
+        self._spark_fold: tuple[object, DataFrame] | None = None
+        self._spark_frame: tuple[object, DataFrame] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def definition(self) -> TableDef:
+        return self.log.refresh().definition
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.definition.schema
+
+    @property
+    def head(self) -> int:
+        """The latest seq."""
+        return self.log.refresh().head
+
+    @property
+    def oldest(self) -> int:
+        """The oldest seq that can be read."""
+        state, trimmed_to = self.baseline.refresh(), self.log.refresh().trimmed_to
+        if not state.kept_from and not trimmed_to:
+            return 0
+        kept = (max(m) for v, m in self.baseline.versions(state) if v >= state.kept_from and min(m) >= trimmed_to)
+        return min(kept, default=max(state.marks))
+
+    @property
+    def pins(self) -> Pins:
+        """The claims on this table's past."""
+        return self.log.pins
+
+    def look(self) -> tuple[BaselineState, LogState]:
+        """What there is now; `Corrupt` when the baseline holds changes that the log has lost. A commit must not take
+        the number of one of those: nobody would ever see its rows."""
+        # The baseline first: one that is newer than the log seen here would hold changes after its head.
+        baseline = self.baseline.refresh()
+        log = self.log.refresh()
+        if max(baseline.marks) > log.head:
+            raise Corrupt(
+                f"table {self.name!r} is folded to seq {max(baseline.marks)}, but its log ends at {log.head}",
+                hint="Commit files of the log are missing: restore them from a backup.",
+                table=self.name,
+                path=self.log.delta.chain.commits.path(log.head + 1),
+            )
+        return baseline, log
+
+    def merge(self, at: At = None) -> TableAt:
+        """What a read at `at` consists of."""
+        seen: tuple[int, int] | None = None
+        while True:
+            baseline, log = self.look()
+            seq = log.head if at is None else self._seq_at(at, log.head)
+            if max(baseline.marks) > seq:
+                baseline = self.baseline.at_seq(seq, log.trimmed_to)
+            if min(baseline.marks) >= log.trimmed_to:
+                return TableAt(log, baseline, seq, horizon_at(log.snapshot.txns, seq))
+            # Folded and trimmed between the two looks: there is a newer baseline.
+            if seen == (baseline.version, log.head):
+                raise Corrupt(
+                    f"the log of table {self.name!r} is trimmed to seq {log.trimmed_to}, but its baseline holds only"
+                    f" {min(baseline.marks)}",
+                    hint="Its newest files are missing: restore them from a backup.",
+                    table=self.name,
+                )
+            seen = (baseline.version, log.head)
+
+    def to_arrow(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
+        """The rows at a seq or a time (now, by default), in no promised order.
+
+        `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
+        merge, names, predicate = self._plan(at, columns, where)
+        with self.reading(merge, names, predicate) as relation:
+            table = relation.to_arrow_table(merge.batch_rows(most=131_072))
+        return schemas.conform(table, _selected(merge, names))
+
+    def to_batches(
+        self,
+        *,
+        at: At = None,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        batch_rows: int = 50_000,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
+        merge, names, predicate = self._plan(at, columns, where)
+        wanted = _selected(merge, names)
+        claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
+        with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
+            for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
+                yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
+
+    def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
+        """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
+        a `pin`."""
+        merge, names, predicate = self._plan(at, columns, where)
+        spark = session(self.spark)
+        if predicate is not None:
+            return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
+        frame = self._whole_frame(spark, merge)
+        return frame if columns is None else frame.select(*[f"`{name}`" for name in names])
+
+    def _whole_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
+        """All columns at a seq, kept: planning them again takes Spark longer than many a read."""
+        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, merge.log.purged)
+        with self.lock:
+            if self._spark_frame is None or self._spark_frame[0] != place:
+                fold = self.fold_frame(spark, merge)
+                self._spark_frame = (place, spark_frame(spark, merge, fold, merge.definition.schema.names))
+            return self._spark_frame[1]
+
+    def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
+        """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
+        log, after, upto = self.change_range(after, upto)
+        definition = log.definition
+        files = log.files(after, upto)
+        names = [OP, SEQ, *definition.schema.names]
+        sql = folds.changes_sql(log, files, [OP, *definition.schema.names], None)
+        table = self.duck.table(f"SELECT {listed(names)} FROM ({sql}) ORDER BY {listed([SEQ, *definition.key])}")
+        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
+        columns = [f if f.name in definition.key else f.with_nullable(True) for f in definition.schema]
+        return schemas.conform(table, pa.schema([*hidden, *columns]))
+
+    def change_range(self, after: int, upto: int | None) -> tuple[LogState, int, int]:
+        """The log, and a range of its changes, checked: up to the head where no end is given."""
+        log = self.log.refresh()
+        end = log.head if upto is None else upto
+        log.files(after, end)
+        if not after <= min(end, log.head):
+            raise Invalid(
+                f"table {self.name!r} has seqs 0 to {log.head}: no changes are after {after} and up to {end}",
+                table=self.name,
+                seq=after,
+            )
+        return log, after, min(end, log.head)
+
+    def fold_name(self, merge: TableAt) -> str | None:
+        """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""
+        if not merge.definition.is_keyed or not merge.log_files() or merge.is_first_load:
+            return None
+        return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
+
+    def pinned_fold(self, cursor: Any, merge: TableAt) -> str | None:
+        """The fold of `merge` as the cursor's transaction sees it from here on, whatever later reads make of it."""
+        with self.lock:
+            name = self.fold_name(merge)
+            if name is not None:
+                cursor.execute(f"SELECT 1 FROM {name} LIMIT 0").fetchall()
+            return name
+
+    def fold_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame | None:
+        """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
+        rows = sum(file.rows for _, file in merge.log_files())
+        if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
+            return None
+        with self.lock:
+            place = (spark, merge.baseline.marks, merge.seq, merge.log.purged)
+            if self._spark_fold is None or self._spark_fold[0] != place:
+                name = self.fold_name(merge)
+                if name is None:
+                    return None
+                if self._spark_fold is not None:
+                    self._spark_fold[1].unpersist()
+                content = self.duck.table(winners_sql(name, merge.definition))
+                self._spark_fold = (place, fold_frame(spark, content))
+            return self._spark_fold[1]
+
+    def verify(
+        self,
+        files: Mapping[str, DataFile],
+        columns: Sequence[str] | None = None,
+        *,
+        spark: SparkSession | None,
+        is_folded: bool,
+    ) -> None:
+        """`Corrupt` when one of these files, of which `columns` are read, is damaged; Spark tasks look where there is a
+        session. Reads do not look. So the folds that they have kept go when a file is damaged, and before one is used,
+        `is_folded`, to write rows again: a file may have been damaged and put back since."""
+        try:
+            if spark is None:
+                digest.check(self.log.storage, files.items(), columns)
+            else:
+                check_files(spark, self.log.storage, files.items(), columns)
+        except Corrupt:
+            self.forget_folds()
+            raise
+        if is_folded:
+            self.forget_folds()
+
+    def forget_folds(self) -> None:
+        """Let go of what reads have kept of the log."""
+        with self.lock:
+            self._folds.forget()
+            if self._spark_fold is not None:
+                self._spark_fold[1].unpersist()
+            self._spark_fold = self._spark_frame = None
+
+    def _plan(
+        self, at: At, columns: Sequence[str] | None, where: str | None
+    ) -> tuple[TableAt, list[str], Predicate | None]:
+        merge = self.merge(at)
+        names = schemas.names_of(merge.definition.schema, columns)
+        return merge, names, None if where is None else parse(where, merge.definition.schema)
+
+    @contextmanager
+    def reading(self, merge: TableAt, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
+        """A DuckDB relation of the merged rows, in a transaction that later refreshes of the fold do not disturb."""
+        with self.duck.transaction() as cursor:
+            files = merge.candidates(predicate)
+            with self.lock:
+                fold = self.fold_name(merge)
+                key = predicate.key_values(merge.definition.key) if predicate else None
+                if fold is not None and key is not None and merge.definition.version is None:
+                    files, fold = _only_winner(cursor, fold, merge, key, files), None
+                elif fold is not None:
+                    cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
+            yield cursor.sql(duck_sql(merge, fold, names, predicate, files=files))
+
+    def _seq_at(self, at: At, head: int) -> int:
+        if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time")
+        if isinstance(at, int):
+            if not 0 <= at <= head:
+                raise Invalid(f"table {self.name!r} has seqs 0 to {head}, not {at}", table=self.name, seq=at)
+            return at
+        try:
+            moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
+        except ValueError as error:
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time") from error
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=dt.UTC)
+        seq = self.log.delta.version_at(moment.timestamp() * 1000)
+        if seq is None:
+            oldest = self.oldest
+            raise NotRetained(
+                f"table {self.name!r} cannot be read at {moment.isoformat()}: it was not there, or is not kept",
+                table=self.name,
+                oldest=oldest,
+            )
+        # A commit may have landed since the caller looked: the read is of what it saw.
+        return min(seq, head)
+
+
+def _only_winner(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
+    """Where the one row of `key` is: in the commit that changed it last, nowhere when that deleted it, else in the
+    baseline."""
+    matches = " AND ".join(f"{quoted(name)} = ?" for name in merge.definition.key)
+    found = cursor.execute(f"SELECT {SEQ}, {OP} FROM {fold} WHERE {matches}", list(key)).fetchall()
+    if not found:
+        return Files(files.baseline, ())
+    seq, op = found[0]
+    return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
+
+
+def _selected(merge: TableAt, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([merge.definition.schema.field(name) for name in names])
