@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.model.types import JSON
-from strandline.storage.parquet.rowgroup import SMALL_BYTES, Budget, Group, row_bytes, runs_of
+from strandline.storage.parquet.rowgroup import SMALL_BYTES, Budget, Group, row_bytes
+from strandline.storage.parquet.runs import runs_of
 from support import answer_of, start_python
 
 MIB = 1 << 20
@@ -199,7 +200,8 @@ def test_small_slices_of_many_small_batches_do_not_add_up_to_what_was_not_counte
 FEED = """
 import gc, json, resource, sys, tracemalloc
 import pyarrow as pa
-from strandline.storage.parquet.rowgroup import Budget, Group, runs_of
+from strandline.storage.parquet.rowgroup import Budget, Group
+from strandline.storage.parquet.runs import runs_of
 
 texts = [str(at) * 100_000 for at in range(10, 20)]
 def batch(start):

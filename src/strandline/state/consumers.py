@@ -33,9 +33,10 @@ from sqlalchemy import (
 
 from strandline.errors import Conflict, Invalid, NotFound
 from strandline.model.text import check_text
-from strandline.state.database import State, check_int, from_json, insert_missing, metadata, now_s, to_json
+from strandline.state.database import State, insert_missing, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.leases import check_fence, leases
+from strandline.state.values import check_int, from_json, to_json
 
 UNDECIDED = "undecided"
 _APART_S = 0.002

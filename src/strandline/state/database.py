@@ -9,7 +9,6 @@ After a crash: a transaction is there whole or not at all, and a commit that ret
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -32,13 +31,12 @@ from sqlalchemy import (
     event,
     func,
     inspect,
-    make_url,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from strandline.crash import crash_point
@@ -46,6 +44,7 @@ from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineEr
 from strandline.model.scrub import plain, repeats
 from strandline.model.text import check_text
 from strandline.state import private, sqlite_file
+from strandline.state.address import EXPECTED, checked_url, file_of, secrets_of, shown_url
 
 FORMAT = 1
 FILE = "state.db"
@@ -63,15 +62,6 @@ meta = Table(
     Column("pending", BigInteger, nullable=False),
 )
 
-_DRIVERS = {
-    "sqlite": "sqlite+pysqlite",
-    "sqlite+pysqlite": "sqlite+pysqlite",
-    "postgres": "postgresql+psycopg",
-    "postgresql": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
-}
-_EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
-_SECRETS = ("password", "sslpassword")
 _CREATING = 0x5374726E  # the advisory lock under which tables are created
 _SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
 _POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
@@ -84,14 +74,14 @@ class State:
     `timeout_s` bounds how long a call waits for a connection or for another's lock."""
 
     def __init__(self, url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._url = _checked(url)
+        self._url = checked_url(url)
         self._timeout_s = timeout_s
-        self._secrets = _secrets(self._url)
-        self._path = _path(self._url)
+        self._secrets = secrets_of(self._url)
+        self._path = file_of(self._url)
         self._file: tuple[int, int] | None = None
         self._made: set[str] = set()
         self._copy: sqlite_file.Copy | None = None
-        self.shown = _shown(self._url)
+        self.shown = shown_url(self._url)
         if self._path is not None:
             private.make(self._path)
         with self._translated():
@@ -377,73 +367,6 @@ def insert_missing(connection: Connection, table: Table, **values: Any) -> None:
     connection.execute(insert(table).values(**values).on_conflict_do_nothing())
 
 
-def to_json(role: str, value: object) -> str:
-    """A value as the one text that equal values share."""
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"{role} cannot be kept as JSON: {error}") from error
-
-
-def from_json(role: str, kept: str) -> Any:
-    try:
-        return json.loads(kept)
-    except ValueError as error:
-        raise Corrupt(f"{role} is not JSON: {error}", hint="Restore the state from a backup.") from error
-
-
-def check_int(role: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise Invalid(f"{role} is {value!r}; expected a number from 0 on")
-    return value
-
-
-def _checked(url: object) -> URL:
-    try:
-        parsed = make_url(url) if isinstance(url, (str, URL)) else None
-        if isinstance(url, str):
-            check_text("state", url)
-    except (ArgumentError, ValueError, Invalid):
-        # The address may hold a password, so it is not shown.
-        parsed = None
-    if parsed is None:
-        raise Invalid("state is not the URL of a database", hint=_EXPECTED)
-    if parsed.drivername not in _DRIVERS:
-        raise Invalid(f"state has the scheme {parsed.drivername!r}", hint=_EXPECTED)
-    parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
-    if parsed.get_backend_name() == "sqlite":
-        is_uri = "uri" in parsed.query
-        database = parsed.database or ""
-        if not database or ":memory:" in database or parsed.query.get("mode") == "memory":
-            raise Invalid("state in memory would be lost with the process", hint=_EXPECTED)
-        parsed = parsed if is_uri else parsed.set(database=os.path.abspath(database))
-    return parsed
-
-
-def _path(url: URL) -> str | None:
-    """The file of a SQLite database."""
-    if url.get_backend_name() != "sqlite":
-        return None
-    assert url.database is not None
-    return url.database.removeprefix("file:") if "uri" in url.query else url.database
-
-
-def _shown(url: URL) -> str:
-    """A URL for people: which database it is, without anything secret."""
-    if url.get_backend_name() == "sqlite":
-        return f"sqlite:///{url.database}"
-    host = url.host or url.query.get("host", "")
-    address = ",".join(host) if isinstance(host, tuple) else host
-    user = f"{url.username}@" if url.username else ""
-    port = f":{url.port}" if url.port else ""
-    return f"postgresql://{user}{address}{port}/{url.database or ''}"
-
-
-def _secrets(url: URL) -> list[str]:
-    found = [url.password, *(url.query.get(name) for name in _SECRETS)]
-    return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]
-
-
 def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[StrandlineError], str | None]:
     code = getattr(origin, "sqlstate", None) or ""
     if code in ("42P01", "42703", "42804", "XX001", "XX002"):
@@ -455,6 +378,6 @@ def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[Str
     if isinstance(error, IntegrityError) or code[:2] in ("23", "42", "0A"):
         return Internal, None
     if not code and isinstance(error, DBAPIError) and type(origin).__name__ == "ProgrammingError":
-        return Invalid, _EXPECTED
+        return Invalid, EXPECTED
     # No connection, a lock that was not got in time, a serialization failure, a server that goes down or is full.
     return Unavailable, "Is the server up, and is the address right? If so, try again."

@@ -44,9 +44,10 @@ from sqlalchemy import (
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
 from strandline.state.consumers import Consumer, all_current, consumers, current, generations, put_life
-from strandline.state.database import State, check_int, insert_missing, meta, metadata, now_s
+from strandline.state.database import State, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
+from strandline.state.values import check_int
 from strandline.storage.open import Storage
 
 FILE = "state.json"

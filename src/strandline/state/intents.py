@@ -25,7 +25,8 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Conflict
-from strandline.state.database import from_json, metadata, to_json
+from strandline.state.database import metadata
+from strandline.state.values import from_json, to_json
 
 intents = Table(
     "strandline_intents",

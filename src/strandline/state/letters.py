@@ -34,7 +34,8 @@ from strandline.model.change import Dead
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
 from strandline.state.consumers import Consumer
-from strandline.state.database import State, check_int, insert_missing, metadata, now_s
+from strandline.state.database import State, insert_missing, metadata, now_s
+from strandline.state.values import check_int
 
 LIMIT = 100
 REASON_CHARACTERS = 2000

@@ -39,10 +39,11 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.model.text import check_text
 from strandline.state.consumers import Consumer, all_current, by_generation, consumers, generations, guard, not_found
-from strandline.state.database import State, check_int, from_json, metadata, now_s, to_json
+from strandline.state.database import State, metadata, now_s
 from strandline.state.intents import Intent as Intent
 from strandline.state.intents import busy, gone, insert_intent, intents, open_intents
 from strandline.state.leases import leases
+from strandline.state.values import check_int, from_json, to_json
 
 RECEIPTS = 100
 

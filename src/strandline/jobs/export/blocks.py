@@ -19,7 +19,8 @@ from strandline.engines.lanes import ExportLane, ReadLane
 from strandline.engines.scan import spark_schema
 from strandline.model.types import conform_column, storage_schema
 from strandline.storage.parquet import writer
-from strandline.storage.parquet.rowgroup import Budget, hashable, run_starts
+from strandline.storage.parquet.rowgroup import Budget
+from strandline.storage.parquet.runs import hashable, run_starts
 
 BLOCK = "_block"
 _SENT_BYTES = 8 << 20

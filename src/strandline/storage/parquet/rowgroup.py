@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.model.types import is_json
+from strandline.storage.parquet.runs import Runs, dense_values, stored_values
 
 Sizes = npt.NDArray[np.int64]
-Runs = Sequence[tuple[int, tuple[Any, ...]]]
 
 MIB = 1 << 20
 # Below this many bytes a group is kept as it came: no dictionary pays there.
@@ -202,7 +202,7 @@ class _Texts:
             entries, codes = values.dictionary.cast(pa.binary()), pc.fill_null(values.indices, -1).to_numpy()
             lengths = np.append(row_bytes(entries), 0)[codes]
             return self._measured(values, lengths, entries, codes)
-        values = _stored(values)
+        values = stored_values(values)
         lengths = row_bytes(values)
         is_wide = int(lengths.sum()) >= _WIDE_BYTES * len(values) or int(lengths.max(initial=0)) >= _JUDGED_BYTES
         if not is_wide:
@@ -249,7 +249,7 @@ class _Texts:
         self._shared_bytes += size
 
     def keep(self, values: pa.Array) -> None:
-        values = _dense(values)
+        values = dense_values(values)
         self.raw_bytes += values.nbytes
         self.encoded_bytes += values.nbytes
         self._kept.append(values)
@@ -298,36 +298,9 @@ class _Texts:
             yield self.field.name
 
 
-def runs_of(batch: pa.RecordBatch, cluster_by: Sequence[str]) -> Runs:
-    """Where rows with another cluster key begin, and those keys."""
-    if not cluster_by:
-        return []
-    columns = [_dense(batch.column(name)) for name in cluster_by]
-    starts = run_starts(columns)
-    keys = zip(*(hashable(column.take(pa.array(starts, pa.int64()))) for column in columns), strict=True)
-    return list(zip(starts, keys, strict=True))
-
-
-def run_starts(columns: Sequence[pa.Array]) -> list[int]:
-    """Where rows begin that differ from the row before them in one of the columns."""
-    differs = np.zeros(len(columns[0]), bool)
-    differs[:1] = True
-    for column in columns:
-        codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
-        differs[1:] |= codes[1:] != codes[:-1]
-    return np.flatnonzero(differs).tolist()
-
-
-def hashable(values: pa.Array) -> list[Any]:
-    """Values of which equal ones are equal in Python: times as numbers, since Python does not know all years."""
-    if pt.is_temporal(values.type):
-        values = values.view(pa.int32() if pt.is_date32(values.type) else pa.int64())
-    return [value if value == value else "NaN" for value in values.to_pylist()]
-
-
 def row_bytes(values: pa.Array) -> Sizes:
     """What each value takes written out."""
-    values = _stored(values)
+    values = stored_values(values)
     kind = values.type
     if pt.is_string(kind) or pt.is_binary(kind):
         # Many batches have few rows, and this is much quicker than asking Arrow for lengths.
@@ -411,14 +384,6 @@ def _views(
 ) -> pa.Array:
     bitmap = None if valid.all() else pa.array(valid).buffers()[1]
     return pa.Array.from_buffers(kind, len(words), [bitmap, pa.py_buffer(np.ascontiguousarray(words)), *buffers])
-
-
-def _stored(values: pa.Array) -> pa.Array:
-    return values.storage if isinstance(values.type, pa.BaseExtensionType) else values
-
-
-def _dense(values: pa.Array) -> pa.Array:
-    return values.dictionary_decode() if pt.is_dictionary(values.type) else _stored(values)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -22,7 +22,8 @@ import pyarrow.types as pt
 
 from strandline.storage.digest import Tap
 from strandline.storage.open import Staged, Storage
-from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, Group, Runs, runs_of
+from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, Group
+from strandline.storage.parquet.runs import Runs, runs_of
 from strandline.storage.parquet.stats import bounded, file_stats
 from strandline.storage.snapshot import DataFile
 

@@ -1,0 +1,69 @@
+"""The address of a state: which databases it may name, and how it is shown to people."""
+
+from __future__ import annotations
+
+import os
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from strandline.errors import Invalid
+from strandline.model.text import check_text
+
+_DRIVERS = {
+    "sqlite": "sqlite+pysqlite",
+    "sqlite+pysqlite": "sqlite+pysqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
+_SECRETS = ("password", "sslpassword")
+
+
+def checked_url(url: object) -> URL:
+    """The address of a database that a state can be kept in; anything else is `Invalid`."""
+    try:
+        parsed = make_url(url) if isinstance(url, (str, URL)) else None
+        if isinstance(url, str):
+            check_text("state", url)
+    except (ArgumentError, ValueError, Invalid):
+        # The address may hold a password, so it is not shown.
+        parsed = None
+    if parsed is None:
+        raise Invalid("state is not the URL of a database", hint=EXPECTED)
+    if parsed.drivername not in _DRIVERS:
+        raise Invalid(f"state has the scheme {parsed.drivername!r}", hint=EXPECTED)
+    parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
+    if parsed.get_backend_name() == "sqlite":
+        is_uri = "uri" in parsed.query
+        database = parsed.database or ""
+        if not database or ":memory:" in database or parsed.query.get("mode") == "memory":
+            raise Invalid("state in memory would be lost with the process", hint=EXPECTED)
+        parsed = parsed if is_uri else parsed.set(database=os.path.abspath(database))
+    return parsed
+
+
+def file_of(url: URL) -> str | None:
+    """The file of a SQLite database."""
+    if url.get_backend_name() != "sqlite":
+        return None
+    assert url.database is not None
+    return url.database.removeprefix("file:") if "uri" in url.query else url.database
+
+
+def shown_url(url: URL) -> str:
+    """A URL for people: which database it is, without anything secret."""
+    if url.get_backend_name() == "sqlite":
+        return f"sqlite:///{url.database}"
+    host = url.host or url.query.get("host", "")
+    address = ",".join(host) if isinstance(host, tuple) else host
+    user = f"{url.username}@" if url.username else ""
+    port = f":{url.port}" if url.port else ""
+    return f"postgresql://{user}{address}{port}/{url.database or ''}"
+
+
+def secrets_of(url: URL) -> list[str]:
+    """What nobody may repeat of an address."""
+    found = [url.password, *(url.query.get(name) for name in _SECRETS)]
+    return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]
