@@ -29,8 +29,8 @@ import pyarrow.parquet as pq
 import common
 import peers
 import strandline as sl
+from strandline.consumers import work
 from strandline.engines.spark import is_running, session
-from strandline.pipeline import plan
 
 CHUNK_ROWS, LANES, VNODES = 5_000, 4, 16
 HEADERS = {"Content-Type": "application/vnd.apache.arrow.stream"}
@@ -60,7 +60,7 @@ class Sender:
 
     def __init__(self, folder: str, url: str, engine: str = "") -> None:
         if engine:
-            plan.DRIVER_ROWS, plan.DRIVER_BYTES = (0, 0) if engine == "spark" else (1 << 60, 1 << 60)
+            work.DRIVER_ROWS, work.DRIVER_BYTES = (0, 0) if engine == "spark" else (1 << 60, 1 << 60)
         self.connects = 0
         sys.addaudithook(self._heard)
         self.lake = sl.Lake(folder)

@@ -13,8 +13,8 @@ from sqlalchemy import update
 import strandline as sl
 from destinations import NEAR, ForeignPlace
 from forks import at_crash_points
+from strandline.consumers import work
 from strandline.model.keys import hash_keys, vnode_of
-from strandline.pipeline import plan
 from strandline.sinks.http import HttpSink
 from strandline.state.leases import leases
 from support import ITEMS, refused
@@ -47,7 +47,7 @@ def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatc
 
     def deliver():
         with monkeypatch.context() as patched:
-            patched.setattr(plan, "DRIVER_ROWS", 0)
+            patched.setattr(work, "DRIVER_ROWS", 0)
             by_spark = lake.tick(only=["large"]).sinks[0]
         by_driver = lake.tick(only=["small"]).sinks[0]
         assert (by_spark.error, by_driver.error) == (None, None)
@@ -79,7 +79,7 @@ def vnode_of_id(id_):
 @pytest.fixture
 def lanes(lake, place_of, monkeypatch):
     """A sink of four lanes, a vnode each, to a receiver that answers 500 to the rows of one of them."""
-    monkeypatch.setattr(plan, "LANE_ROWS", 2)
+    monkeypatch.setattr(work, "LANE_ROWS", 2)
     items = lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9)
     place = place_of("foreign")
     lake.sink("out", "items", to=place.sink(lanes=4, chunk_rows=3, patience="0s"))
@@ -136,7 +136,7 @@ def test_a_vnode_that_fell_behind_and_has_no_changes_does_not_hold_the_log(lake,
 
 def test_lanes_on_spark_fail_and_advance_alone(spark, lake, lanes, monkeypatch):
     items, place = lanes
-    monkeypatch.setattr(plan, "DRIVER_ROWS", 0)
+    monkeypatch.setattr(work, "DRIVER_ROWS", 0)
     report = lake.tick().sinks[0]
     assert (type(report.error), report.jobs > 0) == (sl.Unavailable, True)
     assert marks(lake) == {vnode: 0 if vnode == VNODE else 1 for vnode in range(4)}
@@ -162,12 +162,12 @@ def test_a_row_that_is_refused_in_one_lane_disturbs_no_other(lake, lanes):
 
 def test_a_row_that_is_refused_in_one_lane_on_spark_disturbs_no_other(spark, lake, lanes, monkeypatch):
     """[12]"""
-    monkeypatch.setattr(plan, "DRIVER_ROWS", 0)
+    monkeypatch.setattr(work, "DRIVER_ROWS", 0)
     assert refused_in_one_lane(lake, lanes).jobs
 
 
 def test_many_lanes_and_one_deliver_the_same(lake, items, place_of, monkeypatch):
-    monkeypatch.setattr(plan, "LANE_ROWS", 2)
+    monkeypatch.setattr(work, "LANE_ROWS", 2)
     for kind in ("receiver", "foreign"):
         many, one = (place_of(kind) for _ in range(2))
         lake.sink(f"{kind}-many", "items", to=many.sink(lanes=4, chunk_rows=2))
@@ -403,7 +403,7 @@ def test_whatever_happens_the_destination_has_the_table_and_every_change_once(
     folder = tmp_path_factory.mktemp("life")
     life = Life(folder, NEAR[kind](servers, folder), start)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(plan, "LANE_ROWS", 1)
+        patched.setattr(work, "LANE_ROWS", 1)
         life.tick(None)
         for step, argument in program:
             life.run(step, argument)

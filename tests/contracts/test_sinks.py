@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from forks import at_crash_points
-from strandline.pipeline import commands, plan
+from strandline.pipeline import commands
 from support import ITEMS, SECRET, refused
 
 
@@ -196,7 +196,7 @@ def test_a_table_without_a_key_arrives_row_by_row(lake, near):
 
 
 def test_a_long_way_to_the_head_is_taken_in_parts_each_with_its_mark(lake, items, near, monkeypatch):
-    monkeypatch.setattr(plan, "BATCH_ROWS", 2)
+    monkeypatch.setattr(work, "BATCH_ROWS", 2)
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(0))
     tick(lake)

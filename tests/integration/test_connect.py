@@ -55,8 +55,8 @@ for wide in (0, 1 << 40):
     answers["rising"] &= [share for share, *_ in told] == sorted(share for share, *_ in told)
     answers[f"exported_{bool(wide)}"] = sorted(pq.read_table(sys.argv[2]).column("id").to_pylist())
 answers["marks"] = list(table.baseline.refresh().marks)
-import strandline.pipeline.plan as plan
-plan.DRIVER_ROWS, plan.LANE_ROWS = -1, 5
+import strandline.consumers.work as work
+work.DRIVER_ROWS, work.LANE_ROWS = -1, 5
 lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
 lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))
 assert {work["engine"] for sink in lake.plan().to_dict()["sinks"] for work in sink["works"]} == {"spark"}

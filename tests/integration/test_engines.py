@@ -166,7 +166,7 @@ def test_a_dataframe_stays_at_its_seq_however_late_it_runs(spark, tmp_path):
 
 
 def test_spark_computes_a_large_fold_itself_and_finds_the_same(spark, tmp_path, monkeypatch):
-    from strandline import table as table_module
+    from strandline.tables import store as table_module
 
     monkeypatch.setattr(table_module, "DRIVER_FOLD_ROWS", 0)
     for shape in OPTIONS:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from test_http import any_sink, batch_of, deliver, some_rows
 
 import strandline as sl
 from hostile import answer, hostile, once, read_request
@@ -26,7 +27,6 @@ from strandline.sinks.forward import connection as wire
 from strandline.sinks.http import HttpSink
 from strandline.sinks.proxy import Proxy, proxy_for
 from support import by_id, refused
-from test_http_sink import any_sink, batch_of, deliver, some_rows
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 PASSWORD = "pr0xy/p@ss:w0rd#1"

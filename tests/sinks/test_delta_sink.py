@@ -581,5 +581,5 @@ def test_wrong_credentials_are_said_before_anything_is_sent(s3):
 
 
 def test_the_page_about_files_names_what_a_reader_meets():
-    text = (Path(__file__).parents[1] / "docs" / "sinks-files.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "sinks-files.md").read_text()
     assert [word for word in ("_op", "_seq", "DeltaSink", "ParquetSink", "_strandline") if word not in text] == []

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from test_cli import Run, process
 from typer.testing import CliRunner
 
 import strandline as sl
@@ -28,7 +29,6 @@ from strandline.cli.verb import Call
 from strandline.pipeline.redelivery import Replayed
 from strandline.state.leases import this_worker
 from support import environment, files_below, python
-from test_cli import Run, process
 
 ITEMS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("email", pa.string())])
 
@@ -85,7 +85,7 @@ def write_app(name: str, text: str) -> None:
 
 
 def test_the_examples_of_sinks_print_what_the_page_says() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "sinks.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
     ended = python("\n".join(re.findall(r"```python\n(.*?)```", text, re.S)))
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "".join(re.findall(r"```text\n(.*?)```", text, re.S))

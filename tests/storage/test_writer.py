@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_rowgroup import LEAVES, array_of, columns, model_bytes
 
 from strandline.model.types import JSON, conform
 from strandline.storage.open import LocalStorage
 from strandline.storage.parquet import writer
 from strandline.storage.parquet.writer import Budget
-from test_group import LEAVES, array_of, columns, model_bytes
 
 UTC = dt.UTC
 MIB = 1 << 20

@@ -123,7 +123,7 @@ def test_a_delete_is_its_key_and_nulls_also_where_the_table_requires_values(deli
 def test_the_current_rows_follow_from_the_changes_by_the_documented_queries(delivery, place):
     deliver(delivery, FIRST, ROWS)
     deliver(delivery, SECOND, MORE)
-    text = (Path(__file__).parents[1] / "docs" / "sinks-files.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "sinks-files.md").read_text()
     queries = re.findall(r"```sql\n-- DuckDB.*?\n(.*?)```", text, re.S)
     assert len(queries) >= 2
     live = {(row["session"], row["part"]): row["text"] for row in sorted([*ROWS, *MORE], key=lambda r: r["_seq"])
@@ -214,7 +214,7 @@ CHILD = """
 import sys
 from deliveries import PRODUCER, deliver
 from strandline.sinks.parquet import ParquetSink
-import test_parquet_sink as tests
+import test_parquet as tests
 deliver(ParquetSink(sys.argv[1]).open(PRODUCER), tests.FIRST, *tests.CUTS[sys.argv[2]])
 """
 CUTS = {"whole": [ROWS], "halves": [ROWS[:12], ROWS[12:]], "turned": [ROWS[::-1]]}

@@ -27,7 +27,7 @@ from strandline.storage.snapshot import Draft
 
 BIN = Path(sys.executable).parent
 SRC = Path(sl.__file__).parents[1]
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 KEY, SECRET, BUCKET = "key", "secret-key", "lakes"
 TABLE_BUCKET = "tables"
 ICEBERG: dict[str, str] = {}
@@ -149,7 +149,9 @@ def rewrite_commits(folder: Path, change: Callable[[dict[str, Any]], None], root
 def environment(**more: str) -> dict[str, str]:
     """For child processes: this source tree, and no crash point that our own environment names."""
     plain = {name: value for name, value in os.environ.items() if name != "STRANDLINE_CRASH"}
-    path = os.pathsep.join([str(SRC), str(TESTS), plain.get("PYTHONPATH", "")])
+    # A process that a test starts may import the kit and the test's own module.
+    folders = sorted(str(folder) for folder in TESTS.iterdir() if folder.is_dir())
+    path = os.pathsep.join([str(SRC), *folders, plain.get("PYTHONPATH", "")])
     return {**plain, "PYTHONPATH": path, **more}
 
 

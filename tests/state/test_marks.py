@@ -16,7 +16,7 @@ import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline.state import database as states
 from strandline.state import marks as module
-from strandline.state.database import _checked
+from strandline.state.address import checked_url
 from strandline.state.marks import Standing
 from support import python, refused
 
@@ -591,7 +591,7 @@ VOLATILE = {"generation", "id", "created_s", "at_s", "since_s", "expires_s"}
 
 def contents(url):
     """Every row of a state, without ids and times; read without the code that wrote it."""
-    engine = create_engine(_checked(url))
+    engine = create_engine(checked_url(url))
     with engine.connect() as connection:
         found = {}
         for name in sorted(inspect(connection).get_table_names()):

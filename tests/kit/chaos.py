@@ -21,8 +21,9 @@ import psutil
 
 import strandline as sl
 from forks import Armed, Forks, Serving
+from strandline.consumers import work
 from strandline.errors import StrandlineError
-from strandline.pipeline import plan, runner
+from strandline.pipeline import runner
 from strandline.pipeline.runner import TickReport
 from support import Oracle, environment
 
@@ -42,7 +43,7 @@ class Running:
     lane_rows: int = 100
 
     def __call__(self) -> None:
-        plan.LANE_ROWS = self.lane_rows
+        work.LANE_ROWS = self.lane_rows
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)

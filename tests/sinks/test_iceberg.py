@@ -272,7 +272,7 @@ def test_every_type_reads_back_equal(local: dict[str, str], opened: Opened) -> N
 DELIVER = """
 import json, sys
 import pyarrow as pa
-from test_iceberg_sink import PRODUCER, batch_of, deliver, up
+from test_iceberg import PRODUCER, batch_of, deliver, up
 from strandline.sinks.iceberg import IcebergSink
 facts = json.loads(sys.argv[1])
 ice = IcebergSink(facts["catalog"], facts["table"], mode=facts["mode"]).open(PRODUCER)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from test_lives import Lives
 
 import strandline as sl
 from receiving import ARROW, arrow, asking, chunk_of, row_at, served
@@ -22,7 +23,6 @@ from strandline.server.weight import Weight
 from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.message import REPLAY_HEADER, ChunkHeader, Replay, Sender
 from support import by_id, nothing_written
-from test_lives import Lives
 
 
 @pytest.fixture

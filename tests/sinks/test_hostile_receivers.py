@@ -17,6 +17,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_http import any_sink, batch_of, deliver, some_rows
 
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
@@ -25,7 +26,6 @@ from strandline.sinks.forward import connection as wire
 from strandline.sinks.forward.client import Reply, wait_s
 from strandline.sinks.http import HttpSink
 from support import refused
-from test_http_sink import any_sink, batch_of, deliver, some_rows
 
 TOKEN = "sl_Yq3ZkX9vTn7LwP2rB8sD4fGhJ6mN1cVx"
 COOKIE = "session=0123-very-private-4567"

@@ -921,7 +921,7 @@ def test_a_receiver_with_positions_has_each_row_once_whatever_fails(
 
 _SEND = """
 import json, sys
-from test_http_sink import HttpSink, batch_of, deliver, some_rows
+from test_http import HttpSink, batch_of, deliver, some_rows
 batch = batch_of(after=0, upto=7, is_first=True, is_replay=len(sys.argv) > 3)
 done = deliver(HttpSink(sys.argv[1], receiver=sys.argv[2], chunk_rows=5), batch, some_rows(batch))
 print(json.dumps([str(done.error), done.rows]))
