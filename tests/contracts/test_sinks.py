@@ -8,6 +8,7 @@ import pytest
 
 import strandline as sl
 from forks import at_crash_points
+from strandline.consumers import work
 from strandline.pipeline import commands
 from support import ITEMS, SECRET, refused
 
