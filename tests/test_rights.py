@@ -103,7 +103,7 @@ def place(tmp_path):
     items.compact(full=True)
     lake.sink("archive", "items", to=sl.ParquetSink(str(tmp_path / "out" / "sink")))
     lake.tick()
-    lake.state.close()
+    lake.state.database.close()
     items.upsert([{"id": 9, "name": "b"}])
     (tmp_path / "lake-more").mkdir()
     pa.parquet.write_table(pa.table({"id": [1]}), tmp_path / "out" / "in.parquet")
@@ -186,7 +186,8 @@ def test_a_full_disk_is_said_with_the_path_and_work_goes_on_when_there_is_space(
     make = "import shutil, sys; shutil.copytree(sys.argv[3], sys.argv[1])\n"
     writes = "\n".join(line for line in WRITES.splitlines() if line and "here" not in line and "another" not in line)
     state = (
-        'ask("state", lambda: lake.state.bind("other"))\nask("token", lambda: Tokens(lake.state).add("n", "reader"))\n'
+        'ask("state", lambda: lake.state.database.bind("other"))\n'
+        'ask("token", lambda: Tokens(lake.state.database).add("n", "reader"))\n'
     )
     code = make + ASK + FULL + writes + SINKS + state + READS + FREED + TELL
     heard = told(MOUNTED, str(small), "3000", code, str(small / "lake"), str(place / "out"), str(place / "lake"))

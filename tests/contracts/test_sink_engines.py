@@ -89,7 +89,7 @@ def lanes(lake, place_of, monkeypatch):
 
 
 def marks(lake, name="out"):
-    return lake.ledger.marks.load(lake.ledger.registry.get(name))
+    return lake.state.marks.load(lake.state.registry.get(name))
 
 
 def recover(lake, items, place):
@@ -255,7 +255,7 @@ def test_the_log_is_trimmed_only_behind_the_slowest_sink_and_a_retired_one_holds
     lake.tick()
     items.compact(full=True)
     assert items.vacuum(keep=0, grace=0).held_by.who == "sink slow"
-    lake.ledger.registry.retire("slow")
+    lake.state.registry.retire("slow")
     assert items.vacuum(keep=0, grace=0).trimmed_to == min(marks(lake, "quick").values()) > 4
     assert lake.tick().sinks == ()
     assert [sink.is_retired for sink in lake.plan().sinks] == [False, True]
@@ -271,7 +271,7 @@ def test_a_purged_row_leaves_the_destination_and_waits_for_what_is_under_way(lak
     near.down()
     items.upsert(some(4, 5))
     lake.tick()
-    if lake.ledger.marks.intents(lake.ledger.registry.get("out")):
+    if lake.state.marks.intents(lake.state.registry.get("out")):
         with refused(sl.Conflict, consumer="out"):
             items.purge([1])
     near.up()
@@ -367,7 +367,7 @@ class Life:
 
     def bury(self):
         """The leases of a process that has ended count no more; this one, which lives on, says so for it."""
-        with self.lake.state.transaction() as connection:
+        with self.lake.state.database.transaction() as connection:
             connection.execute(update(leases).values(owner=None, expires_s=0.0))
 
     def check(self):

@@ -112,7 +112,7 @@ def walk_state(doomed, place):
     doomed.write()
     passes = doomed.passes("out", sink)
     points = walked(passes, *STATE_POINTS)
-    assert {"bond.pending", "bond.recorded", "state.before_commit", "state.committed"} <= set(points)
+    assert {"epoch.pending", "epoch.recorded", "state.before_commit", "state.committed"} <= set(points)
     for point in points:
         last = passes[point]
         for ordinal in range(1, last + 1) if point == "state.before_commit" else sorted({1, last}):
@@ -186,9 +186,9 @@ def test_a_process_killed_when_its_dead_letters_are_saved_keeps_each_once(doomed
     tick(doomed.lake)
     assert sorted(place.current()) == list(range(doomed.rows))
     assert len(place.changes()) == doomed.rows
-    consumer = doomed.lake.ledger.registry.get("out")
-    assert sum(doomed.lake.ledger.letters.counts().values()) == 1
-    assert set(doomed.lake.ledger.marks.load(consumer).values()) == {doomed.items.head}
+    consumer = doomed.lake.state.registry.get("out")
+    assert sum(doomed.lake.state.letters.counts().values()) == 1
+    assert set(doomed.lake.state.marks.load(consumer).values()) == {doomed.items.head}
     assert doomed.lake.tick(only=["out"]).sinks == ()
 
 

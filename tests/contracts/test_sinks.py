@@ -52,7 +52,7 @@ def interrupt(lake, point):
 
 
 def marks(lake, name="out"):
-    return lake.ledger.marks.load(lake.ledger.registry.get(name))
+    return lake.state.marks.load(lake.state.registry.get(name))
 
 
 def written(lake):
@@ -395,7 +395,7 @@ def test_a_new_destination_gets_everything_and_the_report_says_why(lake, items, 
     assert (report.rows, report.is_full, report.is_new, report.why) == (3, True, True, planned.why)
     check_equal(new, items)
     assert near.traces() == old, "nothing more goes to the old place"
-    assert [life.life for life in lake.ledger.registry.history("out")] == [1, 2]
+    assert [life.life for life in lake.state.registry.history("out")] == [1, 2]
 
 
 def test_a_renamed_table_goes_on_where_it_was(lake, items, near):
@@ -441,7 +441,7 @@ def test_a_destination_that_was_recreated_behind_our_back_gets_nothing_until_som
         assert report.rows == 0
     assert there.changes() == []
     commands.reset(lake, "out")
-    assert (tick(lake).rows, lake.ledger.registry.get("out").life) == (3, 2)
+    assert (tick(lake).rows, lake.state.registry.get("out").life) == (3, 2)
     check_equal(there, items)
 
 

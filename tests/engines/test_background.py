@@ -110,7 +110,7 @@ print(walk(act, lambda: not threads(), {"pins.py", "beside.py", "contextlib.py",
 def test_an_interrupt_at_any_step_of_holding_a_lease_leaves_no_thread(tmp_path):
     code = """
 from strandline.state.leases import this_worker
-leases = lake.ledger.leases
+leases = lake.state.leases
 
 def act():
     # One that is interrupted before the thread runs expires; it is another's name that matters here.

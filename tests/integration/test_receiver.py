@@ -356,12 +356,12 @@ def test_bodies_without_a_length_have_a_place_in_the_queue_too(narrow):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_others_are_not_served_without_a_token(lake, items, host):
     with refused(host=host) as caught:
-        serve(lake, tokens=Tokens(lake.state), host=host, port=0, on_listening=print)
+        serve(lake, tokens=Tokens(lake.state.database), host=host, port=0, on_listening=print)
     assert "strandline token add NAME --role writer" in caught.value.hint
 
 
 def test_a_public_server_takes_tokens_only(lake, items):
-    secret = Tokens(lake.state).add("edge", "writer")
+    secret = Tokens(lake.state.database).add("edge", "writer")
     with served(lake.storage.uri, host="0.0.0.0") as server:
         here = server.url.replace("0.0.0.0", "127.0.0.1")
         with httpx.Client(base_url=here) as client:

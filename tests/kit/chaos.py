@@ -209,7 +209,7 @@ def _wait_until_idle(lake: sl.Lake) -> None:
         told = [sink.to_dict() for sink in sinks]
         assert time.monotonic() < deadline_s, f"not idle after {PATIENCE_S:g} s: {told}"
         time.sleep(0.05)
-    assert not lake.ledger.letters.counts(), "rows became dead letters"
+    assert not lake.state.letters.counts(), "rows became dead letters"
 
 
 def check_same(what: str, expected: Iterable[Any], found: Iterable[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strandline.state.consumers import Consumer, Registered, Registry, preview
-from strandline.state.database import State
+from strandline.state.database import Database
 from strandline.state.leases import Leases
 from strandline.state.marks import Intent, Marks
 
@@ -24,23 +24,23 @@ FACTS: dict[str, Any] = {
 
 
 @pytest.fixture
-def state(state_url: str) -> Iterator[State]:
-    with State(state_url, timeout_s=20) as opened:
+def state(state_url: str) -> Iterator[Database]:
+    with Database(state_url, timeout_s=20) as opened:
         yield opened
 
 
 @pytest.fixture
-def registry(state: State) -> Registry:
+def registry(state: Database) -> Registry:
     return Registry(state)
 
 
 @pytest.fixture
-def marks(state: State) -> Marks:
+def marks(state: Database) -> Marks:
     return Marks(state)
 
 
 @pytest.fixture
-def leases(state: State) -> Leases:
+def leases(state: Database) -> Leases:
     return Leases(state)
 
 

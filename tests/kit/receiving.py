@@ -27,7 +27,8 @@ import strandline as sl
 from strandline.server.run import serve
 from strandline.state.tokens import Tokens
 lake = sl.Lake(sys.argv[1])
-serve(lake, tokens=Tokens(lake.state), on_listening=lambda url: print(url, flush=True), **json.loads(sys.argv[2]))
+tokens = Tokens(lake.state.database)
+serve(lake, tokens=tokens, on_listening=lambda url: print(url, flush=True), **json.loads(sys.argv[2]))
 """
 
 

@@ -277,11 +277,11 @@ def test_a_state_from_an_old_copy_goes_on_where_the_destination_is(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, place: Path, tmp_path: Path
 ) -> None:
     state = Path(lake.storage.uri) / "state.db"
-    lake.state.close()
+    lake.state.database.close()
     shutil.copy(state, tmp_path / "old.db")
     items.upsert(rows(4))
     lake.tick()
-    lake.state.close()
+    lake.state.database.close()
     for path in Path(lake.storage.uri).glob("state.db*"):
         path.unlink()
     shutil.copy(tmp_path / "old.db", state)
@@ -301,7 +301,7 @@ def test_a_lake_from_an_old_copy_is_noticed_and_its_sink_waits_for_a_person(
     shutil.copytree(root, tmp_path / "copy")
     items.upsert(rows(4))
     lake.tick()
-    lake.state.close()
+    lake.state.database.close()
     kept = tmp_path / "kept.db"
     shutil.copy(root / "state.db", kept)
     shutil.rmtree(root)
@@ -357,9 +357,9 @@ def test_purged_keys_leave_dead_letters_too(
     with pa.ipc.new_stream(sink, keys.schema) as writer:
         writer.write_table(keys)
     dead = Dead((0, 1, 0), 2, sink.getvalue().to_pybytes(), "no")
-    lake.ledger.letters.save(lake.ledger.registry.get("archive"), "intent", [dead])
+    lake.state.letters.save(lake.state.registry.get("archive"), "intent", [dead])
     items.purge([1])
-    assert [letter.key_table.to_pylist() for letter in lake.ledger.letters.all()] == [[{"id": 2}]]
+    assert [letter.key_table.to_pylist() for letter in lake.state.letters.all()] == [[{"id": 2}]]
 
 
 def test_a_purge_tells_sinks_that_the_row_is_gone(
@@ -373,11 +373,11 @@ def test_a_purge_tells_sinks_that_the_row_is_gone(
 
 def test_a_purge_waits_for_what_a_sink_has_begun(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
     items.upsert(rows(4))
-    consumer = lake.ledger.registry.get("archive")
-    with lake.ledger.leases.held(consumer.lease, "someone") as held:
+    consumer = lake.state.registry.get("archive")
+    with lake.state.leases.held(consumer.lease, "someone") as held:
         with pytest.raises(sl.Conflict):
             items.purge([1])
-        lake.ledger.marks.open_intent(
+        lake.state.marks.open_intent(
             consumer, lane="0-3", vnodes=range(4), after=1, upto=2, schema_id=0, fence=held.fence
         )
     with pytest.raises(sl.Conflict) as caught:
@@ -402,13 +402,13 @@ def test_a_state_and_its_record_from_an_old_copy_are_noticed_by_what_the_log_was
     lake: sl.Lake, items: sl.Table, archive: SinkDef, tmp_path: Path
 ) -> None:
     root = Path(lake.storage.uri)
-    lake.state.close()
+    lake.state.database.close()
     kept = {name: (root / name).read_bytes() for name in ("state.db", "state.json")}
     items.upsert(rows(4))
     lake.tick()
     items.compact(full=True)
     lake.vacuum(keep="0s", grace="0s")
-    lake.state.close()
+    lake.state.database.close()
     for path in root.glob("state.db*"):
         path.unlink()
     for name, data in kept.items():
@@ -498,7 +498,7 @@ def test_an_undecided_sink_may_be_given_up(lake: sl.Lake, items: sl.Table, archi
     again = lose(lake)
     (consumer,) = read_record(lake.storage).consumers
     lost = replace(consumer, definition={**consumer.definition, "undecided": "nobody knows"})
-    again.ledger.bond.adopt([(lost, None)])
+    again.state.epoch.adopt([(lost, None)])
     assert not again.status().is_healthy
     assert commands.retire(again, "archive").name == "archive"
     assert again.status().is_healthy and again.tick().is_idle

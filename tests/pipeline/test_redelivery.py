@@ -51,7 +51,7 @@ def test_a_refused_row_becomes_a_dead_letter_and_the_others_arrive(
     report = lake.tick(only=["central"])
     assert report.is_well and (report.sinks[0].rows, report.sinks[0].dead) == (2, 1)
     assert sorted(row["id"] for row in endpoint.rows()) == [1, 2]
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     assert (letter.rows, letter.status, letter.key_table.to_pylist()) == (1, 422, [{"id": 3}])
     assert lake.status().sinks[0].letters == 1
     assert lake.tick(only=["central"]).is_idle
@@ -67,10 +67,10 @@ def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     (again,) = redelivery.replay(lake, [letter.id[:8]])
     assert again.error is not None and again.error.fields["status"] == 422
-    assert lake.ledger.letters.get(letter.id).attempts == 1
+    assert lake.state.letters.get(letter.id).attempts == 1
     items.upsert([{"id": 3, "name": "good"}])
     (*_, (_, file)) = items.log.refresh().by_seq
     path = Path(lake.storage.uri) / items.log.folder / file.path
@@ -79,11 +79,11 @@ def test_a_replay_sends_the_row_as_it_is_now_and_ends_the_letter(
     rows_ = pq.read_table(path)
     pq.write_table(rows_.set_column(rows_.column_names.index("name"), "name", pa.array(["else"])), path)
     (again,) = redelivery.replay(lake, [letter.id])
-    assert isinstance(again.error, sl.Corrupt) and lake.ledger.letters.get(letter.id).attempts == 1
+    assert isinstance(again.error, sl.Corrupt) and lake.state.letters.get(letter.id).attempts == 1
     path.write_bytes(whole)
     (again,) = redelivery.replay(lake, [letter.id])
     assert (again.rows, again.error) == (1, None)
-    assert lake.ledger.letters.all() == []
+    assert lake.state.letters.all() == []
     assert [(row["_op"], row["id"], row["name"]) for row in endpoint.rows()] == [("upsert", 3, "good")]
 
 
@@ -118,7 +118,7 @@ def test_a_replay_asks_a_destination_that_is_away_once(lake: sl.Lake, items: sl.
     for number in range(3):
         items.upsert([{"id": number, "name": "bad"}])
         lake.tick(only=["central"])
-    ids = [letter.id for letter in lake.ledger.letters.all()]
+    ids = [letter.id for letter in lake.state.letters.all()]
     endpoint.control(refuse=None, script=[{"status": 503}])
     before = len(endpoint.requests())
     replayed = redelivery.replay(lake, ids)
@@ -134,7 +134,7 @@ def test_a_replay_of_a_row_that_is_gone_sends_a_delete(lake: sl.Lake, items: sl.
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
     items.delete([3])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     shown = redelivery.rows_of(lake, letter)
     assert shown is not None and shown.num_rows == 0
     redelivery.replay(lake, [letter.id])
@@ -148,7 +148,7 @@ def test_a_replay_applies_the_filter_and_the_mask_of_the_sink(
     items.upsert(rows(1, 2))
     lake.sink("central", "items", to=sink_to(endpoint), where="id < 2", mask={"id": "hash", "name": "redact"})
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     endpoint.control(refuse=None)
     before = endpoint.rows()
     (again,) = redelivery.replay(lake, [letter.id])
@@ -164,7 +164,7 @@ def test_rows_of_a_table_without_a_key_are_found_again(lake: sl.Lake, endpoint: 
     endpoint.control(refuse=REFUSE)
     lake.sink("central", "events", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     events.compact(full=True)
     endpoint.control(refuse=None)
     redelivery.replay(lake, [letter.id])
@@ -176,7 +176,7 @@ def test_a_letter_of_an_earlier_life_is_not_sent(lake: sl.Lake, items: sl.Table,
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     commands.reset(lake, "central", "head")
     (again,) = redelivery.replay(lake, [letter.id])
     assert isinstance(again.error, sl.Invalid)
@@ -189,13 +189,13 @@ def test_a_replay_for_a_sink_without_deletes_skips_keys_that_are_gone(
     items.upsert([{"id": 3, "name": "bad"}, {"id": 4, "name": "good"}])
     lake.sink("central", "items", to=sink_to(endpoint), deletes=False)
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     assert letter.rows == 2
     items.delete([3])
     (again,) = redelivery.replay(lake, [letter.id])
     assert (again.rows, again.error) == (1, None)
     assert [(row["_op"], row["id"]) for row in endpoint.rows()] == [("upsert", 4)]
-    assert lake.ledger.letters.all() == []
+    assert lake.state.letters.all() == []
 
 
 def test_a_replay_that_finds_nobody_leaves_the_letter_as_it_is(
@@ -205,12 +205,12 @@ def test_a_replay_that_finds_nobody_leaves_the_letter_as_it_is(
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sl.HttpSink(endpoint.url, receiver="any", patience="0s"))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     for status, kind in ((503, sl.Unavailable), (403, sl.Invalid)):
         endpoint.control(script=[{"status": status}])
         (again,) = redelivery.replay(lake, [letter.id])
         assert type(again.error) is kind and again.error.fields["status"] == status
-        assert lake.ledger.letters.all() == [letter]
+        assert lake.state.letters.all() == [letter]
 
 
 def test_a_retired_sink_sends_no_letters(lake: sl.Lake, items: sl.Table, endpoint: Endpoint) -> None:
@@ -218,13 +218,13 @@ def test_a_retired_sink_sends_no_letters(lake: sl.Lake, items: sl.Table, endpoin
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     commands.retire(lake, "central")
     endpoint.control(refuse=None)
     (again,) = redelivery.replay(lake, [letter.id])
     assert isinstance(again.error, sl.Invalid) and again.error.fields["consumer"] == "central"
     assert endpoint.rows() == []
-    assert lake.ledger.letters.all() == [letter]
+    assert lake.state.letters.all() == [letter]
 
 
 def test_a_letter_goes_only_to_the_table_and_the_place_it_was_for(
@@ -234,7 +234,7 @@ def test_a_letter_goes_only_to_the_table_and_the_place_it_was_for(
     items.upsert([{"id": 3, "name": "bad"}])
     commands.add(lake, SinkDef.declare("central", "items", sink_to(endpoint)))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     endpoint.control(refuse=None)
     other = Endpoint(foreign, f"/{uuid.uuid4().hex}")
     lake.sink("central", "items", to=sink_to(other))
@@ -248,7 +248,7 @@ def test_a_letter_of_a_table_that_was_recreated_is_not_sent(lake: sl.Lake, items
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     endpoint.control(refuse=None)
     schema = items.schema
     lake.drop("items")
@@ -263,7 +263,7 @@ def test_a_lost_answer_to_a_replay_counts_the_rows_once(lake: sl.Lake, items: sl
     items.upsert([{"id": 3, "name": "bad"}])
     lake.sink("central", "items", to=sink_to(endpoint))
     lake.tick(only=["central"])
-    (letter,) = lake.ledger.letters.all()
+    (letter,) = lake.state.letters.all()
     endpoint.control(refuse=None, script=[{"lost": True}])
     redelivery.replay(lake, [letter.id])
     assert [row["id"] for row in endpoint.rows()] == [3]
@@ -283,7 +283,7 @@ def test_a_strandline_receiver_takes_what_it_refused_before(lake: sl.Lake, items
         assert {row["id"] for row in other.table("strict").to_arrow().to_pylist()} == {1, 3}
         lax.upsert([{"id": 2, "n": 2}])
         assert lake.tick(only=["central"]).is_well
-        (letter,) = lake.ledger.letters.all()
+        (letter,) = lake.state.letters.all()
         (again,) = redelivery.replay(lake, [letter.id])
         assert again.error is None
     assert {row["id"]: row["n"] for row in other.table("strict").to_arrow().to_pylist()} == {1: 1, 2: 2, 3: 3}
@@ -307,7 +307,7 @@ import sys
 import strandline as sl
 from strandline.pipeline import redelivery
 lake = sl.Lake(sys.argv[1])
-redelivery.replay(lake, [letter.id for letter in lake.ledger.letters.all()])
+redelivery.replay(lake, [letter.id for letter in lake.state.letters.all()])
 """
 
 
@@ -321,7 +321,7 @@ def test_a_process_killed_after_a_replay_was_accepted_counts_it_once(
     endpoint.control(refuse=None)
     killed = python(REPLAY, lake.storage.uri, crash="redelivery.sent")
     assert killed.returncode == -signal.SIGKILL
-    assert len(lake.ledger.letters.all()) == 1
+    assert len(lake.state.letters.all()) == 1
     assert python(REPLAY, lake.storage.uri).returncode == 0
-    assert lake.ledger.letters.all() == []
+    assert lake.state.letters.all() == []
     assert [row["id"] for row in endpoint.rows()] == [3]

@@ -39,7 +39,7 @@ def fort(tmp_path_factory):
     gone = lake.create_table("gone", pa.schema([("x", pa.string())]), key=["x"])
     gone.upsert([{"x": CANARY}])
     lake.drop("gone")
-    assert lake.state
+    assert lake.state.database
     (root / "lake" / "state.json").write_text(f'{{"secret": "{CANARY}"}}')
     (root / "outside.csv").write_text(f"x\n{CANARY}\n")
     assert lake.sql("SELECT count(*) AS n FROM people").to_pylist() == [{"n": 2}]

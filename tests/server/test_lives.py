@@ -210,7 +210,7 @@ def test_a_lake_from_a_copy_that_a_newer_life_has_outlived_says_so_and_may_begin
         to = sl.HttpSink(f"{server.url}/ingest/items")
         lake.sink("central", "items", to=to)
         lake.tick()
-        lake.state.close()
+        lake.state.database.close()
         shutil.copytree(lake.storage.uri, tmp_path / "copy")
         commands.reset(lake, "central")
         lake.tick()
@@ -225,7 +225,7 @@ def test_a_lake_from_a_copy_that_a_newer_life_has_outlived_says_so_and_may_begin
             assert sink.error == report.error.message and not copy.status().is_healthy
         assert far.head == head
         # The number of the life was given before; when it began was not.
-        assert commands.reset(copy, "central").life == lake.ledger.registry.get("central").life == 2
+        assert commands.reset(copy, "central").life == lake.state.registry.get("central").life == 2
         assert copy.tick().is_well and copy.status().is_healthy
         assert by_id(far) == {1: "of the copy"}
         items.upsert([{"id": 1, "name": "of the first"}])
@@ -257,7 +257,7 @@ def test_an_outlived_state_is_not_adopted(lake, items, tmp_path):
     with served(str(tmp_path / "far")) as server:
         lake.sink("central", "items", to=sl.HttpSink(f"{server.url}/ingest/items"))
         lake.tick()
-        lake.state.close()
+        lake.state.database.close()
         shutil.copytree(lake.storage.uri, tmp_path / "copy")
         commands.reset(lake, "central")
         lake.tick()
@@ -290,7 +290,7 @@ def test_a_foreign_receiver_that_answers_410_stops_the_sink_as_before(lake, item
 
 
 def test_lives_follow_each_other_whatever_the_clock_says(lake, items, monkeypatch):
-    registry = lake.ledger.registry
+    registry = lake.state.registry
     facts = {"kind": "http", "table": "items", "table_generation": "g", "definition": {}}
     for clock_s in (1000.0, 1000.0, 1000.0004, 400.0, 1000.002, 2000.0):
         monkeypatch.setattr("strandline.state.consumers.now_s", lambda _, at=clock_s: at)

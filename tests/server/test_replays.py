@@ -224,7 +224,7 @@ def test_a_replay_that_was_given_up_and_arrives_late_replaces_nothing(lake, tmp_
     with served(str(tmp_path / "far")) as server:
         lake.sink("central", "items", to=sl.HttpSink(f"{server.url}/ingest/items"))
         lake.tick()
-        (letter,) = lake.ledger.letters.all()
+        (letter,) = lake.state.letters.all()
         items.upsert([{"id": 1, "name": "put right"}])
         with monkeypatch.context() as patch:
             patch.setattr(Connection, "post", give_up)
@@ -236,7 +236,7 @@ def test_a_replay_that_was_given_up_and_arrives_late_replaces_nothing(lake, tmp_
         with nothing_written(far):
             assert server.post("items", *given_up[0]).status_code == 409
         (replayed,) = redelivery.replay(lake, [letter.id])
-        assert replayed.error is None and not lake.ledger.letters.all()
+        assert replayed.error is None and not lake.state.letters.all()
         commands.reset(lake, "central")
         lake.tick()
         with nothing_written(far):
@@ -251,21 +251,21 @@ def test_a_sender_that_is_told_that_its_rows_are_old_keeps_the_letter_and_says_s
     with served(str(tmp_path / "far")) as server:
         lake.sink("central", "items", to=sl.HttpSink(f"{server.url}/ingest/items"))
         lake.tick()
-        (letter,) = lake.ledger.letters.all()
+        (letter,) = lake.state.letters.all()
         items.upsert([{"id": 1, "name": "put right"}])
         # What another copy of the lake has sent.
-        consumer = lake.ledger.registry.get("central")
+        consumer = lake.state.registry.get("central")
         told = {"sink": f"{lake.catalog.refresh().lake_id}.central", "life": consumer.began_ms}
         row = {"_op": "upsert", "_seq": 9, "id": 1, "name": "of the copy"}
         assert server.post("items", arrow([row]), replay_of(9, **told)).status_code == 200
         (replayed,) = redelivery.replay(lake, [letter.id])
         assert isinstance(replayed.error, sl.Conflict) and replayed.error.fields["status"] == 409
         assert f"strandline deadletter replay {letter.id[:8]}" in replayed.error.hint
-        assert lake.ledger.letters.all() == [letter], "it is no attempt"
+        assert lake.state.letters.all() == [letter], "it is no attempt"
         assert server.post("items", arrow([row]), replay_of(9, **{**told, "life": 1 << 52})).status_code == 200
         (replayed,) = redelivery.replay(lake, [letter.id])
         assert isinstance(replayed.error, sl.Conflict) and replayed.error.fields["status"] == 410
-    assert lake.ledger.letters.all() == [letter] and by_id(far) == {1: "of the copy"}
+    assert lake.state.letters.all() == [letter] and by_id(far) == {1: "of the copy"}
 
 
 # --- a model -----------------------------------------------------------------------------------------------------

@@ -772,7 +772,7 @@ def test_with_versions_one_request_cannot_revive_what_it_deletes(lake, client):
 
 @pytest.fixture
 def tokens(lake, items):
-    return Tokens(lake.state)
+    return Tokens(lake.state.database)
 
 
 ASKED = [

@@ -492,7 +492,7 @@ def test_the_login_of_a_proxy_is_never_written_down(tmp_path, monkeypatch, statu
         lake.sink("out", "items", to=any_sink("http://h.example/x", patience="0s", timeout="5s"))
         report = lake.tick()
         assert b"Proxy-Authorization: Basic " in between.requests[0]
-    shown = [repr(report), json.dumps(lake.status().to_dict(), default=str), repr(lake.ledger.letters.all())]
+    shown = [repr(report), json.dumps(lake.status().to_dict(), default=str), repr(lake.state.letters.all())]
     kept = b"".join(path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file())
     for secret in (PASSWORD, LOGIN_IN_URL, base64.b64encode(LOGIN.encode()).decode(), PASSWORD.encode().hex()):
         assert not any(secret in text for text in shown)

@@ -376,14 +376,14 @@ def test_a_receiver_that_repeats_the_request_gets_no_secret_written_down(tmp_pat
         to = sink_to(server.url, token=TOKEN, headers={"Cookie": COOKIE}, params={"code": PARAM})
         lake.sink("out", "items", to=to)
         report = lake.tick()
-    shown = [repr(report), json.dumps(lake.status().to_dict(), default=str), repr(lake.ledger.letters.all())]
+    shown = [repr(report), json.dumps(lake.status().to_dict(), default=str), repr(lake.state.letters.all())]
     assert "out" in shown[1]
     kept = b"".join(path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file())
     for secret in SECRETS:
         for form in {secret, quote(secret), base64.b64encode(secret.encode()).decode()[:-4] or secret}:
             assert not any(form in text for text in shown)
             assert form.encode() not in kept
-    if letters := lake.ledger.letters.all():
+    if letters := lake.state.letters.all():
         assert all(letter.reason.isprintable() for letter in letters)
     assert not any(character in text for text in shown for character in "\x1b\u202e")
 

@@ -11,7 +11,7 @@ import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline.state import consumers as module
 from strandline.state.consumers import Registry, preview
-from strandline.state.database import State
+from strandline.state.database import Database
 from support import refused
 
 state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
@@ -194,10 +194,10 @@ def test_a_definition_on_record_that_is_no_json_is_corrupt(state, registry, cons
 
 REGISTER = """
 from strandline.state.consumers import Registry
-from strandline.state.database import State
+from strandline.state.database import Database
 def work(number, url):
     facts = dict(kind="sink", table="t", table_generation="g1", definition={})
-    with State(url) as state:
+    with Database(url) as state:
         registry = Registry(state)
         same = registry.register("same", destination="s3://a", **facts)
         other = registry.register("other", destination=f"s3://{number}", **facts)
@@ -209,7 +209,7 @@ def test_racing_processes_register_one_consumer_once(state_url, in_processes):
     answers = [answer for _, answer in in_processes(REGISTER, 4, state_url)]
     assert sum(is_new for is_new, _, _, _ in answers) == 1
     assert len({generation for _, generation, _, _ in answers}) == 1
-    with State(state_url) as state:
+    with Database(state_url) as state:
         registry = Registry(state)
         assert [each.name for each in registry.all()] == ["other", "same"]
         assert registry.get("same").generation == answers[0][1]

@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, insert, make_url, selec
 import strandline as sl
 from strandline.state import database as states
 from strandline.state.consumers import Registry
-from strandline.state.database import State, meta, now_s
+from strandline.state.database import Database, meta, now_s
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
 from support import free_ports, python, refused, start_python
@@ -25,7 +25,7 @@ SECRET = "hunter2-4711-swordfish"
 
 @pytest.fixture
 def state(state_url):
-    with State(state_url, timeout_s=10) as opened:
+    with Database(state_url, timeout_s=10) as opened:
         yield opened
 
 
@@ -48,11 +48,11 @@ def path_of(url):
 
 
 def test_a_new_state_belongs_to_no_lake_and_what_is_written_stays(state_url):
-    with State(state_url) as state:
+    with Database(state_url) as state:
         assert (state.lake_id(), epoch_of(state)) == (None, 0)
         state.bind("lake-a")
         assert raise_epoch(state, 3) == 3
-    with State(state_url) as again:
+    with Database(state_url) as again:
         assert (again.lake_id(), epoch_of(again)) == ("lake-a", 3)
 
 
@@ -83,9 +83,9 @@ def test_racing_threads_bind_one_lake_and_raise_the_epoch_to_the_highest(state):
 OPEN = """
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
-from strandline.state.database import State
+from strandline.state.database import Database
 def work(number, url):
-    with State(url) as state:
+    with Database(url) as state:
         Marks(state), Leases(state)
         state.bind("lake")
         return state.lake_id()
@@ -94,7 +94,7 @@ def work(number, url):
 
 def test_processes_that_open_a_new_state_at_once_all_succeed(state_url, in_processes):
     assert [lake_id for _, lake_id in in_processes(OPEN, 5, state_url)] == ["lake"] * 5
-    with State(state_url) as state:
+    with Database(state_url) as state:
         assert state.lake_id() == "lake"
 
 
@@ -114,7 +114,7 @@ def test_a_reader_sees_one_moment_and_keeps_no_writer_waiting(state):
 
 
 def test_a_reader_cannot_write_in_postgresql(postgres_url):
-    with State(postgres_url) as state, refused(sl.Unavailable), state.reading() as connection:
+    with Database(postgres_url) as state, refused(sl.Unavailable), state.reading() as connection:
         connection.execute(update(meta).values(epoch=9))
 
 
@@ -141,7 +141,7 @@ def test_a_table_is_made_once_by_whoever_needs_it_first(state):
 
 def test_one_who_creates_a_table_waits_for_another_who_does(state, state_url):
     own = Table("strandline_test", MetaData(), Column("id", Integer, primary_key=True))
-    with State(state_url) as other, ThreadPoolExecutor(1) as pool:
+    with Database(state_url) as other, ThreadPoolExecutor(1) as pool:
         with state.transaction() as connection:
             state._create(connection, own)
             waiting = pool.submit(other.ensure, own)
@@ -151,10 +151,10 @@ def test_one_who_creates_a_table_waits_for_another_who_does(state, state_url):
 
 
 def test_a_state_of_a_newer_format_is_refused(state_url):
-    with State(state_url) as state, state.transaction() as connection:
+    with Database(state_url) as state, state.transaction() as connection:
         connection.execute(update(meta).values(format=states.FORMAT + 1))
     with refused(sl.Invalid, format=states.FORMAT + 1) as caught:
-        State(state_url)
+        Database(state_url)
     assert "Upgrade" in str(caught.value)
 
 
@@ -167,10 +167,10 @@ def test_a_state_of_a_newer_format_is_refused(state_url):
     ],
 )
 def test_a_state_that_is_not_as_it_was_made_is_corrupt(state_url, damage):
-    with State(state_url) as state, state.transaction() as connection:
+    with Database(state_url) as state, state.transaction() as connection:
         connection.execute(text(damage))
     with refused(sl.Corrupt):
-        State(state_url)
+        Database(state_url)
 
 
 def test_a_table_that_vanished_is_corrupt(state):
@@ -182,7 +182,7 @@ def test_a_table_that_vanished_is_corrupt(state):
 
 
 def test_a_lock_that_is_not_got_in_time_is_unavailable(state, state_url):
-    with State(state_url, timeout_s=0.2) as other, state.transaction() as connection:
+    with Database(state_url, timeout_s=0.2) as other, state.transaction() as connection:
         connection.execute(update(meta).values(epoch=1))
         with refused(sl.Unavailable):
             raise_epoch(other, 2)
@@ -195,16 +195,16 @@ def test_a_lock_that_is_not_got_in_time_is_unavailable(state, state_url):
 def test_a_local_lake_has_its_state_beside_it(tmp_path):
     folder = tmp_path / "a b?c%20d#e"
     folder.mkdir()
-    with State.for_lake(str(folder), True) as state:
+    with Database.for_lake(str(folder), True) as state:
         state.bind("here")
     assert (folder / "state.db").is_file()
-    with State.for_lake("s3://bucket/lake", False, f"sqlite:///{tmp_path / 'other.db'}") as other:
+    with Database.for_lake("s3://bucket/lake", False, f"sqlite:///{tmp_path / 'other.db'}") as other:
         assert other.lake_id() is None
 
 
 def test_a_lake_elsewhere_needs_a_state():
     with refused(sl.Invalid) as caught:
-        State.for_lake("s3://bucket/lake", False)
+        Database.for_lake("s3://bucket/lake", False)
     assert "state=" in caught.value.hint
 
 
@@ -218,13 +218,13 @@ def test_a_lake_elsewhere_needs_a_state():
 )  # fmt: skip
 def test_what_is_no_lasting_database_is_refused_without_repeating_it(url):
     with refused(sl.Invalid) as caught:
-        State(url)
+        Database(url)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    state = State("sqlite:///state.db")
+    state = Database("sqlite:///state.db")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     state.close()
@@ -250,14 +250,14 @@ def sqlite_url(tmp_path):
 
 
 def test_a_sqlite_file_survives_power_loss_and_lets_readers_go_on(sqlite_url):
-    with State(sqlite_url) as state, state.transaction() as connection:
+    with Database(sqlite_url) as state, state.transaction() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
 
 
 @pytest.mark.parametrize("leftover", [True, False])
 def test_a_file_that_is_deleted_in_use_is_noticed_before_and_after_a_write(sqlite_url, leftover):
-    with State(sqlite_url) as state:
+    with Database(sqlite_url) as state:
         state.bind("lake-a")
         with refused(sl.Corrupt), state.transaction() as connection:
             connection.execute(update(meta).values(epoch=9))
@@ -266,7 +266,7 @@ def test_a_file_that_is_deleted_in_use_is_noticed_before_and_after_a_write(sqlit
                     path.unlink()
         with refused(sl.Corrupt):
             epoch_of(state)
-        with State(sqlite_url) as fresh:
+        with Database(sqlite_url) as fresh:
             assert (fresh.lake_id(), epoch_of(fresh)) == (None, 0), "empty, which its lake will notice"
         with refused(sl.Corrupt), state.transaction():
             raise AssertionError("a block whose writes would be lost must not run")
@@ -276,19 +276,19 @@ def test_a_file_that_is_deleted_in_use_is_noticed_before_and_after_a_write(sqlit
 def test_a_file_that_is_no_database_is_corrupt_and_left_alone(sqlite_url, content):
     path_of(sqlite_url).write_bytes(content)
     with refused(sl.Corrupt):
-        State(sqlite_url)
+        Database(sqlite_url)
     assert path_of(sqlite_url).read_bytes() == content
 
 
 def test_a_damaged_page_is_corrupt(sqlite_url):
-    with State(sqlite_url) as state:
+    with Database(sqlite_url) as state:
         Marks(state)
     path = path_of(sqlite_url)
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
     with refused(sl.Corrupt):
-        State(sqlite_url)
+        Database(sqlite_url)
 
 
 def test_a_database_of_something_else_is_refused_and_left_alone(sqlite_url):
@@ -297,22 +297,22 @@ def test_a_database_of_something_else_is_refused_and_left_alone(sqlite_url):
     connection.close()
     before = path_of(sqlite_url).read_bytes()
     with refused(sl.Invalid) as caught:
-        State(sqlite_url)
+        Database(sqlite_url)
     assert "photos" in str(caught.value)
     assert path_of(sqlite_url).read_bytes() == before
 
 
 def test_an_empty_file_becomes_a_state(sqlite_url):
     path_of(sqlite_url).touch()
-    with State(sqlite_url) as state:
+    with Database(sqlite_url) as state:
         assert epoch_of(state) == 0
 
 
 def test_a_read_only_file_can_be_read_and_a_write_is_unavailable(sqlite_url):
-    with State(sqlite_url) as state:
+    with Database(sqlite_url) as state:
         raise_epoch(state, 3)
         only = f"sqlite:///file:{path_of(sqlite_url)}?mode=ro&uri=true"
-        with State(only) as reader:
+        with Database(only) as reader:
             assert epoch_of(reader) == 3
             with refused(sl.Unavailable):
                 raise_epoch(reader, 4)
@@ -322,7 +322,7 @@ def test_a_read_only_file_can_be_read_and_a_write_is_unavailable(sqlite_url):
 @pytest.mark.parametrize("name", ["missing/state.db", "."])
 def test_a_place_where_no_file_can_be_is_unavailable(tmp_path, name):
     with refused(sl.Unavailable):
-        State(f"sqlite:///{tmp_path / name}")
+        Database(f"sqlite:///{tmp_path / name}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -343,7 +343,7 @@ def test_a_server_that_is_down_is_unavailable_and_no_password_is_shown(tmp_path)
         f"postgresql:///lake?host={tmp_path}&user=ann&password={SECRET}",
     ):
         with refused(sl.Unavailable) as caught:
-            State(url, timeout_s=5)
+            Database(url, timeout_s=5)
         assert "postgresql://" in str(caught.value) and "lake" in str(caught.value)
         assert secretive(caught.value)
 
@@ -356,15 +356,15 @@ def test_a_password_that_the_driver_repeats_is_taken_out(postgres, monkeypatch):
         patch.setattr(psycopg.Connection, "connect", connect)
         patch.setattr(psycopg, "connect", connect)
         with refused(sl.Unavailable) as caught:
-            State(f"postgresql://ann:{SECRET}@127.0.0.1/lake")
+            Database(f"postgresql://ann:{SECRET}@127.0.0.1/lake")
     assert "***" in str(caught.value) and secretive(caught.value)
 
 
 def test_a_state_does_not_show_its_password(postgres_url):
     url = make_url(postgres_url).set(password=SECRET).render_as_string(hide_password=False)
-    with State(url) as state:
+    with Database(url) as state:
         assert SECRET not in repr(state) + str(state) + state.shown
-        assert repr(state).startswith("State('postgresql://postgres@")
+        assert repr(state).startswith("Database('postgresql://postgres@")
         with refused(sl.Conflict) as caught:
             state.bind("a")
             state.bind("b")
@@ -379,7 +379,7 @@ def test_an_address_that_the_server_or_the_driver_refuses(postgres, change, kind
     url = make_url(postgres)
     change = {**change, "query": {**url.query, **change.get("query", {})}}
     with refused(kind) as caught:
-        State(url.set(password=SECRET, **change))
+        Database(url.set(password=SECRET, **change))
     assert secretive(caught.value)
 
 
@@ -390,14 +390,14 @@ def test_a_user_who_may_not_create_tables_is_told_so(postgres_url):
         admin.execute(f"CREATE ROLE {name} LOGIN")
         admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
     with refused(sl.Invalid):
-        State(make_url(postgres_url).set(username=name))
+        Database(make_url(postgres_url).set(username=name))
 
 
 def test_other_tables_of_a_shared_database_do_not_matter(postgres_url):
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute("CREATE TABLE photos (id int)")
         admin.execute("CREATE TABLE meta (id int)")
-    with State(postgres_url) as state:
+    with Database(postgres_url) as state:
         assert raise_epoch(state, 1) == 1
 
 
@@ -406,7 +406,7 @@ def test_a_missing_driver_is_unavailable_with_the_command_to_install_it(monkeypa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with refused(sl.Unavailable) as caught:
-        State(f"postgresql://ann:{SECRET}@h/d")
+        Database(f"postgresql://ann:{SECRET}@h/d")
     assert "pip install" in caught.value.hint and secretive(caught.value)
 
 
@@ -420,14 +420,14 @@ def end_sessions(url):
 
 
 def test_a_connection_lost_between_transactions_is_replaced(postgres_url):
-    with State(postgres_url) as state:
+    with Database(postgres_url) as state:
         raise_epoch(state, 1)
         end_sessions(postgres_url)
         assert raise_epoch(state, 2) == 2
 
 
 def test_a_connection_lost_inside_a_transaction_is_unavailable_and_nothing_of_it_stays(postgres_url):
-    with State(postgres_url) as state:
+    with Database(postgres_url) as state:
         with refused(sl.Unavailable), state.transaction() as connection:
             connection.execute(update(meta).values(epoch=9))
             end_sessions(postgres_url)
@@ -439,7 +439,7 @@ def test_a_connection_lost_inside_a_transaction_is_unavailable_and_nothing_of_it
 
 
 def test_a_client_that_stalls_inside_a_transaction_does_not_stop_the_others(postgres_url):
-    with State(postgres_url, timeout_s=0.3) as stalled, State(postgres_url, timeout_s=20) as other:
+    with Database(postgres_url, timeout_s=0.3) as stalled, Database(postgres_url, timeout_s=20) as other:
         with refused(sl.Unavailable), stalled.transaction() as connection:
             connection.execute(select(meta).with_for_update())
             assert raise_epoch(other, 3) == 3, "it waits until the server ends the other's transaction"
@@ -459,10 +459,10 @@ def modes(folder):
 
 WATCHED = """
 import os, sys, threading
-from strandline.state.database import State
+from strandline.state.database import Database
 from strandline.state.tokens import Tokens
 os.umask(0)
-with State(f"sqlite:///{sys.argv[1]}/state.db") as state:
+with Database(f"sqlite:///{sys.argv[1]}/state.db") as state:
     Tokens(state).add("edge", "writer")
     with state.transaction() as connection:
         found = [f"{entry.name}:{entry.stat().st_mode & 0o777:o}" for entry in os.scandir(sys.argv[1])]
@@ -487,17 +487,17 @@ def test_a_state_is_private_before_anything_is_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", look)
     monkeypatch.setattr(sqlite3.dbapi2, "connect", look)
     with pytest.raises(sl.StrandlineError):
-        State(f"sqlite:///{tmp_path}/state.db")
+        Database(f"sqlite:///{tmp_path}/state.db")
     assert found[0] == {"state.db": 0o600}
 
 
 @pytest.mark.parametrize(("before", "after"), [(0o644, 0o600), (0o666, 0o660), (0o664, 0o660), (0o600, 0o600)])
 def test_a_state_that_others_could_read_becomes_private(tmp_path, before, after):
     url = f"sqlite:///{tmp_path}/state.db"
-    with State(url):
+    with Database(url):
         pass
     for name in ("state.db", "state.db-wal", "state.db-shm"):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(before)
-    with State(url) as state, state.transaction():
+    with Database(url) as state, state.transaction():
         assert set(modes(tmp_path).values()) == {after}

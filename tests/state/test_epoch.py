@@ -17,8 +17,8 @@ import strandline as sl
 from consuming import FACTS, open_intent
 from strandline.state import epoch as module
 from strandline.state.consumers import Registry
-from strandline.state.database import State, meta, metadata
-from strandline.state.epoch import FILE, Bond, Record, read_record
+from strandline.state.database import Database, meta, metadata
+from strandline.state.epoch import FILE, Epoch, Record, read_record
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
 from strandline.storage.open import LocalStorage, open_storage
@@ -35,7 +35,7 @@ def storage(tmp_path):
 
 @pytest.fixture
 def bond(storage, state):
-    return Bond(storage, "lake-a", state)
+    return Epoch(storage, "lake-a", state)
 
 
 def epochs(state):
@@ -89,8 +89,8 @@ def test_the_lake_is_told_the_epoch_and_the_consumers(bond, storage, state, regi
 
 
 def test_a_password_is_not_written_into_the_lake(storage, postgres_url):
-    with State(make_url(postgres_url).set(password="hidden-word")) as state:
-        Bond(storage, "lake-a", state).renew()
+    with Database(make_url(postgres_url).set(password="hidden-word")) as state:
+        Epoch(storage, "lake-a", state).renew()
     assert b"hidden-word" not in storage.read(FILE)
 
 
@@ -130,9 +130,9 @@ def test_a_trim_that_knows_a_higher_epoch_has_an_older_state(bond):
 
 def test_a_state_that_was_lost_is_noticed_and_the_place_where_it_was_is_named(bond, storage, state, new_state_url):
     bond.renew()
-    with State(new_state_url()) as empty:
+    with Database(new_state_url()) as empty:
         with refused(sl.Conflict, epoch=0, found=1) as caught:
-            Bond(storage, "lake-a", empty).check()
+            Epoch(storage, "lake-a", empty).check()
         is_elsewhere = empty.shown != state.shown  # PostgreSQL: two schemas of one database look alike
         assert (state.shown in caught.value.hint) == is_elsewhere
         assert ("another" in caught.value.message) == is_elsewhere
@@ -140,12 +140,12 @@ def test_a_state_that_was_lost_is_noticed_and_the_place_where_it_was_is_named(bo
 
 def test_a_state_from_an_old_backup_is_noticed(bond, storage, state, new_state_url):
     bond.renew()
-    with State(new_state_url()) as backup:
+    with Database(new_state_url()) as backup:
         copy(state, backup)
-        Bond(storage, "lake-a", backup).check()
+        Epoch(storage, "lake-a", backup).check()
         bond.renew()
         with refused(sl.Conflict, epoch=1, found=2):
-            Bond(storage, "lake-a", backup).check()
+            Epoch(storage, "lake-a", backup).check()
         bond.check()
 
 
@@ -166,12 +166,12 @@ def test_a_lake_from_an_old_copy_is_noticed(bond, storage, tmp_path):
 
 def test_what_is_of_another_lake_is_refused(bond, storage, state, new_state_url):
     bond.renew()
-    other = Bond(storage, "lake-b", state)
+    other = Epoch(storage, "lake-b", state)
     for call in (other.check, other.renew, lambda: other.adopt([])):
         with refused(sl.Conflict, lake="lake-b", found="lake-a"):
             call()
-    with State(new_state_url()) as fresh:
-        copied = Bond(storage, "lake-b", fresh)
+    with Database(new_state_url()) as fresh:
+        copied = Epoch(storage, "lake-b", fresh)
         for call in (copied.check, copied.renew):
             with refused(sl.Conflict, lake="lake-b", found="lake-a"):
                 call()
@@ -193,8 +193,8 @@ def test_what_is_of_another_lake_is_refused(bond, storage, state, new_state_url)
 def test_a_record_that_cannot_be_read_is_corrupt_and_left_alone(storage, tmp_path, damage):
     with storage.output(FILE) as stream:
         stream.write(damage)
-    with State(f"sqlite:///{tmp_path / 'state.db'}") as state:
-        bond = Bond(storage, "lake-a", state)
+    with Database(f"sqlite:///{tmp_path / 'state.db'}") as state:
+        bond = Epoch(storage, "lake-a", state)
         for call in (bond.check, bond.renew, lambda: bond.adopt([]), lambda: read_record(storage)):
             with refused(sl.Corrupt, path=FILE) as caught:
                 call()
@@ -212,8 +212,8 @@ def test_a_record_of_a_newer_format_is_refused(storage):
 
 def test_the_record_is_kept_in_an_object_store(seaweed, tmp_path):
     storage = open_storage(f"s3://{BUCKET}/{uuid.uuid4().hex}", options_for(seaweed))
-    with State(f"sqlite:///{tmp_path / 'state.db'}") as state:
-        bond = Bond(storage, "lake-a", state)
+    with Database(f"sqlite:///{tmp_path / 'state.db'}") as state:
+        bond = Epoch(storage, "lake-a", state)
         assert read_record(storage) is None
         assert [bond.renew() for _ in range(3)] == [1, 2, 3]
         bond.check()
@@ -239,12 +239,12 @@ def test_threads_that_renew_and_check_at_once_all_succeed(bond, storage, state):
 
 
 RENEW = """
-from strandline.state.epoch import Bond
-from strandline.state.database import State
+from strandline.state.epoch import Epoch
+from strandline.state.database import Database
 from strandline.storage.open import LocalStorage
 def work(number, url, folder, rounds):
-    with State(url) as state:
-        bond = Bond(LocalStorage(folder), "lake-a", state)
+    with Database(url) as state:
+        bond = Epoch(LocalStorage(folder), "lake-a", state)
         for _ in range(int(rounds)):
             bond.check()
             told = bond.renew()
@@ -260,16 +260,16 @@ def test_processes_that_renew_and_check_at_once_all_succeed(bond, storage, state
     bond.check()
 
 
-POINTS = ["bond.pending", "bond.recorded", "state.before_commit:1", "state.committed:1", "state.before_commit:2"]
+POINTS = ["epoch.pending", "epoch.recorded", "state.before_commit:1", "state.committed:1", "state.before_commit:2"]
 DOOMED = """
 from strandline import crash
-from strandline.state.epoch import Bond
-from strandline.state.database import State
+from strandline.state.epoch import Epoch
+from strandline.state.database import Database
 from strandline.storage.open import LocalStorage
 def work(number, *arguments):
     url, folder, point, rounds = arguments[4 * number : 4 * number + 4]
-    with State(url) as state:
-        bond = Bond(LocalStorage(folder), "lake-a", state)
+    with Database(url) as state:
+        bond = Epoch(LocalStorage(folder), "lake-a", state)
         for _ in range(int(rounds)):
             bond.check()
             bond.renew()
@@ -290,11 +290,11 @@ def test_a_renewal_that_is_killed_leaves_lake_and_state_together(new_state_url, 
     answers = in_processes(DOOMED, len(POINTS), *arguments, is_sound=False)
     assert [code for code, _ in answers] == [-9] * len(POINTS)
     for point, (url, folder) in zip(POINTS, places, strict=True):
-        with State(url) as state:
+        with Database(url) as state:
             storage = LocalStorage(folder)
-            bond = Bond(storage, "lake-a", state)
+            bond = Epoch(storage, "lake-a", state)
             bond.check()
-            is_begun, is_told = point != "state.before_commit:1", point in ("bond.recorded", "state.before_commit:2")
+            is_begun, is_told = point != "state.before_commit:1", point in ("epoch.recorded", "state.before_commit:2")
             assert (epochs(state), read_record(storage).epoch) == ((1, 1 + is_begun), 1 + is_told), point
             assert bond.renew() == 2 + is_begun
             bond.check()
@@ -333,8 +333,8 @@ class Slow(LocalStorage):
 def test_a_renewal_that_writes_late_does_no_harm(storage, postgres_url, monkeypatch):
     """Its transaction was ended by the server meanwhile, and others have renewed."""
     slow = Slow(storage.uri)
-    with State(postgres_url, timeout_s=0.3) as stalled, State(postgres_url, timeout_s=20) as state:
-        bond, late = Bond(storage, "lake-a", state), Bond(slow, "lake-a", stalled)
+    with Database(postgres_url, timeout_s=0.3) as stalled, Database(postgres_url, timeout_s=20) as state:
+        bond, late = Epoch(storage, "lake-a", state), Epoch(slow, "lake-a", stalled)
         bond.renew()
         with ThreadPoolExecutor(1) as pool:
             renewing = pool.submit(late.renew)
@@ -369,17 +369,17 @@ def test_no_loss_is_missed_and_none_is_invented(storage, new_state_url, monkeypa
     monkeypatch.setattr(module, "crash_point", crash_at)
     monkeypatch.setattr(module, "LATE_S", -1.0)
     chance, doom = random.Random(seed), None
-    with State(new_state_url()) as state, State(new_state_url()) as backup:
-        bond = Bond(storage, "lake-a", state)
+    with Database(new_state_url()) as state, Database(new_state_url()) as backup:
+        bond = Epoch(storage, "lake-a", state)
         renewals, of_backup, of_copy, copied = 0, 0, 0, None
         copy(state, backup)
         for _ in range(25):
-            doom = chance.choice([None, None, "bond.pending", "bond.recorded"])
+            doom = chance.choice([None, None, "epoch.pending", "epoch.recorded"])
             try:
                 bond.renew()
                 renewals += 1
             except Killed:
-                renewals += doom == "bond.recorded"
+                renewals += doom == "epoch.recorded"
             doom = None
             bond.check()
             action = chance.choice(["back up", "copy", "restore backup", "restore copy", "nothing"])
@@ -419,8 +419,8 @@ def test_an_empty_state_becomes_the_lakes_with_what_the_destinations_hold(bond, 
     for _ in range(4):
         bond.renew()
     record = read_record(storage)
-    with State(new_state_url()) as empty:
-        adopting = Bond(storage, "lake-a", empty)
+    with Database(new_state_url()) as empty:
+        adopting = Epoch(storage, "lake-a", empty)
         registry, marks = Registry(empty), Marks(empty)
         found = {each.name: each for each in record.consumers}
         adopted = adopting.adopt([(found["a"], {0: 7, 1: 5}), (found["c"], {}), (found["b"], None)])
@@ -448,9 +448,9 @@ def test_an_older_state_keeps_its_higher_marks_and_the_intents_that_stand_on_the
     untold = open_intent(marks, consumer, fence, vnodes=[4], after=5, upto=8, lane="2")
     other, _ = started(state, "other", {0: 1})
     bond.renew()
-    with State(new_state_url()) as backup:
+    with Database(new_state_url()) as backup:
         copy(state, backup)
-        adopting, marks = Bond(storage, "lake-a", backup), Marks(backup)
+        adopting, marks = Epoch(storage, "lake-a", backup), Marks(backup)
         bond.renew()
         with refused(sl.Conflict):
             adopting.check()
@@ -535,13 +535,13 @@ def test_positions_that_make_no_sense_change_nothing(bond, state, registry, mark
 
 ADOPT = """
 from strandline import crash
-from strandline.state.epoch import Bond, read_record
-from strandline.state.database import State
+from strandline.state.epoch import Epoch, read_record
+from strandline.state.database import Database
 from strandline.storage.open import LocalStorage
 def work(number, folder, *arguments):
     url, crash._ARMED = arguments[2 * number : 2 * number + 2]
     storage = LocalStorage(f"{folder}/lake-{number}")
-    Bond(storage, "lake-a", State(url)).adopt([(each, {0: 7}) for each in read_record(storage).consumers])
+    Epoch(storage, "lake-a", Database(url)).adopt([(each, {0: 7}) for each in read_record(storage).consumers])
 """
 
 
@@ -550,19 +550,19 @@ def test_an_adoption_that_is_killed_is_done_or_can_be_repeated(
 ):
     consumers = [started(state, name, {0: 5})[0] for name in ("a", "b")]
     bond.renew()
-    points = ["state.before_commit:1", "state.committed:1", "bond.adopted", "bond.pending", "bond.recorded"]
+    points = ["state.before_commit:1", "state.committed:1", "epoch.adopted", "epoch.pending", "epoch.recorded"]
     urls = [new_state_url() for _ in points]
     for number, url in enumerate(urls):
         shutil.copy(storage.url(FILE), folder_of(tmp_path, number))
-        with State(url) as fresh:
-            Bond(storage, "lake-a", fresh)  # makes the tables, so that the first commit is the adoption's
+        with Database(url) as fresh:
+            Epoch(storage, "lake-a", fresh)  # makes the tables, so that the first commit is the adoption's
     arguments = [word for url, point in zip(urls, points, strict=True) for word in (url, point)]
     answers = in_processes(ADOPT, len(points), str(tmp_path), *arguments, is_sound=False)
     assert [code for code, _ in answers] == [-9] * len(points)
     for number, url in enumerate(urls):
-        with State(url) as fresh:
+        with Database(url) as fresh:
             place = LocalStorage(str(tmp_path / f"lake-{number}"))
-            again, registry, marks = Bond(place, "lake-a", fresh), Registry(fresh), Marks(fresh)
+            again, registry, marks = Epoch(place, "lake-a", fresh), Registry(fresh), Marks(fresh)
             if number == 0:
                 with refused(sl.Conflict, epoch=0, found=1):
                     again.check()

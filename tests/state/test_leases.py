@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.state import leases as module
-from strandline.state.database import State, now_s
+from strandline.state.database import Database, now_s
 from strandline.state.leases import Lease, Leases, check_fence, is_dead, this_worker
 from support import answer_of, refused, start_python
 
 
 @pytest.fixture
 def state(state_url):
-    with State(state_url, timeout_s=20) as opened:
+    with Database(state_url, timeout_s=20) as opened:
         yield opened
 
 
@@ -91,7 +91,7 @@ def test_a_fence_never_falls_also_after_a_release(state, leases):
         with refused(sl.Conflict):
             leases.renew(lease, 60)
     assert fences == [1, 2, 3, 4]
-    with State(state._url) as other:
+    with Database(state._url) as other:
         assert Leases(other).acquire("a", "x", 60).fence == 5
 
 
@@ -167,10 +167,10 @@ ACQUIRE = """
 import time
 from strandline.errors import Conflict
 from strandline.state.leases import Leases
-from strandline.state.database import State
+from strandline.state.database import Database
 def work(number, url, rounds):
     won = []
-    with State(url) as state:
+    with Database(url) as state:
         leases = Leases(state)
         for turn in range(int(rounds)):
             try:
@@ -190,10 +190,10 @@ TAKE_TURNS = """
 import time
 from strandline.errors import Conflict
 from strandline.state.leases import Leases
-from strandline.state.database import State
+from strandline.state.database import Database
 def work(number, url, path):
     fences = []
-    with State(url) as state:
+    with Database(url) as state:
         leases = Leases(state)
         while len(fences) < 8:
             try:
@@ -364,8 +364,8 @@ STALLED = """
 import json, os, sys, time
 from strandline.errors import Conflict, StrandlineError
 from strandline.state.leases import Leases, check_fence
-from strandline.state.database import State
-state = State(sys.argv[1])
+from strandline.state.database import Database
+state = Database(sys.argv[1])
 with Leases(state).held("a", "stalled", 0.5) as held:
     print("held", flush=True)
     while not os.path.exists(sys.argv[2]):
@@ -405,8 +405,8 @@ def test_a_process_that_was_stopped_and_taken_over_wakes_up_powerless(leases, st
 HOLD = """
 import sys, time
 from strandline.state.leases import Leases, this_worker
-from strandline.state.database import State
-lease = Leases(State(sys.argv[1])).acquire("a", this_worker(), 600)
+from strandline.state.database import Database
+lease = Leases(Database(sys.argv[1])).acquire("a", this_worker(), 600)
 print(lease.owner, flush=True)
 time.sleep(600)
 """

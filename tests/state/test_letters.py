@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.model.change import Dead
 from strandline.state import letters as module
 from strandline.state.consumers import Registry
-from strandline.state.database import State
+from strandline.state.database import Database
 from strandline.state.letters import DeadLetters
 from support import python, refused
 
@@ -21,7 +21,7 @@ FACTS = {"kind": "sink", "table": "t", "table_generation": "g1", "destination": 
 
 @pytest.fixture
 def state(state_url):
-    with State(state_url, timeout_s=20) as opened:
+    with Database(state_url, timeout_s=20) as opened:
         yield opened
 
 
@@ -90,8 +90,8 @@ import sys
 from strandline.state.letters import DeadLetters
 from strandline.state.consumers import Registry
 from strandline.model.change import Dead
-from strandline.state.database import State
-state = State(sys.argv[1])
+from strandline.state.database import Database
+state = Database(sys.argv[1])
 letters = DeadLetters(state)
 letters.save(Registry(state).get("a"), "intent-1", [Dead((0, seq, 0), 1, b"", "no") for seq in range(3)])
 """
@@ -192,7 +192,7 @@ def test_a_purge_takes_keys_out_of_letters_and_letters_that_have_none_left(lette
 
 def test_what_a_purge_erases_leaves_the_file(tmp_path):
     """Free pages and the rest of pages are overwritten, not only given up."""
-    with State(f"sqlite:///{tmp_path}/state.db") as state:
+    with Database(f"sqlite:///{tmp_path}/state.db") as state:
         letters, who = DeadLetters(state), Registry(state).register("a", **FACTS).consumer
         wide = "purged-" * 2000
         for intent, name in enumerate(["purged-key", wide, "other"]):

@@ -488,10 +488,10 @@ import random
 from strandline.errors import Conflict
 from strandline.state.marks import Marks
 from strandline.state.consumers import Registry
-from strandline.state.database import State
+from strandline.state.database import Database
 def work(number, url, fence):
     chance, done, lost = random.Random(number), 0, 0
-    with State(url) as state:
+    with Database(url) as state:
         marks = Marks(state)
         consumer = Registry(state).get("a")
         while done < 20:
@@ -557,10 +557,10 @@ from strandline import crash
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
 from strandline.state.consumers import Registry
-from strandline.state.database import State
+from strandline.state.database import Database
 FACTS = dict(kind="sink", table="t", table_generation="g1", destination="s3://a")
 def scenario(url):
-    state = State(url)
+    state = Database(url)
     registry, marks, leases = Registry(state), Marks(state), Leases(state)
     state.bind("lake")
     consumer = registry.register("a", definition={"n": 1}, **FACTS).consumer
@@ -631,8 +631,8 @@ import sys
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
 from strandline.state.consumers import Registry
-from strandline.state.database import State
-state = State(sys.argv[1])
+from strandline.state.database import Database
+state = Database(sys.argv[1])
 marks = Marks(state)
 consumer = Registry(state).get("a")
 fence = Leases(state).acquire(consumer.lease, "doomed", 0.05).fence

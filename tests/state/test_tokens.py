@@ -15,14 +15,14 @@ from strandline.cli import token
 from strandline.server import auth
 from strandline.server.app import make_app
 from strandline.server.run import serve
-from strandline.state.database import State
+from strandline.state.database import Database
 from strandline.state.tokens import Tokens, role_of
 from support import refused
 
 
 @pytest.fixture
 def tokens(state_url):
-    with State(state_url, timeout_s=10) as state:
+    with Database(state_url, timeout_s=10) as state:
         yield Tokens(state)
 
 
@@ -78,7 +78,7 @@ def test_odd_names_and_roles_are_refused(tokens, name, role):
 
 
 def test_the_state_holds_no_secret(tmp_path):
-    with State(f"sqlite:///{tmp_path}/state.db") as state:
+    with Database(f"sqlite:///{tmp_path}/state.db") as state:
         secret = Tokens(state).add("edge", "writer")
     with sqlite3.connect(tmp_path / "state.db") as connection:
         kept = connection.execute("SELECT * FROM strandline_tokens").fetchall()
@@ -101,7 +101,7 @@ def run(lake, items):
 def test_the_verbs_add_list_and_revoke(lake, run):
     code, made = run("add", "edge", "--role", "writer")
     assert (code, made["role"]) == (0, "writer")
-    assert role_of(made["token"], Tokens(lake.state).known()) == "writer"
+    assert role_of(made["token"], Tokens(lake.state.database).known()) == "writer"
     code, listed = run("list")
     assert [(each["name"], each["role"]) for each in listed["tokens"]] == [("edge", "writer")]
     assert made["token"] not in json.dumps(listed)
@@ -136,7 +136,7 @@ def test_a_token_of_a_state_that_noted_none_is_noted_when_it_goes(tokens):
 
 def test_a_server_that_has_seen_a_token_never_serves_without_one(lake, items, monkeypatch):
     monkeypatch.setattr(auth, "_FRESH_S", 0.0)
-    tokens = Tokens(lake.state)
+    tokens = Tokens(lake.state.database)
     with asking(make_app(lake, tokens=tokens)) as client:
         assert client.get("/status").status_code == 200
         secret = tokens.add("edge", "reader")
@@ -153,7 +153,7 @@ def test_a_server_that_has_seen_a_token_never_serves_without_one(lake, items, mo
 
 
 def test_a_lake_whose_tokens_were_all_revoked_is_not_served(lake, items):
-    tokens = Tokens(lake.state)
+    tokens = Tokens(lake.state.database)
     tokens.add("edge", "reader")
     tokens.revoke("edge")
     with refused(sl.Invalid, host="127.0.0.1"):

@@ -86,7 +86,7 @@ def list_(
 def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The beginning of its id.")]) -> Answer:
     """Show a dead letter: why it was refused, its keys, and the rows as they are now."""
     lake = call.lake()
-    letter = lake.ledger.letters.get(id)
+    letter = lake.state.letters.get(id)
     keys = letter.key_table
     rows, fault = _now(lake, letter)
     data = {**_data(letter), "keys": keys.to_pylist(), "now": None if rows is None else rows.to_pylist()}
@@ -167,7 +167,7 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
         by_sink = ", ".join(sorted({letter.consumer for letter in chosen}))
         question = f"Forget {what} of {by_sink}? Their rows are not sent, unless they change again."
         call.confirm(question, "dead letters are dropped", table=chosen[0].table)
-    count = lake.ledger.letters.drop([letter.id for letter in chosen]) if chosen else 0
+    count = lake.state.letters.drop([letter.id for letter in chosen]) if chosen else 0
 
     def render(out: Console) -> None:
         out.print(f"Dropped {what}." if count else "There are no dead letters.")
@@ -188,7 +188,7 @@ def _letters(call: Call, lake: Lake, sink: str | None) -> DeadLetters | None:
     """The lake's dead letters; None when it never had a state. A name that no sink has is an error."""
     if sink is not None:
         sinks.named(call, lake, [sink])
-    return lake.ledger.letters if lake.has_ledger else None
+    return lake.state.letters if lake.has_state else None
 
 
 def _chosen(call: Call, lake: Lake, words: Sequence[str] | None, is_all: bool) -> list[DeadLetter]:
@@ -196,7 +196,7 @@ def _chosen(call: Call, lake: Lake, words: Sequence[str] | None, is_all: bool) -
     if not words and not is_all:
         raise typer.BadParameter("name dead letters by their ids, or give --all")
     if not is_all:
-        return list({(letter := lake.ledger.letters.get(word)).id: letter for word in words or ()}.values())
+        return list({(letter := lake.state.letters.get(word)).id: letter for word in words or ()}.values())
     found: list[DeadLetter] = []
     for sink in dict.fromkeys(words) if words else [None]:
         letters = _letters(call, lake, sink)

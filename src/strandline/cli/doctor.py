@@ -69,9 +69,9 @@ def _state_findings(call: Call) -> list[Finding]:
     """Whether the lake's sinks can go on: its state is there and is not an older one, and none of them has failed."""
     try:
         lake = call.lake()
-        if lake.has_ledger:
-            lake.ledger.bond.check()
-        found = lake.status().sinks if lake.has_ledger or lake.declared else ()
+        if lake.has_state:
+            lake.state.epoch.check()
+        found = lake.status().sinks if lake.has_state or lake.declared else ()
         return [_sink_finding(sink) for sink in found if sink.error]
     except StrandlineError as error:
         command = "doctor --adopt-state" if isinstance(error, Conflict) else None
@@ -91,7 +91,7 @@ def _sink_finding(sink: SinkStatus) -> Finding:
 
 def _adopted(call: Call, skip: Sequence[str]) -> Answer:
     lake = call.lake()
-    is_lost = not lake.ledger.registry.all()
+    is_lost = not lake.state.registry.all()
     found = adopt_state(lake, skip=skip)
     retired = sum(each.marks is None for each in found)
     waiting = sum(each.is_undecided for each in found)

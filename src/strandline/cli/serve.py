@@ -41,10 +41,10 @@ def serve(
 
     lake = call.lake()
     # A bucket for which no state was ever named has no tokens.
-    has_state = lake.storage.is_local or lake.has_ledger
-    if lake.has_ledger:
+    has_state = lake.storage.is_local or lake.has_state
+    if lake.has_state:
         # A state that was lost has lost the tokens as well: nobody is let in without them.
-        lake.ledger.bond.check()
+        lake.state.epoch.check()
 
     def listening(url: str) -> None:
         said = json.dumps({"lake": lake.storage.uri, "url": url})
@@ -53,7 +53,7 @@ def serve(
 
     run.serve(
         lake,
-        tokens=Tokens(lake.state) if has_state else None,
+        tokens=Tokens(lake.state.database) if has_state else None,
         host=host,
         port=port,
         on_listening=listening,

@@ -185,7 +185,7 @@ def show(call: Call, name: SinkName) -> Answer:
     """Show a sink: what it sends where, how far it is, and its lives."""
     lake = call.lake()
     (found,) = sinks.all_of(call, lake, [name])
-    lives = lake.ledger.registry.history(name) if lake.has_ledger else []
+    lives = lake.state.registry.history(name) if lake.has_state else []
     declared = lake.declared.get(name)
     now = next((life for life in lives if life.generation == found.generation), None)
     definition = declared.to_dict() if declared is not None else now.definition if now is not None else {}

@@ -42,8 +42,8 @@ def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[S
 
 def check_state(lake: Lake) -> None:
     """What a tick checks first: `Conflict` unless lake and state belong together."""
-    if lake.has_ledger:
-        lake.ledger.bond.check()
+    if lake.has_state:
+        lake.state.epoch.check()
 
 
 def adding(call: Call) -> str:

@@ -33,14 +33,14 @@ def add(
     """Make a token and print its secret, once: only a hash of it is kept."""
     secret = _tokens(call).add(name, role)
     # From here on the lake knows of it: a state without the token is an older one, and is not served.
-    call.lake().ledger.bond.renew()
+    call.lake().state.epoch.renew()
     data = {"name": name, "role": role, "token": secret}
     return Answer(data, lambda out: out.print(secret, soft_wrap=True))
 
 
 def list_(call: Call) -> Answer:
     """List the tokens, without their secrets."""
-    found = _tokens(call).all() if call.lake().has_ledger else []
+    found = _tokens(call).all() if call.lake().has_state else []
     made = [(token, dt.datetime.fromtimestamp(token.created_s, dt.UTC)) for token in found]
     data = [{"name": token.name, "role": token.role, "created_at": at} for token, at in made]
 
@@ -56,7 +56,7 @@ def list_(call: Call) -> Answer:
 def revoke(call: Call, name: Name) -> Answer:
     """End a token: who uses it is refused from now on."""
     _tokens(call).revoke(name)
-    call.lake().ledger.bond.renew()
+    call.lake().state.epoch.renew()
     return Answer({"name": name, "is_revoked": True}, lambda out: out.print(f"Token {name} is revoked."))
 
 
@@ -65,5 +65,5 @@ def _tokens(call: Call) -> Tokens:
     from strandline.state.tokens import Tokens
 
     lake = call.lake()
-    lake.ledger.bond.check()
-    return Tokens(lake.state)
+    lake.state.epoch.check()
+    return Tokens(lake.state.database)

@@ -14,10 +14,9 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.sinks.definition import SinkDef
 from strandline.state import database, epoch
-from strandline.state.database import State
 from strandline.state.intents import busy
 from strandline.state.leases import this_worker
-from strandline.state.state import Ledger, open_state
+from strandline.state.state import State, open_database
 from strandline.storage.open import is_inside
 from strandline.tables.catalog import Entry
 from strandline.tables.collection import Tables
@@ -42,28 +41,23 @@ class Context(Tables):
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
         self._state_url = state
-        self._ledger: Ledger | None = None
+        self._state: State | None = None
         self._opening = threading.Lock()
 
     @property
     def state(self) -> State:
-        """The database of the lake's consumers, made when it is missing."""
-        return self.ledger.state
-
-    @property
-    def ledger(self) -> Ledger:
-        """What the state holds: consumers, marks, leases, dead letters."""
+        """What consumers remember: who they are, marks, leases, dead letters. A missing database is made."""
         with self._opening:
-            if self._ledger is None:
+            if self._state is None:
                 lake_id = self.catalog.ensure_lake().lake_id
-                state = open_state(self.storage, self._state_url)
-                self._ledger = Ledger.of(state, self.storage, lake_id)
-            return self._ledger
+                database = open_database(self.storage, self._state_url)
+                self._state = State.of(database, self.storage, lake_id)
+            return self._state
 
     @property
-    def has_ledger(self) -> bool:
+    def has_state(self) -> bool:
         """Whether there is a state to ask, or was one; otherwise no sink has ever run here."""
-        if self._ledger is not None or self._state_url is not None:
+        if self._state is not None or self._state_url is not None:
             return True
         is_here = self.storage.is_local and self.storage.exists(database.FILE)
         return is_here or self.storage.exists(epoch.FILE)
@@ -91,34 +85,34 @@ class StateReaders:
     entry: Entry
 
     def marks(self) -> list[tuple[int, str]]:
-        if not self.context.has_ledger:
+        if not self.context.has_state:
             return []
         table = self.context.open_table(self.entry)
-        ledger = self.context.ledger
-        ledger.bond.check(trimmed_epoch=table.log.refresh().epoch)
-        return ledger.marks.slowest_by(self.entry.generation, table.definition.vnodes)
+        state = self.context.state
+        state.epoch.check(trimmed_epoch=table.log.refresh().epoch)
+        return state.marks.slowest_by(self.entry.generation, table.definition.vnodes)
 
     def renewed_epoch(self) -> int:
-        return self.context.ledger.bond.renew() if self.context.has_ledger else 0
+        return self.context.state.epoch.renew() if self.context.has_state else 0
 
     def forget(self, keys: pa.Table) -> int:
-        return self.context.ledger.letters.forget(self.entry.generation, keys) if self.context.has_ledger else 0
+        return self.context.state.letters.forget(self.entry.generation, keys) if self.context.has_state else 0
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         with ExitStack() as stack:
-            if self.context.has_ledger:
-                ledger = self.context.ledger
+            if self.context.has_state:
+                state = self.context.state
                 mine = [
                     consumer
-                    for consumer in ledger.registry.all()
+                    for consumer in state.registry.all()
                     if consumer.table_generation == self.entry.generation and not consumer.is_retired
                 ]
                 for consumer in mine:
-                    stack.enter_context(ledger.leases.held(consumer.lease, this_worker(), title=consumer.title))
+                    stack.enter_context(state.leases.held(consumer.lease, this_worker(), title=consumer.title))
                 for consumer in mine:
-                    for intent in ledger.marks.intents(consumer):
+                    for intent in state.marks.intents(consumer):
                         raise busy(consumer.name, intent, "the past of its table cannot change")
                 # A copy of the state with something under way would repeat it over other rows from here on.
-                ledger.bond.renew()
+                state.epoch.renew()
             yield

@@ -2,7 +2,7 @@
 
 For each range the destination is asked whether it stands where the mark does; then the intent is saved; then lake and
 state are told a new epoch, so that a copy of the state from before the intent is known as an old one; then the rows go
-through lanes (`carry`); then the destination makes them count; then the mark moves and closes the intent, in one
+through lanes (`delivery`); then the destination makes them count; then the mark moves and closes the intent, in one
 transaction, under the fence of the consumer's lease. A lane that fails leaves its intent open and its vnodes where they
 were; the others go on.
 

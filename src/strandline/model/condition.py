@@ -1,6 +1,6 @@
 """A condition on rows, as a value: in the words of DuckDB and of Spark, and what it says about the columns' bounds.
 
-Spark tasks load this module, so it needs nothing that parses SQL; `predicate` makes conditions from text.
+Spark tasks load this module, so it needs nothing that parses SQL; `where` makes conditions from text.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def add(context: Context, sink: SinkDef) -> Registered:
     table = context.table(sink.table)
     context.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
-    context.ledger.bond.check()
-    registered = context.ledger.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
-    context.ledger.bond.renew()
+    context.state.epoch.check()
+    registered = context.state.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
+    context.state.epoch.renew()
     return registered
 
 
@@ -78,11 +78,11 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
     )
     if dry_run:
         return done
-    context.ledger.bond.check()
+    context.state.epoch.check()
     newest = _newest_life(context, table, consumer)
-    with context.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
-        context.ledger.registry.retire(name)
-        context.ledger.registry.register(
+    with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        context.state.registry.retire(name)
+        context.state.registry.register(
             name,
             kind=consumer.kind,
             table=table.name,
@@ -92,7 +92,7 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
             revive=True,
             after_ms=newest,
         )
-        context.ledger.bond.renew()
+        context.state.epoch.renew()
     return done
 
 
@@ -123,10 +123,10 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
     except NotFound:
         lag = Lag(0, 0, None)
     if not dry_run:
-        context.ledger.bond.check()
-        with context.ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
-            context.ledger.registry.retire(name)
-            context.ledger.bond.renew()
+        context.state.epoch.check()
+        with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            context.state.registry.retire(name)
+            context.state.epoch.renew()
     return Retired(name, consumer.table, consumer.destination, lag)
 
 

@@ -59,11 +59,11 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted
     epochs = [0, *(context.table(name).log.refresh().epoch for name in context.tables())]
     if _belongs(context, max(epochs)):
         raise Invalid(
-            f"the state {context.state.shown} and the lake belong together: there is nothing to adopt",
+            f"the state {context.state.database.shown} and the lake belong together: there is nothing to adopt",
             hint="To start one sink again: strandline mark reset SINK",
         )
     record = read_record(context.storage)
-    known = {each.name: each for each in context.ledger.registry.all()}
+    known = {each.name: each for each in context.state.registry.all()}
     known |= {each.name: each for each in (record.consumers if record else ())}
     for name in skip:
         if name not in known:
@@ -87,13 +87,13 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted
         begun += place.begun
         facts = (name, consumer.table, consumer.destination)
         found.append(Adopted(*facts, place.marks, place.why, len(place.begun), place.is_undecided))
-    context.ledger.bond.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
+    context.state.epoch.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
     return found
 
 
 def _belongs(context: Context, trimmed_epoch: int) -> bool:
     try:
-        context.ledger.bond.check(trimmed_epoch=trimmed_epoch)
+        context.state.epoch.check(trimmed_epoch=trimmed_epoch)
     except Conflict:
         return False
     return True

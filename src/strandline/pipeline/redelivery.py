@@ -55,18 +55,18 @@ class Replayed:
 
 def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
     """Send these letters again, each on its own; those that are accepted go."""
-    ledger = context.ledger
-    ledger.bond.check()
+    state = context.state
+    state.epoch.check()
     by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
-    for letter in {letter.id: letter for letter in (ledger.letters.get(id) for id in ids)}.values():
+    for letter in {letter.id: letter for letter in (state.letters.get(id) for id in ids)}.values():
         by_sink[letter.consumer].append(letter)
     done: list[Replayed] = []
     proved: set[str] = set()
     for name, letters in sorted(by_sink.items()):
-        consumer = ledger.registry.get(name)
-        with ledger.leases.held(consumer.lease, this_worker(), title=consumer.title):
-            consumer = ledger.registry.get(name)  # as it is under the lease
-            ledger.bond.renew()
+        consumer = state.registry.get(name)
+        with state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+            consumer = state.registry.get(name)  # as it is under the lease
+            state.epoch.renew()
             away: Unavailable | None = None
             for letter in letters:
                 if away is None:
@@ -81,7 +81,7 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
 
 
 def _sent(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
-    letters = context.ledger.letters
+    letters = context.state.letters
     try:
         rows = _send(context, consumer, letter, proved)
     except StrandlineError as error:
@@ -130,7 +130,7 @@ def _send(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[
 
 def rows_of(context: Context, letter: DeadLetter) -> pa.Table | None:
     """The rows of a letter as a sink would send them now; None when the table was dropped."""
-    consumer = context.ledger.registry.get(letter.consumer)
+    consumer = context.state.registry.get(letter.consumer)
     declared = context.declared.get(consumer.name)
     try:
         table = table_of(context, declared, consumer)

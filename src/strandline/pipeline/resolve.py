@@ -10,19 +10,19 @@ from strandline.errors import NotFound
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef
 from strandline.state.consumers import Consumer, Registered, preview
 from strandline.state.marks import Standing
-from strandline.state.state import Ledger
+from strandline.state.state import State
 from strandline.tables.store import TableStore
 
 
 def standings(context: Context) -> dict[str, Standing]:
     """Every sink, by name: those that are declared here and those that the state knows."""
-    known = _known(context.ledger) if context.has_ledger else {}
+    known = _known(context.state) if context.has_state else {}
     return {name: known.get(name, Standing()) for name in sorted({*context.declared, *known})}
 
 
 def standing_of(context: Context, name: str) -> Standing:
     """One sink, which the state need not know."""
-    return _known(context.ledger, name).get(name, Standing()) if context.has_ledger else Standing()
+    return _known(context.state, name).get(name, Standing()) if context.has_state else Standing()
 
 
 def active_sinks(context: Context) -> dict[str, SinkDef]:
@@ -103,7 +103,7 @@ def is_same(consumer: Consumer, declared: SinkDef, table: TableStore) -> bool:
     return was == (declared.to.kind, declared.to.destination, table.entry.generation)
 
 
-def _known(ledger: Ledger, name: str | None = None) -> dict[str, Standing]:
+def _known(state: State, name: str | None = None) -> dict[str, Standing]:
     """The sinks of the state, or the one of this name."""
-    found = ledger.marks.standings(name)
+    found = state.marks.standings(name)
     return {each: had for each, had in found.items() if had.consumer is not None and had.consumer.kind in KINDS}

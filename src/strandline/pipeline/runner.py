@@ -176,8 +176,8 @@ def _finished(working: dict[str, Future[SinkReport | None]]) -> tuple[SinkReport
 def _planned(context: Context, names: Sequence[str] | None) -> list[SinkPlan]:
     """What is due; `Conflict` when lake and state do not belong together."""
     found = sink_plans(context, names)
-    if context.has_ledger:
-        context.ledger.bond.check(trimmed_epoch=max((each.epoch for each in found), default=0))
+    if context.has_state:
+        context.state.epoch.check(trimmed_epoch=max((each.epoch for each in found), default=0))
     return found
 
 
@@ -205,7 +205,7 @@ class _Tick:
         with _collecting(plan.name, tally.errors), ExitStack() as stack:
             if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
                 raise plan.error
-            leases = self._lake.ledger.leases
+            leases = self._lake.state.leases
             try:
                 lease, title = lease_of(plan.name), f"sink {plan.name!r}"
                 held = stack.enter_context(leases.held(lease, this_worker(), self._lease_s, title=title))
@@ -229,7 +229,7 @@ class _Tick:
             if consumers and not consumers[-1].is_retired and (tally.upto is not None or tally.errors):
                 error = tally.errors[0].to_dict() if tally.errors else None
                 receipt = {**tally.facts(), "seconds": round(time.monotonic() - started_s, 3), "error": error}
-                self._lake.ledger.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
+                self._lake.state.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
 
     def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
         """What is due, and a second time when that was to finish what was begun: only then its vnodes go on.
@@ -255,35 +255,35 @@ class _Tick:
 
     def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
-        context, ledger = self._lake, self._lake.ledger
+        context, state = self._lake, self._lake.state
         consumer, marks = found.consumer, found.marks
         declared = declared_sink(context, plan.name, consumer)
         table = table_of(context, declared, consumer)
         if declared is not None and (plan.is_new or plan.why):
             facts = facts_of(declared, table, consumer)
-            consumer = ledger.registry.register(plan.name, **facts).consumer
+            consumer = state.registry.register(plan.name, **facts).consumer
             # The lake knows of it before anything of it leaves.
-            ledger.bond.renew()
-            marks = ledger.marks.load(consumer)
+            state.epoch.renew()
+            marks = state.marks.load(consumer)
         assert consumer is not None
         missing = {vnode: 0 for vnode in range(table.definition.vnodes) if vnode not in marks}
         if missing:
-            ledger.marks.start(consumer, missing, held.fence)
+            state.marks.start(consumer, missing, held.fence)
         return consumer
 
     def _cursor(self, consumer: Consumer, held: Held, tally: Tally) -> Cursor:
-        context, ledger = self._lake, self._lake.ledger
+        context, state = self._lake, self._lake.state
         declared = context.declared.get(consumer.name)
         return Cursor(
             table_of(context, declared, consumer),
             consumer,
             declared,
             lake_id=context.catalog.refresh().lake_id,
-            marks=ledger.marks,
-            letters=ledger.letters,
+            marks=state.marks,
+            letters=state.letters,
             held=held,
             tally=tally,
-            renew=ledger.bond.renew,
+            renew=state.epoch.renew,
         )
 
 

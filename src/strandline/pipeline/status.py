@@ -119,8 +119,8 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
     tables = tuple(_checked(context, name, exact) for name in sorted(catalog.tables))
     fault = None
     try:
-        if context.has_ledger:
-            context.ledger.bond.check()
+        if context.has_state:
+            context.state.epoch.check()
         sinks = _sinks(context)
     except StrandlineError as error:
         sinks, fault = (), str(error)
@@ -130,8 +130,8 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
 def _sinks(context: Context) -> tuple[SinkStatus, ...]:
     standing = standings(context)
     known = [found.consumer for found in standing.values() if found.consumer is not None]
-    last = context.ledger.marks.last_receipts(known) if known else {}
-    letters = context.ledger.letters.counts() if known else {}
+    last = context.state.marks.last_receipts(known) if known else {}
+    letters = context.state.letters.counts() if known else {}
     return tuple(_sink(context, name, found, last, letters) for name, found in standing.items())
 
 
@@ -153,7 +153,7 @@ def _sink(
         error = plan.error.message
     elif not is_retired:
         lag = lag_of({} if plan.is_new else found.marks, plan.start, context.table(plan.table).merge(), time.time())
-    lease = None if consumer is None else context.ledger.leases.find(consumer.lease)
+    lease = None if consumer is None else context.state.leases.find(consumer.lease)
     return SinkStatus(
         name=name,
         table=plan.table,

@@ -1,7 +1,7 @@
 """Read a query from a stranger, and rewrite it so that it can name nothing but the lake's tables.
 
-The query is measured (`sqltext`) and then read as DuckDB's syntax tree. Names are resolved scope by scope: a table is
-one of a WITH around it, or one of the lake. Every table of the lake and every name of a WITH gets a new name that
+The query is measured (`sql_limits`) and then read as DuckDB's syntax tree. Names are resolved scope by scope: a table
+is one of a WITH around it, or one of the lake. Every table of the lake and every name of a WITH gets a new name that
 nobody can guess, where it is defined and where it is used. So no table name that the query holds ever reaches DuckDB,
 which would look for a file, a catalog or a Python variable of that name: a name that is resolved wrongly finds
 nothing. Functions are called from a list.

@@ -33,7 +33,7 @@ from sqlalchemy import (
 
 from strandline.errors import Conflict, Invalid, NotFound
 from strandline.model.text import check_text
-from strandline.state.database import State, insert_missing, metadata, now_s
+from strandline.state.database import Database, insert_missing, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.leases import check_fence, leases
 from strandline.state.values import check_int, from_json, to_json
@@ -127,7 +127,7 @@ class Registered:
 class Registry:
     """The consumers of one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Database) -> None:
         self._state = state
         state.ensure(consumers, generations, intents, leases)
 

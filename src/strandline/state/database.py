@@ -2,7 +2,7 @@
 
 It owns the connection, the transactions, the database's clock and what the driver's errors become. Tables belong to
 the modules that use them and share one `metadata`. State and lake share an id and a rising epoch, so that a state
-that is lost, foreign or older than its lake is noticed (see `bond`).
+that is lost, foreign or older than its lake is noticed (see `epoch`).
 
 After a crash: a transaction is there whole or not at all, and a commit that returned survives a power loss.
 """
@@ -67,7 +67,7 @@ _SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
 _POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
-class State:
+class Database:
     """An open state database, made when missing. Safe to share between threads; any number of processes may open it.
     A SQLite file that this process may not write can be read; a transaction is then `Unavailable`.
 
@@ -93,21 +93,21 @@ class State:
             raise
 
     @staticmethod
-    def for_lake(uri: str, is_local: bool, url: str | None = None) -> State:
+    def for_lake(uri: str, is_local: bool, url: str | None = None) -> Database:
         """The state of the lake at `uri`: the database at `url`, or a file in the folder of a local lake."""
         if url is not None:
-            return State(url)
+            return Database(url)
         if not is_local:
             raise Invalid(
                 f"{uri} is not a folder on this machine, so its state needs a database",
                 hint="Name one: Lake(…, state='postgresql://user@host/database')",
             )
-        return State(URL.create("sqlite", database=os.path.join(uri, FILE)))
+        return Database(URL.create("sqlite", database=os.path.join(uri, FILE)))
 
     def __repr__(self) -> str:
         return f"State({self.shown!r})"
 
-    def __enter__(self) -> State:
+    def __enter__(self) -> Database:
         return self
 
     def __exit__(

@@ -44,7 +44,7 @@ from sqlalchemy import (
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
 from strandline.state.consumers import Consumer, all_current, consumers, current, generations, put_life
-from strandline.state.database import State, insert_missing, meta, metadata, now_s
+from strandline.state.database import Database, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
 from strandline.state.values import check_int
@@ -86,10 +86,10 @@ class _Epochs:
     pending: int
 
 
-class Bond:
+class Epoch:
     """One lake and one state."""
 
-    def __init__(self, storage: Storage, lake_id: str, state: State) -> None:
+    def __init__(self, storage: Storage, lake_id: str, state: Database) -> None:
         self._storage = storage
         self._lake_id = lake_id
         self._state = state
@@ -119,7 +119,7 @@ class Bond:
             own = max(found.epoch, found.pending) + 1
             connection.execute(update(meta).values(pending=own, lake_id=self._lake_id))
             connection.execute(insert(renewals).values(epoch=own, since_s=now_s(connection)))
-        crash_point("bond.pending")
+        crash_point("epoch.pending")
         with self._state.transaction() as connection:
             found = self._locked(connection)
             told = found.pending
@@ -128,7 +128,7 @@ class Bond:
             known = tuple(all_current(connection))
             begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
             self._write(Record(self._lake_id, told, self._state.shown, known, tuple(begun)))
-            crash_point("bond.recorded")
+            crash_point("epoch.recorded")
             is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
             connection.execute(delete(renewals).where(is_over))
             oldest = connection.execute(select(func.min(renewals.c.epoch))).scalar()
@@ -174,7 +174,7 @@ class Bond:
             pending = max(found.pending, told, check_int("epoch", trimmed_epoch))
             connection.execute(update(meta).values(lake_id=self._lake_id, epoch=told, pending=pending))
             connection.execute(delete(renewals))
-        crash_point("bond.adopted")
+        crash_point("epoch.adopted")
         if is_foreign:
             self._storage.delete([FILE])
         self.renew()

@@ -29,7 +29,7 @@ from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text,
 from strandline.engines.background import beside
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.text import check_text
-from strandline.state.database import State, insert_missing, metadata, now_s
+from strandline.state.database import Database, insert_missing, metadata, now_s
 
 LENGTH_S = 60.0
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Lease:
 class Leases:
     """The leases of one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Database) -> None:
         self._state = state
         state.ensure(leases)
 

@@ -34,7 +34,7 @@ from strandline.model.change import Dead
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
 from strandline.state.consumers import Consumer
-from strandline.state.database import State, insert_missing, metadata, now_s
+from strandline.state.database import Database, insert_missing, metadata, now_s
 from strandline.state.values import check_int
 
 LIMIT = 100
@@ -89,7 +89,7 @@ class DeadLetter:
 class DeadLetters:
     """The dead letters of one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Database) -> None:
         self._state = state
         state.ensure(deadletters)
 

@@ -1,8 +1,8 @@
 """How far each consumer has come, what it is about to do, and what its last advances did.
 
-- A mark belongs to one generation of a consumer (see `registry`).
+- A mark belongs to one generation of a consumer (see `consumers`).
 - A mark moves forward only, by compare-and-swap of every vnode in one transaction, under the fence of its consumer's
-  lease; only an adoption (see `bond`), a person's command, sets it otherwise.
+  lease; only an adoption (see `epoch`), a person's command, sets it otherwise.
 - An open intent stands exactly on its marks: each of its vnodes is at `after` until the advance that closes it, which
   goes to `upto`. A vnode has one open intent at most, which keeps the definition that it was begun with.
 - The slowest living consumer holds its table's log; one that has not started counts as 0, a retired one not at all.
@@ -39,7 +39,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.model.text import check_text
 from strandline.state.consumers import Consumer, all_current, by_generation, consumers, generations, guard, not_found
-from strandline.state.database import State, metadata, now_s
+from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
 from strandline.state.intents import busy, gone, insert_intent, intents, open_intents
 from strandline.state.leases import leases
@@ -95,7 +95,7 @@ class Standing:
 class Marks:
     """The consumers of one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Database) -> None:
         self._state = state
         state.ensure(consumers, generations, marks, intents, receipts, leases)
 

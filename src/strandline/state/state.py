@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from strandline.errors import Invalid
 from strandline.state.consumers import Registry
-from strandline.state.database import State
-from strandline.state.epoch import Bond, read_record
+from strandline.state.database import Database
+from strandline.state.epoch import Epoch, read_record
 from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks
@@ -15,24 +15,31 @@ from strandline.storage.open import Storage
 
 
 @dataclass(frozen=True)
-class Ledger:
-    state: State
+class State:
+    """What consumers remember, in one database that belongs to one lake."""
+
+    database: Database
     registry: Registry
     marks: Marks
     leases: Leases
     letters: DeadLetters
-    bond: Bond
+    epoch: Epoch
 
     @staticmethod
-    def of(state: State, storage: Storage, lake_id: str) -> Ledger:
-        """The ledger of a lake; `Conflict` when the state is another lake's."""
-        state.bind(lake_id)
-        return Ledger(
-            state, Registry(state), Marks(state), Leases(state), DeadLetters(state), Bond(storage, lake_id, state)
+    def of(database: Database, storage: Storage, lake_id: str) -> State:
+        """The state of a lake; `Conflict` when the state is another lake's."""
+        database.bind(lake_id)
+        return State(
+            database,
+            Registry(database),
+            Marks(database),
+            Leases(database),
+            DeadLetters(database),
+            Epoch(storage, lake_id, database),
         )
 
 
-def open_state(storage: Storage, url: str | None) -> State:
+def open_database(storage: Storage, url: str | None) -> Database:
     """The state of the lake in `storage`. One that is not on this machine says where its state was, if it had one."""
     if url is None and not storage.is_local:
         record = read_record(storage)
@@ -42,4 +49,4 @@ def open_state(storage: Storage, url: str | None) -> State:
                 hint="Name it: Lake(…, state=URL), strandline --state URL or STRANDLINE_STATE.",
                 state=record.state,
             )
-    return State.for_lake(storage.uri, storage.is_local, url)
+    return Database.for_lake(storage.uri, storage.is_local, url)

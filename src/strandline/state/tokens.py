@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import Column, Connection, Double, Row, Table, Text, delete, select
 
 from strandline.errors import Invalid, NotFound
-from strandline.state.database import State, insert_missing, metadata, now_s
+from strandline.state.database import Database, insert_missing, metadata, now_s
 
 Role = Literal["reader", "writer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -56,7 +56,7 @@ class Known:
 class Tokens:
     """The tokens of one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Database) -> None:
         self._state = state
 
     def add(self, name: str, role: str) -> str:

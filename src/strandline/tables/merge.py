@@ -1,7 +1,7 @@
 """Baseline and log as one table at a seq: which files to read, and the SQL that merges them in DuckDB.
 
 A merged read is the baseline's rows whose keys did not change since, plus the winning upserts of those that did;
-the fold tells both. `frames` says the same as a Spark DataFrame.
+the fold tells both. `spark_merge` says the same as a Spark DataFrame.
 """
 
 from __future__ import annotations

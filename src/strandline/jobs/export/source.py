@@ -1,7 +1,7 @@
 """What is exported: a table at a seq, or the changes between two, each in DuckDB's words and in Spark's.
 
-Changes that a filter does not let through still count (see `shape`): a row that no longer matches has to go from a copy
-that the exported changes keep, so it leaves as a delete.
+Changes that a filter does not let through still count (see `outgoing`): a row that no longer matches has to go from a
+copy that the exported changes keep, so it leaves as a delete.
 """
 
 from __future__ import annotations
