@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from strandline import errors
 from strandline.cli import app
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -39,7 +39,7 @@ def test_the_examples_of_care_print_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_setting_of_a_table_is_documented() -> None:
     text = (DOCS / "care.md").read_text()
-    care = {**Care().shown(), "time": "none"}
+    care = {**TableSettings().shown(), "time": "none"}
     assert [name for name, value in care.items() if f"| `{name}` | {value} |" not in text] == []
 
 

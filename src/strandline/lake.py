@@ -20,7 +20,7 @@ from strandline.jobs.leftovers import Leftover, leftovers, sweep
 from strandline.jobs.vacuum import VacuumReport
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 from strandline.pipeline import runner
 from strandline.pipeline.plan import Plan, plan_of
 from strandline.pipeline.runner import TickReport
@@ -61,16 +61,17 @@ class Lake(Context):
         vnodes: int = 16,
         version: str | None = None,
         time: str | None = None,
-        **care: object,
+        **settings: object,
     ) -> Table:
         """A new table. Without a `key` it is append-only.
 
         `cluster_by` are columns that repeat together, `vnodes` a power of two: the parallelism of later work. A
         `version` column keeps an older version of a row from replacing a newer one, whatever the order they arrive
-        in. A `time` column is what rows expire by. `care` are settings such as `retention="90d"` (see `Care`)."""
+        in. A `time` column is what rows expire by. `settings` are for example `retention="90d"` (see
+        `TableSettings`)."""
         check_name(name)
         definition = TableDef.declare(
-            schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, care=care
+            schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
         )
         return cast(Table, self.create(name, definition))
 
@@ -154,7 +155,7 @@ class Lake(Context):
         tables = tuple(guarded(name, partial(act, name)) for name in self._named(names))
         found: list[Leftover] = []
         if not names:
-            grace_s = duration.seconds(Care().grace if grace is None else grace, "grace")
+            grace_s = duration.seconds(TableSettings().grace if grace is None else grace, "grace")
             found = leftovers(self.storage, now_s=self.storage.now_s(), grace_s=grace_s)
             if not dry_run:
                 sweep(self.storage, found)

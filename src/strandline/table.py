@@ -22,7 +22,7 @@ from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.rows import checked, is_spark
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
 from strandline.progress import Progress, silent
 from strandline.tables.pins import HeldPin, new_pin
@@ -211,9 +211,9 @@ class Table(TableStore):
             progress=progress,
         )
 
-    def configure(self, **settings: object) -> Care:
-        """Change how the table is looked after (see `Care`), or name its `time` column; returns all its settings."""
-        return self.log.redefine("CONFIGURE", lambda definition: definition.cared(settings)).care
+    def configure(self, **settings: object) -> TableSettings:
+        """Change the table's settings (see `TableSettings`), or name its `time` column; returns all of them."""
+        return self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
         """Hide the rows whose time lies before a moment, by default as the setting `retention` says; returns the

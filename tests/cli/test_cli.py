@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import strandline as sl
 from strandline.cli import app
 from strandline.cli.table.set_ import MEANINGS
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 from support import environment, files_below
 
 VERBS = [
@@ -609,7 +609,7 @@ def test_settings_are_shown_and_changed(folded: Run) -> None:
 
 
 def test_every_setting_has_a_meaning() -> None:
-    assert set(MEANINGS) == {field.name for field in fields(Care)} | {"time"}
+    assert set(MEANINGS) == {field.name for field in fields(TableSettings)} | {"time"}
 
 
 def test_a_table_is_made_with_its_settings(run: Run) -> None:

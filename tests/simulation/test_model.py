@@ -193,9 +193,9 @@ class TableModel(RuleBasedStateMachine):
     @rule(handle=st.integers(0, 1), chosen=st.sampled_from(SETTINGS))
     def configure(self, handle, chosen):
         table = self.handles[handle]
-        before = table.definition.care
+        before = table.definition.settings
         assert table.configure(**chosen) == before.changed(chosen)
-        if table.definition.care != before:
+        if table.definition.settings != before:
             self.committed(self.head + 1, "configure", [])
 
     # --- what may happen: care

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.consumers.feed import Feed
-from strandline.sinks.outgoing import Shape
+from strandline.sinks.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ def person(id: int, **values: Any) -> dict[str, Any]:
 
 def feed_of(table: sl.Table, after: int = 0, *, is_snapshot: bool = False, **shape: Any) -> Feed:
     log = table.log.refresh()
-    made = Shape.of(log.definition, **shape)
+    made = Outgoing.of(log.definition, **shape)
     vnodes = range(log.definition.vnodes)
     return Feed(table, made, log, after, log.head, vnodes, is_snapshot=is_snapshot, is_ordered=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.model import duration
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 from strandline.tables.pins import Pin, Pins, least, new_pin
 from support import files_below, refused
 
@@ -210,12 +210,12 @@ def test_what_is_shown_reads_back_as_the_same_length(length_s):
 
 
 def test_settings_are_changed_one_by_one_and_read_in_any_form():
-    care = Care().changed({"keep": "2h", "grace": dt.timedelta(minutes=1), "fold_ratio": 1, "fold_files": "7"})
+    care = TableSettings().changed({"keep": "2h", "grace": dt.timedelta(minutes=1), "fold_ratio": 1, "fold_files": "7"})
     assert (care.keep, care.grace, care.fold_ratio, care.fold_files) == (7200.0, 60.0, 1.0, 7)
     assert care.changed({}) == care
-    assert Care().changed(care.to_dict()) == care
-    assert Care().changed({"retention": "90d"}).retention == 90 * 86400
-    assert Care().changed({"retention": "90d"}).changed({"retention": "none"}).retention is None
+    assert TableSettings().changed(care.to_dict()) == care
+    assert TableSettings().changed({"retention": "90d"}).retention == 90 * 86400
+    assert TableSettings().changed({"retention": "90d"}).changed({"retention": "none"}).retention is None
 
 
 @pytest.mark.parametrize(
@@ -239,22 +239,22 @@ def test_settings_are_changed_one_by_one_and_read_in_any_form():
 )
 def test_a_setting_that_makes_no_sense_is_refused(items, name, value):
     with refused(sl.Invalid):
-        Care().changed({name: value})
+        TableSettings().changed({name: value})
     with refused(sl.Invalid):
         items.configure(**{name: value})
-    assert (items.head, items.definition.care) == (0, Care())
+    assert (items.head, items.definition.settings) == (0, TableSettings())
 
 
 def test_settings_are_the_tables_own_and_every_process_sees_them(lake, items):
     assert items.configure(keep="2d", fold_files=5).keep == 172800
     assert items.head == 1
-    assert items.configure(keep="48h") == items.definition.care
+    assert items.configure(keep="48h") == items.definition.settings
     assert items.head == 1, "nothing has changed"
-    assert sl.Lake(lake.storage.uri).table("items").definition.care == Care(keep=172800.0, fold_files=5)
+    assert sl.Lake(lake.storage.uri).table("items").definition.settings == TableSettings(keep=172800.0, fold_files=5)
 
 
 def test_settings_are_shown_as_a_person_would_write_them():
-    shown = Care(fold_files=1_234_567, keep=90.0, retention=7 * 86400.0).shown()
+    shown = TableSettings(fold_files=1_234_567, keep=90.0, retention=7 * 86400.0).shown()
     assert shown == {
         "fold_ratio": "0.2",
         "fold_files": "1234567",
@@ -263,4 +263,4 @@ def test_settings_are_shown_as_a_person_would_write_them():
         "grace": "1h",
         "retention": "7d",
     }
-    assert Care().shown()["retention"] == "none"
+    assert TableSettings().shown()["retention"] == "none"

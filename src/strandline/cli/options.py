@@ -12,7 +12,7 @@ from strandline.cli.answer import Answer
 from strandline.errors import Invalid
 from strandline.lake import Lake
 from strandline.model import duration
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 
 VNODES = 16
 
@@ -44,8 +44,8 @@ def names(text: str | None) -> tuple[str, ...]:
 
 
 def settings(texts: Sequence[str]) -> dict[str, str]:
-    """What texts such as `keep=7d` set: settings of `Care`, and `time`."""
-    known = ["time", *(field.name for field in fields(Care))]
+    """What texts such as `keep=7d` set: settings of `TableSettings`, and `time`."""
+    known = ["time", *(field.name for field in fields(TableSettings))]
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))

@@ -18,7 +18,7 @@ from rich.text import Text
 from strandline.cli.answer import Answer, moment, plain, stderr, stdout
 from strandline.cli.interrupts import obeying
 from strandline.cli.options import length
-from strandline.cli.tick import cared, did
+from strandline.cli.tick import did, table_lines
 from strandline.cli.verb import Call, verb
 from strandline.consumers.compaction import CompactReport
 from strandline.errors import StrandlineError
@@ -106,7 +106,7 @@ class _Voice:
                 yield f"{sink.name}: {done}"
             if sink.error is not None:
                 yield Text.assemble((f"{sink.name}: {sink.error.kind}: ", "bold red"), sink.error.message)
-        yield from cared(heard)
+        yield from table_lines(heard)
         for each in heard.compacted:
             if not isinstance(each, CompactReport):
                 yield Text.assemble((f"{each.name}: {each.kind}: ", "bold red"), each.message)

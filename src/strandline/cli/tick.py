@@ -64,7 +64,7 @@ def _show(out: Console, call: Call, lake: Lake, report: TickReport, retired: Seq
     for name in retired:
         again = call.command(f"mark reset {name}")
         out.print(Text(f"{name} is retired; to use it again: {again}", "yellow"), soft_wrap=True)
-    for line in cared(report):
+    for line in table_lines(report):
         out.print(f"{line}.", soft_wrap=True)
     for each in report.compacted:
         if isinstance(each, CompactReport):
@@ -118,7 +118,7 @@ def did(sink: SinkReport, what: str = "") -> str:
     return "" if sink.error is not None else f"at seq {sink.upto:,}; nothing had to be sent"
 
 
-def cared(report: TickReport) -> Iterator[str]:
+def table_lines(report: TickReport) -> Iterator[str]:
     """What a tick did for the tables, in words."""
     for each in report.compacted:
         if isinstance(each, CompactReport) and each.vnodes:

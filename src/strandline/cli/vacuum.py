@@ -87,7 +87,7 @@ def _show_table(
     elif report.commit_files:
         done.append(f"{would}{delete} {counted(report.commit_files, 'old commit file')}")
     out.print(f"{report.table}: {' and '.join(done) or 'nothing to trim, nothing to delete'}.")
-    grace_s = table.definition.care.grace if grace_s is None else grace_s
+    grace_s = table.definition.settings.grace if grace_s is None else grace_s
     if report.trimmed_files and grace_s:
         _note(out, f"Trimmed files are deleted by a vacuum {duration.shown(grace_s)} or more later.")
     elif report.trimmed_files and report.is_dry_run:
@@ -97,7 +97,7 @@ def _show_table(
         waiting = f"{counted(report.waiting_files, 'file')}, {size(report.waiting_bytes)}"
         _note(out, f"{waiting}: no longer needed, deleted {duration.shown(grace_s)} after that at the earliest.")
     if any(seq > held.seq for seq, _ in table.log.refresh().by_seq):
-        length_s = table.definition.care.keep if keep_s is None else keep_s
+        length_s = table.definition.settings.keep if keep_s is None else keep_s
         _note(out, f"Readable from seq {report.oldest} on; {_holder(held.who, length_s)} keeps it so.")
     folded_to = min(table.baseline.refresh().marks)
     if folded_to < held.seq and table.plan_compaction().waiting_rows:

@@ -68,11 +68,11 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
     base = _base_of(merge)
     waiting = np.maximum(np.rint(rows).astype(int), files > 0)
     now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
-    care = definition.care
-    is_much = waiting > care.fold_ratio * base.rows
-    is_scattered = files > care.fold_files
-    is_old = (waiting > 0) & (now_ms - oldest_ms > care.fold_age * 1000)
-    is_expired = base.expired > care.fold_ratio * base.rows
+    settings = definition.settings
+    is_much = waiting > settings.fold_ratio * base.rows
+    is_scattered = files > settings.fold_files
+    is_old = (waiting > 0) & (now_ms - oldest_ms > settings.fold_age * 1000)
+    is_expired = base.expired > settings.fold_ratio * base.rows
     is_due = is_much | is_scattered | is_old | is_expired
     if full:
         is_due |= (waiting > 0) | (base.expired > 0) | base.is_stale

@@ -21,7 +21,7 @@ from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
 from strandline.sinks.contract import incoming
-from strandline.sinks.outgoing import Shape
+from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
@@ -72,7 +72,7 @@ class Feed:
     def __init__(
         self,
         table: TableStore,
-        shape: Shape,
+        shape: Outgoing,
         log: LogState,
         after: int,
         upto: int,

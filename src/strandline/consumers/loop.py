@@ -23,7 +23,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, StrandlineError
 from strandline.sinks.contract import Batch, Delivery, Producer, Result
 from strandline.sinks.definition import SinkDef
-from strandline.sinks.outgoing import Shape
+from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import Consumer
 from strandline.state.leases import Held
 from strandline.state.letters import DeadLetters
@@ -129,7 +129,7 @@ class Cursor:
         finally:
             delivery.close()
 
-    def _begin(self, work: Work, shape: Shape, delivery: Delivery) -> list[Begun]:
+    def _begin(self, work: Work, shape: Outgoing, delivery: Delivery) -> list[Begun]:
         """Save the intents. What was begun before and is there already only moves its marks."""
         begun = []
         for at, lane in enumerate(work.lanes):
@@ -188,7 +188,7 @@ class Cursor:
             cuts=cuts,
         )
 
-    def _feed(self, work: Work, sink: SinkDef, shape: Shape, begun: Sequence[Begun]) -> Feed | None:
+    def _feed(self, work: Work, sink: SinkDef, shape: Outgoing, begun: Sequence[Begun]) -> Feed | None:
         if work.source == NOTHING:
             return None
         feed = Feed(
@@ -205,7 +205,7 @@ class Cursor:
         self._tally.bytes_read += feed.extent.bytes
         return feed
 
-    def _finish(self, work: Work, sink: SinkDef, shape: Shape, delivery: Delivery, begun: Sequence[Begun]) -> None:
+    def _finish(self, work: Work, sink: SinkDef, shape: Outgoing, delivery: Delivery, begun: Sequence[Begun]) -> None:
         """Run the lanes until each has delivered its batch or failed; a lane may stop to have its cuts saved first."""
         pending = list(begun)
         while pending:

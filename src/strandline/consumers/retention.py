@@ -46,9 +46,9 @@ def due(table: TableStore) -> int | None:
     """The horizon that the table's retention asks for now, in microseconds, when it would hide a row."""
     merge = table.merge()
     definition = merge.definition
-    if definition.care.retention is None or definition.time is None:
+    if definition.settings.retention is None or definition.time is None:
         return None
-    horizon = expiry.micros(expiry.horizon_for(definition.care.retention, dt.datetime.now(dt.UTC)))
+    horizon = expiry.micros(expiry.horizon_for(definition.settings.retention, dt.datetime.now(dt.UTC)))
     if merge.horizon is not None and horizon <= merge.horizon:
         return None
     held = waiting(table)
@@ -83,7 +83,7 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> in
     definition = table.definition
     definition.check_expires()
     if before is None:
-        if definition.care.retention is None:
+        if definition.settings.retention is None:
             raise Invalid(
                 f"table {table.name!r} keeps its rows for ever",
                 hint="Say before when, or set it: configure(retention='90d').",

@@ -121,9 +121,9 @@ def vacuum(
     progress: Progress = silent,
 ) -> VacuumReport:
     """Trim the log and delete what nothing needs; `grace_s` and `keep_s` stand in for the table's settings."""
-    storage, care = table.log.storage, table.definition.care
-    grace_s = care.grace if grace_s is None else grace_s
-    keep_s = care.keep if keep_s is None else keep_s
+    storage, settings = table.log.storage, table.definition.settings
+    grace_s = settings.grace if grace_s is None else grace_s
+    keep_s = settings.keep if keep_s is None else keep_s
     for delta in _deltas(table):
         delta.check_unbroken()
     now_s = storage.now_s()

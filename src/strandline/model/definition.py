@@ -16,7 +16,7 @@ from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
 from strandline.model.names import folded
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 
 FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
 MAX_VNODES = 4096
@@ -45,7 +45,7 @@ class TableDef:
     version: str | None
     schemas: tuple[pa.Schema, ...]
     time: str | None = None
-    care: Care = field(default_factory=Care)
+    settings: TableSettings = field(default_factory=TableSettings)
 
     @staticmethod
     def declare(
@@ -56,7 +56,7 @@ class TableDef:
         vnodes: int = 16,
         version: str | None = None,
         time: str | None = None,
-        care: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> TableDef:
         if not isinstance(schema, pa.Schema):
             raise Invalid(f"schema is a {type(schema).__name__}; expected a pyarrow.Schema")
@@ -87,10 +87,10 @@ class TableDef:
         required = {*key, *([version] if version else [])}
         columns = pa.schema([f.with_nullable(False) if f.name in required else f for f in columns])
         definition = TableDef(tuple(key), tuple(cluster_by), vnodes, version, (columns,))
-        return definition.cared({**(care or {}), **({} if time is None else {"time": time})})
+        return definition.with_settings({**(settings or {}), **({} if time is None else {"time": time})})
 
-    def cared(self, settings: Mapping[str, Any]) -> TableDef:
-        """The same table, looked after in another way: settings of `Care`, and `time` where it has none yet."""
+    def with_settings(self, settings: Mapping[str, Any]) -> TableDef:
+        """The same table with other settings (see `TableSettings`), and a `time` column where it has none yet."""
         rest = dict(settings)
         time = rest.pop("time", self.time)
         if time != self.time:
@@ -102,8 +102,8 @@ class TableDef:
             kind = self.schema.field(time).type
             if kind not in schemas.TIME_TYPES:
                 raise Invalid(f"time column {time!r} is {kind}; expected a date or a timestamp", column=time)
-        changed = replace(self, time=time, care=self.care.changed(rest))
-        if changed.care.retention is not None:
+        changed = replace(self, time=time, settings=self.settings.changed(rest))
+        if changed.settings.retention is not None:
             changed.check_expires()
         return changed
 
@@ -208,7 +208,7 @@ class TableDef:
             "version": self.version,
             "schemas": [schemas.to_text(s) for s in self.schemas],
             "time": self.time,
-            "care": self.care.to_dict(),
+            "care": self.settings.to_dict(),
         }
         return {
             "strandline.format": str(FORMAT),
@@ -229,7 +229,7 @@ class TableDef:
                 facts["version"],
                 tuple(schemas.relaxed(schemas.from_text(text)) for text in facts["schemas"]),
                 facts.get("time"),
-                Care.from_dict(facts.get("care", {})),
+                TableSettings.from_dict(facts.get("care", {})),
             )
         except (KeyError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error

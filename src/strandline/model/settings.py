@@ -17,7 +17,7 @@ _TIMES = ("fold_age", "keep", "grace", "retention")
 
 
 @dataclass(frozen=True)
-class Care:
+class TableSettings:
     """A table's settings; times are in seconds.
 
     A vnode is folded when its unfolded changes pass `fold_ratio` of its folded rows, lie in more than `fold_files`
@@ -32,7 +32,7 @@ class Care:
     grace: float = 3600.0
     retention: float | None = None
 
-    def changed(self, settings: Mapping[str, Any]) -> Care:
+    def changed(self, settings: Mapping[str, Any]) -> TableSettings:
         """The same with other settings; times as numbers of seconds, timedeltas or texts such as `7d`."""
         known = [field.name for field in fields(self)]
         checked: dict[str, Any] = {}
@@ -43,10 +43,10 @@ class Care:
         return replace(self, **checked)
 
     @staticmethod
-    def from_dict(facts: Mapping[str, Any]) -> Care:
+    def from_dict(facts: Mapping[str, Any]) -> TableSettings:
         """What `to_dict` wrote, also in a later version that has more settings."""
-        known = {field.name for field in fields(Care)}
-        return Care().changed({name: value for name, value in facts.items() if name in known})
+        known = {field.name for field in fields(TableSettings)}
+        return TableSettings().changed({name: value for name, value in facts.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

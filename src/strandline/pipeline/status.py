@@ -219,7 +219,7 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
 
 def _waits_for(table: TableStore) -> str | None:
     """What keeps rows that are past their retention."""
-    retention_s = table.definition.care.retention
+    retention_s = table.definition.settings.retention
     if retention_s is None:
         return None
     try:

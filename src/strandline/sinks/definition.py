@@ -12,7 +12,7 @@ from strandline.model import secret
 from strandline.model.definition import TableDef
 from strandline.model.text import check_text, check_texts
 from strandline.sinks.contract import Sink
-from strandline.sinks.outgoing import Shape
+from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import checked_name
 
 KINDS = {
@@ -112,7 +112,7 @@ class SinkDef:
             facts["start"],
         )
 
-    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Shape:
+    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
         """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
         salt it is only good to be checked."""
         if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
@@ -126,7 +126,7 @@ class SinkDef:
         salt = None
         if self.salt is not None and with_salt:
             salt = secret.resolved(self.salt, f"salt of sink {self.name!r}")
-        return Shape.of(
+        return Outgoing.of(
             definition,
             where=self.where,
             columns=self.columns,

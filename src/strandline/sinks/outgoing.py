@@ -34,7 +34,7 @@ _NEVER = Predicate("false", "false", frozenset(), ())
 
 
 @dataclass(frozen=True)
-class Shape:
+class Outgoing:
     """A table's changes as they leave. `names` are the columns, the key among them; `lost` are those that the condition
     names and the table has no more."""
 
@@ -56,7 +56,7 @@ class Shape:
         salt: str | None = None,
         deletes: bool = True,
         is_new: bool = True,
-    ) -> Shape:
+    ) -> Outgoing:
         """Check a shape against a table. Of one that is not `is_new`, columns that the table has lost are gone."""
         known = definition.schema if is_new else _ever(definition)
         asked = list(known.names) if columns is None else names_of(known, columns)
@@ -79,7 +79,7 @@ class Shape:
         if needed:
             predicate = _NEVER
         seed = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()
-        return Shape(definition, names, predicate, masks, seed, deletes, needed)
+        return Outgoing(definition, names, predicate, masks, seed, deletes, needed)
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -55,7 +55,7 @@ def create(
         "generation": table.entry.generation,
         "key": table.definition.key,
         "time": table.definition.time,
-        "settings": table.definition.care.to_dict(),
+        "settings": table.definition.settings.to_dict(),
         "columns": [{"name": f.name, "type": type_text(f.type), "nullable": f.nullable} for f in table.schema],
     }
 

@@ -47,7 +47,7 @@ def drop_column(
         out.print(f"Dropped the column {column} of {name}; it keeps {', '.join(left)}.", soft_wrap=True)
         if silenced:
             out.print(Text(then.strip(), "yellow"), soft_wrap=True)
-        care = table.definition.care.shown()
+        care = table.definition.settings.shown()
         out.print(
             f"Its values go as files are rewritten, at once with: {call.command(f'compact {name} --all')}\n"
             f"Vacuum deletes the old files after keep ({care['keep']}) and grace ({care['grace']}).",

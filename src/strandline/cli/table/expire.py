@@ -39,7 +39,7 @@ def expire(
     _check(call, table, is_given=before is not None)
     given = None if before is None else _parsed(before)
     if dry_run:
-        until = given or horizon_for(table.definition.care.retention or 0.0, dt.datetime.now(dt.UTC))
+        until = given or horizon_for(table.definition.settings.retention or 0.0, dt.datetime.now(dt.UTC))
         merge = table.merge()
         files = [*merge.baseline.files(), *(file for _, file in merge.log_files())]
         rows = sum(expired_rows(file, merge.definition, micros(until)) for file in files)
@@ -61,10 +61,10 @@ def expire(
             out.print(f"{name}: {rows} are hidden already; nothing was written.", soft_wrap=True)
             return
         out.print(f"{name}: {rows} are hidden from seq {seq} on.", soft_wrap=True)
-        care = table.definition.care.shown()
+        settings = table.definition.settings.shown()
         out.print(
             f"Compaction drops them when they are many, at once with: {call.command(f'compact {name} --all')}\n"
-            f"Vacuum deletes the old files after keep ({care['keep']}) and grace ({care['grace']}).",
+            f"Vacuum deletes the old files after keep ({settings['keep']}) and grace ({settings['grace']}).",
             soft_wrap=True,
         )
 
@@ -77,7 +77,7 @@ def _check(call: Call, table: Table, *, is_given: bool) -> None:
     if table.definition.time is None:
         hint = f"Name the column: {call.command(f'table set {name} time=COLUMN')}"
         raise Invalid(f"table {name!r} has no time column, by which rows expire", hint=hint, table=name)
-    if table.definition.care.retention is None and not is_given:
+    if table.definition.settings.retention is None and not is_given:
         hint = f"Say how long: {call.command(f'table set {name} retention=90d')}; or before when: --before TIME"
         raise Invalid(f"table {name!r} keeps its rows for ever", hint=hint, table=name)
 

@@ -51,7 +51,7 @@ def purge(
         call.confirm(question, f"rows of {name!r} are erased", table=name)
     with progress_bar(f"Erasing from {name}") as progress:
         report = table.purge(wanted, progress=progress)
-    grace_s = table.definition.care.grace
+    grace_s = table.definition.settings.grace
     free_at = dt.datetime.fromtimestamp(table.log.storage.now_s() + max(grace_s, RESTED_S), dt.UTC)
     data = {**report.to_dict(), "vacuum_after": free_at}
     return Answer(data, lambda out: _show(out, call, report, free_at))

@@ -51,7 +51,7 @@ def set_settings(
     after = table.definition
     was, now = shown(before), shown(after)
     changed = [setting for setting in now if now[setting] != was[setting]]
-    data = {"table": name, "settings": {**after.care.to_dict(), "time": after.time}, "changed": changed}
+    data = {"table": name, "settings": {**after.settings.to_dict(), "time": after.time}, "changed": changed}
 
     def show(out: Console) -> None:
         if not asked:
@@ -60,7 +60,7 @@ def set_settings(
         for setting in asked:
             note = f"was {was[setting]}" if setting in changed else "as before"
             out.print(f"{name}: {setting} is {now[setting]} ({note}).")
-        if "retention" in changed and after.care.retention is not None:
+        if "retention" in changed and after.settings.retention is not None:
             out.print(f"Rows past it are hidden by: {call.command(f'table expire {name}')}")
 
     return Answer(data, show)
@@ -68,4 +68,4 @@ def set_settings(
 
 def shown(definition: TableDef) -> dict[str, str]:
     """Every setting as a person would write it."""
-    return {**definition.care.shown(), "time": definition.time or "none"}
+    return {**definition.settings.shown(), "time": definition.time or "none"}

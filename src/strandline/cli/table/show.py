@@ -27,7 +27,7 @@ def show(call: Call, name: TableName) -> Answer:
         "cluster_by": definition.cluster_by,
         "version": definition.version,
         "time": definition.time,
-        "settings": definition.care.to_dict(),
+        "settings": definition.settings.to_dict(),
         "generation": table.entry.generation,
         "folder": table.entry.folder,
         "columns": columns,
@@ -45,7 +45,7 @@ def show(call: Call, name: TableName) -> Answer:
             ("folded to", f"seq {found.folded_to}; {counted(found.lag_commits, 'commit')} after it"),
             ("readable from", f"seq {found.oldest_seq}"),
             ("pins", f"{found.pins}, see: {call.command(f'table pins {name}')}" if found.pins else "none"),
-            ("settings", ", ".join(f"{key} {value}" for key, value in definition.care.shown().items())),
+            ("settings", ", ".join(f"{key} {value}" for key, value in definition.settings.shown().items())),
             ("folder", table.entry.folder),
         ):
             out.print(f"{word:16}{fact}", soft_wrap=True)

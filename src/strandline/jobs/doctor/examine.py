@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 
 from strandline.engines.duck import Duck
 from strandline.errors import StrandlineError
-from strandline.jobs.doctor.care import lake_health, table_health
-from strandline.jobs.doctor.deep import examine_rows
 from strandline.jobs.doctor.finding import Finding, Report
+from strandline.jobs.doctor.notes import lake_health, table_health
 from strandline.jobs.doctor.repair import repaired
+from strandline.jobs.doctor.rows import examine_rows
 from strandline.jobs.doctor.tables import TableExam
 from strandline.model.definition import FORMAT
 from strandline.progress import Progress, silent

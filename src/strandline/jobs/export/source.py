@@ -25,7 +25,7 @@ from strandline.model.change import HASH, OP, ROW, SEQ
 from strandline.model.condition import Predicate
 from strandline.model.where import parse
 from strandline.sinks.contract import WITHHELD
-from strandline.sinks.outgoing import Shape
+from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
@@ -248,7 +248,9 @@ class ChangeRange(ExportSource):
         fields = [self.definition.schema.field(name) for name in self.names]
         self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
         self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
-        self._shape = Shape.of(self.definition, where=where, columns=list(dict.fromkeys([*self.names, *self.lane_by])))
+        self._shape = Outgoing.of(
+            self.definition, where=where, columns=list(dict.fromkeys([*self.names, *self.lane_by]))
+        )
         more = [self.definition.schema.field(name).with_nullable(True) for name in self._shape.names]
         self.needed = pa.schema([*hidden, *(field for field in more)])
         self._read = [OP, *self._shape.needed]

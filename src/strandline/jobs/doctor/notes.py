@@ -10,7 +10,7 @@ from strandline.jobs.doctor.tables import TableExam
 from strandline.jobs.leftovers import Leftover, leftovers
 from strandline.jobs.vacuum import vacuum
 from strandline.model import duration
-from strandline.model.settings import Care
+from strandline.model.settings import TableSettings
 from strandline.storage.open import Storage
 from strandline.tables.store import TableStore
 
@@ -59,7 +59,7 @@ def lake_health(storage: Storage) -> list[Finding]:
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
-        for found in leftovers(storage, now_s=storage.now_s(), grace_s=Care().grace)
+        for found in leftovers(storage, now_s=storage.now_s(), grace_s=TableSettings().grace)
     ]
 
 
