@@ -104,7 +104,9 @@ def test_every_verb_is_tested_here(run: Run) -> None:
     from typer.main import get_command
 
     found = set()
-    for name, command in get_command(app).commands.items():
+    group = get_command(app)
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         found |= {(name, each) for each in command.commands} if hasattr(command, "commands") else {(name,)}
     assert found == set(VERBS)
 

@@ -1,5 +1,5 @@
 """The command line: one verb a file. Each verb makes an `Answer`, which is shown or, with `--json`, printed as one
-JSON document."""
+JSON document. A verb's file is loaded when the verb is called, or when help lists all of them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,46 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import strandline
-from strandline.cli import (
-    backup,
-    compact,
-    deadletter,
-    demo,
-    doctor,
-    export,
-    ingest,
-    init,
-    mark,
-    plan,
-    query,
-    rejects,
-    restore,
-    run,
-    serve,
-    sink,
-    status,
-    table,
-    tick,
-    token,
-    vacuum,
-)
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
 from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, Root
 from strandline.engines.watch import was_work_stopped
 
+VERBS = (
+    "demo", "init", "ingest", "rejects", "query", "export", "plan", "tick", "run", "status", "compact", "vacuum",
+    "serve", "doctor", "backup", "restore", "sink", "mark", "deadletter", "token", "table",
+)  # fmt: skip
+
+
+class Verbs(TyperGroup):
+    """The verbs by name. What one of them needs takes longer to load than the others need to run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in VERBS and cmd_name not in self.commands:
+            part = typer.Typer()
+            import_module(f"strandline.cli.{cmd_name}").register(part)
+            self.commands.update(typer.main.get_group(part).commands)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in VERBS:
+            # The error names verbs that look like this one.
+            self.commands.update({name: self.get_command(ctx, name) for name in VERBS})
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Verbs,
     name="strandline",
     help="Incremental lakehouse tables: a table is a baseline plus a log.",
     no_args_is_help=True,
@@ -48,11 +54,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, init, ingest, rejects, query, export, plan, tick, run, status, compact, vacuum, serve):
-    verb.register(app)
-for verb in (doctor, backup, restore, sink, mark, deadletter, token):
-    verb.register(app)
-app.add_typer(table.app)
 
 
 def _print_version(is_asked: bool) -> None:

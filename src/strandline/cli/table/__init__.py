@@ -22,8 +22,11 @@ from strandline.cli.table import (
     unpin,
 )
 
-app = typer.Typer(name="table", help="Make, look at and change tables.", no_args_is_help=True)
-for verb in (list_, show, history, create, import_, rename, set_, restore, expire, pin, unpin, pins):
-    verb.register(app)
-for verb in (drop_column, purge, drop):
-    verb.register(app)
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(name="table", help="Make, look at and change tables.", no_args_is_help=True)
+    for verb in (list_, show, history, create, import_, rename, set_, restore, expire, pin, unpin, pins):
+        verb.register(group)
+    for verb in (drop_column, purge, drop):
+        verb.register(group)
+    app.add_typer(group)
