@@ -142,7 +142,7 @@ def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Star
 
 
 def _changes(found: Consumer, would: Registered) -> str:
-    """What is another way in a sink that goes on."""
+    """What differs between a sink on record and the same sink as it is declared now."""
     was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
     return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or would.why

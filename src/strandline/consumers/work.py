@@ -103,8 +103,8 @@ def _new(definition: SinkDef, mark: int, group: Sequence[int], merge: TableAt) -
 def _levelled(
     definition: SinkDef, mark: int, group: Sequence[int], new: Sequence[Work], upto: int, merge: TableAt
 ) -> Sequence[Work]:
-    """The same, up to where the others come: vnodes that have nothing more until there must not stay behind, where they
-    would hold the log."""
+    """The works of some vnodes, extended to `upto`, the highest seq of all. Vnodes without changes move there too:
+    their marks would otherwise stay behind and keep the log from being trimmed."""
     if new and new[-1].source != SNAPSHOT:
         return [*new[:-1], replace(new[-1], upto=max(upto, new[-1].upto))]
     if new or not 0 < mark < upto:

@@ -106,7 +106,7 @@ def sink_plans(context: Context, names: Sequence[str] | None = None) -> list[Sin
 
 
 def sink_plan(context: Context, name: str, found: Standing) -> SinkPlan:
-    """What a tick would do for a sink that the state has so."""
+    """What a tick would do for one sink; `found` is its record in the state."""
     declared, consumer = declared_sink(context, name, found.consumer), found.consumer
     known = declared or consumer
     assert known is not None

@@ -304,8 +304,8 @@ def preview(
     under_way: Sequence[Intent],
     revive: bool = False,
 ) -> Registered:
-    """What `register` would answer, or raise, for a consumer that the state has so. A new life has no generation yet,
-    and the number after the current one, although a higher one may be taken."""
+    """What `register` would return or raise; `found` is the consumer's record, `under_way` are its open intents. The
+    preview of a new life has no generation, and its number is a guess: the next one after the current life."""
     told = _told(name, kind, table, table_generation, destination, definition)
     life = (0 if found is None else found.life) + 1
     return _decided(found, under_way, replace(told, life=life), revive)

@@ -131,7 +131,7 @@ class DeadLetters:
             ]
 
     def get(self, id: str) -> DeadLetter:
-        """The letter with that id, of which a beginning that no other has suffices."""
+        """The letter with that id. The first characters of an id will do when no other id begins with them."""
         begins = deadletters.c.id.startswith(check_text("id", id).lower(), autoescape=True)
         query = select(deadletters).where(begins)
         with self._state.reading() as connection:

@@ -163,7 +163,7 @@ def _unmatched(pattern: str) -> NotFound:
     folder = shlex.quote(pattern.rpartition("/")[0] or ".")
     return NotFound(
         f"no file matches {pattern!r}",
-        hint=f"See what is in {folder}; * and ? stand for signs of a name, ** for folders of any depth.",
+        hint=f"See what is in {folder}; * and ? match characters in a name, ** matches folders of any depth.",
         file=pattern,
     )
 

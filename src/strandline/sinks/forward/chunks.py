@@ -150,8 +150,8 @@ class Chunk:
         return [self] if border == self.end else self._split(self.rows.num_rows, border)
 
     def parts(self) -> list[Chunk]:
-        """The same, cut where its first vnode ends if it begins within that: what goes on must say so (`is_first`), and
-        what is new must say that."""
+        """This chunk, or two. It is cut where its first vnode ends when it continues that vnode and begins others: the
+        header `is_first` can say one of the two only."""
         vnode = self.start[0]
         is_within = self.start[1:] != (self.of.after + 1, 0)
         if not (self.of.is_first and is_within and self.ranges[-1][1] > vnode):

@@ -300,7 +300,7 @@ def _named(chunk: Chunk, answer: Reply) -> int | None:
 
 
 def _is_for_halves(chunk: Chunk, answer: Reply) -> bool:
-    """Whether many rows of a chunk are refused, and more than as many before the next one are good."""
+    """Whether to halve a chunk: many of its rows were refused already, and as many good rows lie before the next."""
     row = _named(chunk, answer)
     is_long = chunk.rows.num_rows > 2 * NAMED_ROWS
     return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS

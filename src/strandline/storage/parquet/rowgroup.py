@@ -322,8 +322,8 @@ def _fitting(sizes: Sizes, room: int) -> int:
 
 
 def _scaled(raw: Sizes, values: pa.Array) -> Sizes:
-    """What values take when their column has a dictionary: of few bytes all count, of more the first rows tell, and
-    of many only all rows do."""
+    """What values take when their column has a dictionary. A few bytes count as they are; more are judged by their
+    first rows, and many by all of their rows."""
     size = int(raw.sum())
     if size < _JUDGED_BYTES:
         return raw
