@@ -232,7 +232,7 @@ class _Tick:
                 self._lake.state.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
 
     def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
-        """Run the works that are due. When they repeat unfinished ones, plan again and run what is new for those vnodes.
+        """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their vnodes.
         `consumers` hears who it is for."""
         cursor, was = None, None
         for _ in range(2):
