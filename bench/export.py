@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 import common
 import strandline as sl
-import strandline.jobs.export as exports
+import strandline.jobs.export.export as exports
 from common import Samples, ratio, say, show, significant
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of

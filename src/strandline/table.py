@@ -14,7 +14,9 @@ from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.compaction_plan import CompactPlan, plan
 from strandline.errors import Invalid, NotRetained
-from strandline.jobs.export import Destination, ExportReport, export, new_source
+from strandline.jobs.export.destination import Destination
+from strandline.jobs.export.export import ExportReport, export
+from strandline.jobs.export.source import new_source
 from strandline.jobs.purge import PurgeReport, purge
 from strandline.jobs.restore import restore
 from strandline.jobs.vacuum import VacuumReport, vacuum

@@ -124,7 +124,7 @@ print(walk(act, lambda: not threads(), {"beside.py", "contextlib.py", "<string>"
 
 def test_an_interrupt_at_any_step_of_claiming_a_destination_leaves_it_free(tmp_path):
     code = """
-from strandline.jobs.export import Destination
+from strandline.jobs.export.destination import Destination
 place = os.path.join(sys.argv[1] + "-out")
 
 def act():

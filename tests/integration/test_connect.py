@@ -43,7 +43,7 @@ except sl.Invalid as error:
 compaction.compact(table, full=True, driver_rows=0)
 answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id < 100"))
 answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
-import strandline.jobs.export as exports
+import strandline.jobs.export.export as exports
 import pyarrow.parquet as pq
 exports.DRIVER_BYTES = -1
 answers["rising"] = True

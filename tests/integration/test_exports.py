@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.jobs import export as exports
+from strandline.jobs.export import export as exports
 from strandline.jobs.export.destination import MANIFEST
 from strandline.jobs.export.lock import LOCK
 from strandline.model.types import conform, storage_schema
@@ -292,7 +292,7 @@ def test_a_lane_that_reads_files_itself_compares_them_with_their_digests(on_spar
 DOOMED = """
 import json, os, signal, sys
 import strandline as sl
-from strandline.jobs import export as exports
+from strandline.jobs.export import export as exports
 
 lake, name, first, mark, second, options = sys.argv[1:]
 

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import strandline as sl
-import strandline.jobs.export as exports
+import strandline.jobs.export.export as exports
 from strandline.consumers import compaction
 from strandline.engines.scan import spark_schema
 from strandline.jobs.doctor import examine

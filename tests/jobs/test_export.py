@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-import strandline.jobs.export as exports
+import strandline.jobs.export.export as exports
 from strandline.jobs.export import lock as locks
 from strandline.jobs.export.destination import MANIFEST, Destination
 from strandline.jobs.export.lock import LOCK

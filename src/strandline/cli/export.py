@@ -13,7 +13,7 @@ from strandline.cli.answer import Answer, counted, size
 from strandline.cli.options import DryRun, names, seq_or_time, would
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.jobs.export import ExportReport
+from strandline.jobs.export.export import ExportReport
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)\Z", re.ASCII)
 

@@ -105,7 +105,7 @@ class Database:
         return Database(URL.create("sqlite", database=os.path.join(uri, FILE)))
 
     def __repr__(self) -> str:
-        return f"State({self.shown!r})"
+        return f"Database({self.shown!r})"
 
     def __enter__(self) -> Database:
         return self

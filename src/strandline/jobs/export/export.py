@@ -1,0 +1,157 @@
+"""Write a table, or a range of its changes, as Parquet files that any engine reads.
+
+Rows leave clustered by the table's cluster columns, so that what repeats lies together, through the one Parquet
+writer: by a lane on the driver when they are few, by lanes in Spark tasks when they are many. Files are staged first
+and published by the driver when all of them are whole.
+
+After a crash: nothing is visible under the destination, unless the crash fell into the moment in which files are
+published; what is left there goes with the next export to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
+from strandline.engines.spark import Lane, collected, run_lane, running, session, tasks_for
+from strandline.errors import Invalid
+from strandline.jobs.export.blocks import BlockLane, GatherLane
+from strandline.jobs.export.destination import Destination
+from strandline.jobs.export.source import ExportSource, Scan
+from strandline.progress import Progress
+from strandline.storage.open import Staged, is_inside
+from strandline.storage.parquet import writer
+from strandline.storage.snapshot import DataFile
+from strandline.tables.spark_merge import listing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+DRIVER_ROWS = 2_000_000
+DRIVER_BYTES = 256 << 20
+# From this many bytes a row on, blocks cost less than rows.
+WIDE_ROW_BYTES = 4 << 10
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`. Of one that was only planned, `rows`
+    and `raw_bytes` are what it would be at most, and nothing is written."""
+
+    table: str
+    uri: str
+    after: int | None
+    seq: int
+    engine: str
+    rows: int
+    files: int
+    bytes: int
+    raw_bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export(source: ExportSource, destination: Destination, *, dry_run: bool, progress: Progress) -> ExportReport:
+    """See `Table.export`."""
+    started_s = time.monotonic()
+    place, lake = destination.storage.uri, source.table.log.storage
+    if is_inside(place, lake):
+        raise Invalid(f"{place} lies inside the lake {lake.uri}", hint="Choose a destination outside it.", path=place)
+    is_small = _is_small(source)
+    engine = "driver" if is_small else "spark"
+    report = partial(ExportReport, source.table.name, destination.storage.uri, source.after, source.seq, engine)
+    if dry_run:
+        destination.check()
+        return report(source.rows, 0, 0, source.raw_bytes, 0.0)
+    with source.kept(), destination.claimed() as claim:
+        lane = ExportLane(destination.storage, claim.id, source.schema, source.cluster_by)
+        progress(0, source.rows if is_small else 0, source.table.name)
+        files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
+        if not files:
+            empty, stage = writer.stage_empty(destination.storage, lane.new_name(), source.schema)
+            files, staged = [empty], [stage]
+        claim.publish(files, staged, source.described())
+    return report(
+        sum(file.rows for file in files),
+        len(files),
+        sum(file.size for file in files),
+        sum(file.raw_bytes for file in files),
+        round(time.monotonic() - started_s, 3),
+    )
+
+
+def _is_small(source: ExportSource) -> bool:
+    if source.rows > DRIVER_ROWS or source.raw_bytes > DRIVER_BYTES:
+        source.look_closer()
+    return source.rows <= DRIVER_ROWS and source.raw_bytes <= DRIVER_BYTES
+
+
+def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+    source.check(None)
+    with source.batches() as batches:
+        exact = _watched(batches, source.rows, source.table.name, progress)
+        done = list(lane.stage(exact))
+    return [file for file, _ in done], [staged for _, staged in done]
+
+
+def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress: Progress) -> Iterator[pa.RecordBatch]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.num_rows
+        progress(done, max(done, whole), name)
+
+
+def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+    """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group. Wide rows
+    travel in blocks (`GatherLane`)."""
+    table = source.table
+    spark = session(table.spark)
+    row_bytes = source.raw_bytes // max(1, source.rows)
+    lanes = tasks_for(spark, source.raw_bytes)
+    with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+        is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES
+        scan = source.scan() if is_wide else None
+        if scan is None or not scan.is_checked:
+            source.check(spark)
+        if not source.order:
+            return _collected(source, source.frame(spark), lane)
+        frame = _gathered(spark, source, scan, lanes) if is_wide else source.frame(spark)
+        order = source.lane_by if is_wide else source.order
+        laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
+        last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
+        return _collected(source, laid, last)
+
+
+def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
+    try:
+        receipts = collected(run_lane(frame, lane, RECEIPT))
+    except Exception as error:
+        # Spark's own, of several kinds.
+        source.blame(error)
+        raise
+    files, staged, failure = staged_of(receipts)
+    if failure is not None:
+        raise failure
+    return files, staged
+
+
+def _gathered(spark: SparkSession, source: ExportSource, scan: Scan | None, lanes: int) -> DataFrame:
+    if scan is None:
+        lane = GatherLane(source.needed, source.lane_by, None)
+        return run_lane(source.frame(spark), lane, lane.output)
+    lane = GatherLane(source.needed, source.lane_by, scan.lane)
+    return run_lane(listing(spark, scan.files, lanes), lane, lane.output)
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name}`" for name in names]
