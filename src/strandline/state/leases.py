@@ -12,21 +12,19 @@ After a crash: the lease expires and is taken over, on the same machine without 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import logging
 import math
-import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
 from strandline.engines.background import beside
+from strandline.engines.process import is_gone, this_process
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.text import check_text
 from strandline.state.database import Database, insert_missing, metadata, now_s
@@ -178,31 +176,13 @@ class Held:
 
 
 def this_worker() -> str:
-    """A name for one worker of this process: host, process, since when it runs, in which boot and namespaces, and what
-    tells it from others of the process. Without that knowledge (it needs /proc) the name is as good, but nobody can
-    tell that its process is gone."""
-    pid = os.getpid()
-    started, _ = _process(pid)
-    return f"{socket.gethostname()}:{pid}:{started}:{_boot()}:{uuid.uuid4().hex[:8]}"
+    """A name for one worker of this process: the process, and a part that tells it from the other workers."""
+    return f"{this_process()}:{uuid.uuid4().hex[:8]}"
 
 
 def is_dead(owner: str) -> bool:
     """Whether an owner that `this_worker` named was a process of this machine that is gone for certain."""
-    parts = owner.rsplit(":", 4)
-    if len(parts) < 5:
-        return False
-    host, pid, started, boot, _ = parts
-    if not (boot and started.isdigit() and pid.isdigit()) or (host, boot) != (socket.gethostname(), _boot()):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    now, is_over = _process(int(pid))
-    # Another start is another process with the same number.
-    return is_over or (now != "" and now != started)
+    return is_gone(_place(owner))
 
 
 def check_fence(connection: Connection, name: str, fence: int) -> None:
@@ -238,37 +218,9 @@ def _write(connection: Connection, name: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.name == name).values(**values))
 
 
-def _boot() -> str:
-    """What this machine's start and the namespaces of this process have that no others have; empty if not known. The
-    processes of a namespace that is gone are gone too, so a number that is given to a new one does no harm."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            known = [stream.read().strip(), os.readlink("/proc/self/ns/pid")]
-    except OSError:
-        return ""
-    with suppress(OSError):
-        # Times of processes are told relative to it.
-        known.append(os.readlink("/proc/self/ns/time"))
-    return hashlib.sha256("/".join(known).encode()).hexdigest()[:12]
-
-
-def _process(pid: int) -> tuple[str, bool]:
-    """When a process started, in ticks since the boot, and whether it has ended and only waits for its parent to ask;
-    empty if not known."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            # The second field is a name that may hold anything, in parentheses.
-            fields = stream.read().rpartition(")")[2].split()
-        state, threads, started = fields[0], int(fields[17]), fields[19]
-    except (OSError, IndexError, ValueError):
-        return "", False
-    return started, state in "ZX" and threads <= 1
-
-
 def _place(owner: str) -> str:
     """The part of an owner's name that people can use: host and process."""
-    parts = owner.rsplit(":", 4)
-    return ":".join(parts[:2]) if len(parts) == 5 else owner
+    return owner.rpartition(":")[0] or owner
 
 
 def _check_length(length_s: float) -> None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from strandline.engines.background import beside
+from strandline.engines.process import is_gone, this_process
 from strandline.errors import Invalid, NotRetained, StrandlineError
 from strandline.storage.open import Storage
 
@@ -129,27 +128,8 @@ class Pins:
         return f"{self._folder}/{name}.json"
 
 
-def this_process() -> str:
-    """How a process names itself as a holder."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def is_abandoned(pin: Pin) -> bool:
     return is_gone(pin.holder)
-
-
-def is_gone(holder: str) -> bool:
-    """Whether a holder is a process that ran on this machine and is gone."""
-    host, _, number = holder.rpartition(":")
-    if host != socket.gethostname() or not number.isdigit():
-        return False
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **claims: Any) -> Pin:

@@ -14,9 +14,9 @@ import logging
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from strandline.engines.process import is_gone, this_process
 from strandline.errors import Conflict, Corrupt, StrandlineError
 from strandline.storage.open import Storage
-from strandline.tables.pins import is_gone, this_process
 
 LOCK = "_export.lock"
 
