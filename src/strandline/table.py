@@ -13,11 +13,12 @@ import pyarrow as pa
 from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.compaction_plan import CompactPlan, plan
+from strandline.consumers.retention import ExpiryPlan
 from strandline.errors import Invalid, NotRetained
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.export import ExportReport, export
 from strandline.jobs.export.source import new_source
-from strandline.jobs.purge import PurgeReport, purge
+from strandline.jobs.purge import PurgePlan, PurgeReport, plan_purge, purge
 from strandline.jobs.restore import restore
 from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
@@ -217,6 +218,10 @@ class Table(TableStore):
         """Change the table's settings (see `TableSettings`), or name its `time` column; returns all of them."""
         return self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
 
+    def plan_expiry(self, before: dt.datetime | None = None) -> ExpiryPlan:
+        """Which rows `expire` would hide now, about how many."""
+        return retention.plan(self, before)
+
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
         """Hide the rows whose time lies before a moment, by default as the setting `retention` says; returns the
         seq from which it holds, None when there is nothing to hide. Compaction drops them later. Rows that a sink has
@@ -232,6 +237,10 @@ class Table(TableStore):
         """Take a column out of the table; its name is not used again. Its bytes go as files are rewritten: at once
         with `compact(full=True)` and vacuum."""
         return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
+
+    def plan_purge(self, keys: object) -> PurgePlan:
+        """How many of these keys `purge` would find in the table now."""
+        return plan_purge(self, self._keys(keys, "purge"))
 
     def purge(self, keys: object, *, progress: Progress = silent) -> PurgeReport:
         """Erase rows for good: from the log, the baseline, every readable version, the refused rows and the dead

@@ -25,6 +25,24 @@ class Waiting:
     before: int
 
 
+@dataclass(frozen=True)
+class ExpiryPlan:
+    """The rows that an expiry would hide: those whose time lies `before` a moment; `rows` is an estimate."""
+
+    before: dt.datetime
+    rows: int
+
+
+def plan(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
+    """What an expiry would hide, from statistics alone; by default as the setting `retention` says."""
+    merge = table.merge()
+    now = dt.datetime.now(dt.UTC)
+    until = before or expiry.horizon_for(merge.definition.settings.retention or 0.0, now)
+    files = [*merge.baseline.files(), *(file for _, file in merge.log_files())]
+    rows = sum(expiry.expired_rows(file, merge.definition, expiry.micros(until)) for file in files)
+    return ExpiryPlan(until, rows)
+
+
 def waiting(table: TableStore) -> Waiting | None:
     """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
     time = table.definition.time

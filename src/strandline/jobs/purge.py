@@ -61,6 +61,21 @@ class PurgeReport:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class PurgePlan:
+    """A purge of `keys` keys, of which `present` are in the table now."""
+
+    keys: int
+    present: int
+
+
+def plan_purge(table: TableStore, keys: pa.Table) -> PurgePlan:
+    """What a purge would find."""
+    names = list(table.definition.key)
+    batches = (pa.Table.from_batches([batch]) for batch in table.to_batches(columns=names))
+    return PurgePlan(keys.num_rows, sum(rows.join(keys, names, join_type="left semi").num_rows for rows in batches))
+
+
 def purge(table: TableStore, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
     """Erase the rows of these keys."""
     if not keys.num_rows:

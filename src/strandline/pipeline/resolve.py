@@ -41,6 +41,13 @@ def active_sinks(context: Context) -> dict[str, SinkDef]:
     return found
 
 
+def sinks_needing(context: Context, table: TableStore, column: str) -> list[str]:
+    """The sinks of a table whose conditions need a column: without it nothing leaves."""
+    mine = {name: sink for name, sink in active_sinks(context).items() if sink.table == table.name and sink.where}
+    leaving = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
+    return [name for name, each in leaving.items() if each.predicate is not None and column in each.predicate.columns]
+
+
 def declared_sink(context: Context, name: str, consumer: Consumer | None) -> SinkDef | None:
     """A sink as it is declared here. One that only the state knows stays as it is, unless its table was dropped and
     there is another one of that name: then it begins anew there, as a declared one would."""

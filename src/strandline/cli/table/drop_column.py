@@ -11,9 +11,7 @@ from rich.text import Text
 from strandline.cli.answer import Answer
 from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
-from strandline.lake import Lake
-from strandline.pipeline.resolve import active_sinks
-from strandline.table import Table
+from strandline.pipeline.resolve import sinks_needing
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +31,7 @@ def drop_column(
     lake = call.lake()
     table = lake.table(name)
     rest = table.definition.without(column).schema.names
-    silenced = _silenced(lake, table, column)
+    silenced = sinks_needing(lake, table, column)
     then = f" The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
     if dry_run:
         keeps = f"drop the column {column} of {name}; it keeps {', '.join(rest)}"
@@ -47,20 +45,11 @@ def drop_column(
         out.print(f"Dropped the column {column} of {name}; it keeps {', '.join(left)}.", soft_wrap=True)
         if silenced:
             out.print(Text(then.strip(), "yellow"), soft_wrap=True)
-        care = table.definition.settings.shown()
+        settings = table.definition.settings.shown()
         out.print(
             f"Its values go as files are rewritten, at once with: {call.command(f'compact {name} --all')}\n"
-            f"Vacuum deletes the old files after keep ({care['keep']}) and grace ({care['grace']}).",
+            f"Vacuum deletes the old files after keep ({settings['keep']}) and grace ({settings['grace']}).",
             soft_wrap=True,
         )
 
     return Answer({"table": name, "dropped": column, "columns": left, "sinks": silenced}, show)
-
-
-def _silenced(lake: Lake, table: Table, column: str) -> list[str]:
-    """The sinks whose conditions need a column: without it nobody can say what may leave."""
-    mine = {
-        name: sink for name, sink in active_sinks(lake).items() if sink.table == table.name and sink.where is not None
-    }
-    shapes = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
-    return [name for name, shape in shapes.items() if shape.predicate is not None and column in shape.predicate.columns]

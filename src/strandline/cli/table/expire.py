@@ -13,7 +13,7 @@ from strandline.cli.options import DryRun, TableName, Yes, would
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
 from strandline.table import Table
-from strandline.tables.horizon import expired_rows, horizon_at, horizon_for, micros
+from strandline.tables.horizon import horizon_at
 from strandline.tables.horizon import moment as moment_of
 
 
@@ -39,12 +39,9 @@ def expire(
     _check(call, table, is_given=before is not None)
     given = None if before is None else _parsed(before)
     if dry_run:
-        until = given or horizon_for(table.definition.settings.retention or 0.0, dt.datetime.now(dt.UTC))
-        merge = table.merge()
-        files = [*merge.baseline.files(), *(file for _, file in merge.log_files())]
-        rows = sum(expired_rows(file, merge.definition, micros(until)) for file in files)
-        what = f"hide rows whose {table.definition.time} lies before {moment(until)} UTC, about {counted(rows, 'row')}"
-        return would(what, table=name, before=until, rows=rows)
+        plan = table.plan_expiry(given)
+        which = f"rows whose {table.definition.time} lies before {moment(plan.before)} UTC"
+        return would(f"hide {which}, about {counted(plan.rows, 'row')}", table=name, before=plan.before, rows=plan.rows)
     if given is not None and not yes:
         question = f"Hide every row of {name} whose {table.definition.time} lies before {moment(given)} UTC, for good?"
         call.confirm(question, f"rows of {name!r} expire before a given time", table=name)

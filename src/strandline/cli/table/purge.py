@@ -41,10 +41,9 @@ def purge(
         raise Invalid(f"table {name!r} has no key: single rows of it cannot be named", table=name)
     wanted = parse_keys(keys, table.definition)
     if dry_run:
-        rows = table.to_arrow(columns=list(table.definition.key)).to_pylist()
-        present = len({tuple(row.values()) for row in rows} & {tuple(row.values()) for row in wanted.to_pylist()})
-        what = f"erase {counted(wanted.num_rows, 'key')} from {name}; it has {counted(present, 'row')} of them now"
-        return would(what, table=name, keys=wanted.num_rows, present=present)
+        plan = table.plan_purge(wanted)
+        what = f"erase {counted(plan.keys, 'key')} from {name}; it has {counted(plan.present, 'row')} of them now"
+        return would(what, table=name, keys=plan.keys, present=plan.present)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
         question = f"Erase {what} for good? States before this may no longer be readable."
