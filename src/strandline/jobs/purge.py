@@ -35,7 +35,7 @@ from strandline.storage import digest
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
-from strandline.tables.log import Log, prepare
+from strandline.tables.log import Log
 from strandline.tables.merge import vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import Rejects
@@ -86,8 +86,7 @@ def purge(table: TableStore, keys: pa.Table, *, progress: Progress = silent) -> 
 
 def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport:
     definition = table.definition
-    files = table.log.write(prepare(keys, definition, DELETE), definition)
-    seq = table.log.commit(files, operation="PURGE").seq
+    seq = table.log.append(keys, definition, DELETE, operation="PURGE").seq
     crash_point("purge.deleted")
     matching = _Matching(keys, definition.key)
     storage = table.log.storage

@@ -144,6 +144,20 @@ class Log:
             self._state = state = fresh
         return state
 
+    def append(
+        self,
+        rows: pa.Table,
+        definition: TableDef,
+        op: Op,
+        *,
+        operation: str | None = None,
+        tokens: Sequence[str] = (),
+        amend: Amend | None = None,
+    ) -> Commit:
+        """Prepare rows, write them as files and commit those. `operation` names the commit, by default after `op`."""
+        files = self.write(prepare(rows, definition, op), definition)
+        return self.commit(files, operation=operation or op.upper(), tokens=tokens, amend=amend)
+
     def write(self, changes: pa.Table, definition: TableDef) -> list[DataFile]:
         """Write prepared changes as files that no commit claims yet."""
         files = list(

@@ -19,7 +19,7 @@ from strandline.errors import Invalid
 from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for, spark_hash
-from strandline.tables.log import Amend, Log, prepare
+from strandline.tables.log import Amend, Log
 from strandline.tables.pins import new_pin
 from strandline.tables.spool import Spool
 
@@ -55,8 +55,7 @@ def write(
                 )
     if not sum(piece.num_rows for piece in held):
         return log.nothing(tokens)
-    files = log.write(prepare(pa.concat_tables(held), definition, op), definition)
-    return log.commit(files, operation=op.upper(), tokens=tokens, amend=amend)
+    return log.append(pa.concat_tables(held), definition, op, tokens=tokens, amend=amend)
 
 
 def _uploading(log: Log) -> AbstractContextManager[None]:
