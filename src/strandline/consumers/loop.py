@@ -1,7 +1,7 @@
 """The one loop of a sink: a range, its effect, its mark.
 
-For each range the destination is asked whether it stands where the mark does; then the intent is saved; then lake and
-state are told a new epoch, so that a copy of the state from before the intent is known as an old one; then the rows go
+For each range the destination is asked whether it stands where the mark does; then the intent is saved and the lake is
+told a new epoch, so that a copy of the state from before the intent is known as an old one; then the rows go
 through lanes (`delivery`); then the destination makes them count; then the mark moves and closes the intent, in one
 transaction, under the fence of the consumer's lease. A lane that fails leaves its intent open and its vnodes where they
 were; the others go on.
@@ -12,7 +12,8 @@ cuts and ids, although newer rows have arrived; a destination that holds it alre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,9 +26,9 @@ from strandline.sinks.contract import Batch, Delivery, Producer, Result
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import Consumer
+from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import Held
-from strandline.state.letters import DeadLetters
-from strandline.state.marks import Intent, Marks
+from strandline.state.state import State
 from strandline.tables.store import TableStore
 
 Begun = tuple[Intent, Batch]
@@ -57,6 +58,11 @@ class Tally:
         """All of it but what went wrong."""
         return {name: value for name, value in vars(self).items() if name != "errors"}
 
+    def receipt(self, seconds: float) -> dict[str, Any]:
+        """What the state keeps of it."""
+        error = self.errors[0].to_dict() if self.errors else None
+        return {**self.facts(), "seconds": seconds, "error": error}
+
     def reach(self, after: int, upto: int) -> None:
         """Marks moved over a range."""
         self.after = after if self.after is None else min(self.after, after)
@@ -75,7 +81,7 @@ class Tally:
 
 class Cursor:
     """One consumer at work, under its lease. `given` is the sink as it is declared in this process, if it is: it knows
-    the secrets. `renew` raises the epoch that lake and state share."""
+    the secrets."""
 
     def __init__(
         self,
@@ -84,11 +90,9 @@ class Cursor:
         given: SinkDef | None,
         *,
         lake_id: str,
-        marks: Marks,
-        letters: DeadLetters,
+        state: State,
         held: Held,
         tally: Tally,
-        renew: Callable[[], object],
     ) -> None:
         self._table = table
         self._consumer = consumer
@@ -101,15 +105,17 @@ class Cursor:
             consumer.generation,
             consumer.began_ms,
         )
-        self._marks = marks
-        self._letters = letters
+        self._state = state
         self._held = held
         self._tally = tally
-        self._renew = renew
         self._blocked: set[int] = set()
+        self._is_last = False
+        self._started_s = time.monotonic()
 
-    def run(self, work: Work) -> None:
-        """Carry out one range, of the vnodes that have not failed before it. What came of it is in the tally."""
+    def run(self, work: Work, *, is_last: bool = False) -> None:
+        """Carry out one range, of the vnodes that have not failed before it. What came of it is in the tally. With the
+        last batch of the last range, the receipt is kept and the lease is given back in the same transaction."""
+        self._is_last = is_last
         name, table = self._consumer.name, self._consumer.table
         try:
             sink = SinkDef.from_dict(name, table, self._consumer.definition, self._given)
@@ -131,10 +137,9 @@ class Cursor:
 
     def _begin(self, work: Work, shape: Outgoing, delivery: Delivery) -> list[Begun]:
         """Save the intents. What was begun before and is there already only moves its marks."""
-        begun = []
-        for at, lane in enumerate(work.lanes):
-            if not self._blocked.isdisjoint(lane):
-                continue
+        lanes = [(at, lane) for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)]
+        batches = []
+        for at, lane in lanes:
             batch = Batch(
                 "",
                 tuple(lane),
@@ -157,12 +162,38 @@ class Cursor:
                 else:
                     # Asked before there is an intent, which would be taken for something that was begun.
                     self._check_not_ahead(delivery, batch)
-                    intent = self._intent(work, lane, delivery.cuts())
-                    batch = replace(batch, id=intent.id, cuts=intent.cuts)
-                begun.append((intent, batch))
+                    batch = replace(batch, cuts=delivery.cuts())
+                batches.append((at, batch))
             except StrandlineError as error:
                 self._block(lane, error)
-        return begun
+        try:
+            intents = self._intents(work, batches)
+        except StrandlineError as error:
+            self._block([vnode for _, batch in batches for vnode in batch.vnodes], error)
+            return []
+        return [
+            (intent, replace(batch, id=intent.id, cuts=intent.cuts))
+            for intent, (_, batch) in zip(intents, batches, strict=True)
+        ]
+
+    def _intents(self, work: Work, batches: Sequence[tuple[int, Batch]]) -> list[Intent]:
+        """The intents of batches: those that are repeated, or new ones, which the lake is told of."""
+        if work.replay:
+            if batches:
+                self._state.epoch.renew()
+            return [work.replay[at] for at, _ in batches]
+        drafts = [
+            IntentDraft(
+                lane=f"{batch.vnodes[0]}-{batch.vnodes[-1]}",
+                vnodes=batch.vnodes,
+                after=work.after,
+                upto=work.upto,
+                schema_id=work.schema_id,
+                cuts=batch.cuts,
+            )
+            for _, batch in batches
+        ]
+        return self._state.begin(self._consumer, drafts, self._held.fence) if drafts else []
 
     def _check_not_ahead(self, delivery: Delivery, batch: Batch) -> None:
         """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
@@ -175,18 +206,6 @@ class Cursor:
                 expected=batch.after,
                 found=batch.upto,
             )
-
-    def _intent(self, work: Work, vnodes: Sequence[int], cuts: Any) -> Intent:
-        return self._marks.open_intent(
-            self._consumer,
-            lane=f"{vnodes[0]}-{vnodes[-1]}",
-            vnodes=vnodes,
-            after=work.after,
-            upto=work.upto,
-            schema_id=work.schema_id,
-            fence=self._held.fence,
-            cuts=cuts,
-        )
 
     def _feed(self, work: Work, sink: SinkDef, shape: Outgoing, begun: Sequence[Begun]) -> Feed | None:
         if work.source == NOTHING:
@@ -210,8 +229,6 @@ class Cursor:
         pending = list(begun)
         while pending:
             try:
-                # Also when cuts were saved: a copy of the state that lacks them would cut otherwise.
-                self._renew()
                 feed = self._feed(work, sink, shape, pending)
                 loads = [LaneRun(batch, delivery.lane(batch)) for _, batch in pending]
                 results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
@@ -219,24 +236,38 @@ class Cursor:
                 self._block([vnode for _, batch in pending for vnode in batch.vnodes], error)
                 return
             self._tally.jobs += jobs
-            again = []
-            for intent, batch in pending:
+            again: list[Begun] = []
+            for at, (intent, batch) in enumerate(pending):
+                is_last = not again and at + 1 == len(pending)
                 try:
-                    cuts = self._settle(delivery, intent, batch, results[batch.id])
+                    cuts = self._settle(delivery, intent, batch, results[batch.id], is_last=is_last)
                     if cuts is not None:
-                        intent = self._marks.save_cuts(intent, cuts, self._held.fence)
+                        intent = self._state.marks.save_cuts(intent, cuts, self._held.fence)
                         again.append((intent, replace(batch, cuts=intent.cuts)))
                 except StrandlineError as error:
                     self._block(batch.vnodes, error)
-            pending = again
+            pending = self._told_of(again)
 
-    def _settle(self, delivery: Delivery, intent: Intent, batch: Batch, results: Sequence[Result]) -> Any:
+    def _told_of(self, again: list[Begun]) -> list[Begun]:
+        """Batches whose cuts were saved, when the lake has a new epoch: a copy of the state without them would cut
+        otherwise."""
+        try:
+            if again:
+                self._state.epoch.renew()
+            return again
+        except StrandlineError as error:
+            self._block([vnode for _, batch in again for vnode in batch.vnodes], error)
+            return []
+
+    def _settle(
+        self, delivery: Delivery, intent: Intent, batch: Batch, results: Sequence[Result], *, is_last: bool
+    ) -> Any:
         """Let a batch count and move its marks; the cuts to save when a lane asks for that first."""
         self._tally.add(results)
         for result in results:
             if result.dead:
                 # Before the mark passes them; saving them again after a crash changes nothing.
-                self._letters.save(self._consumer, intent.id, result.dead)
+                self._state.letters.save(self._consumer, intent.id, result.dead)
                 crash_point("cursor.letters_saved")
         for result in results:
             if result.error is not None:
@@ -248,15 +279,26 @@ class Cursor:
         crash_point("cursor.lanes_done")
         delivery.finish(batch, results)
         crash_point("cursor.finished")
-        self._advance(intent)
+        self._advance(intent, is_last=is_last and self._is_last and not self._tally.errors)
         return None
 
-    def _advance(self, intent: Intent) -> None:
+    def _advance(self, intent: Intent, *, is_last: bool = False) -> None:
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
-        self._marks.advance(self._consumer, moves, fence=self._held.fence, intent=intent)
         # Up to where a sink starts it takes its place in the log; nothing of that was to be sent.
         start = intent.definition.get("start")
-        self._tally.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
+        tally = replace(self._tally)
+        tally.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
+        seconds = round(time.monotonic() - self._started_s, 3)
+        self._state.marks.advance(
+            self._consumer,
+            moves,
+            fence=self._held.fence,
+            intent=intent,
+            receipt=tally.receipt(seconds) if is_last else None,
+            releases=self._held.lease if is_last else None,
+        )
+        self._held.is_given_back = is_last
+        self._tally.after, self._tally.upto = tally.after, tally.upto
 
     def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
         """These vnodes stay where they are until the next tick."""

@@ -226,9 +226,9 @@ class _Tick:
         with _collecting(name, tally.errors):
             self._carry_out(name, held, tally, consumers)
         with _collecting(name, tally.errors):
-            if consumers and not consumers[-1].is_retired and (tally.upto is not None or tally.errors):
-                error = tally.errors[0].to_dict() if tally.errors else None
-                receipt = {**tally.facts(), "seconds": round(time.monotonic() - started_s, 3), "error": error}
+            is_told = tally.upto is not None or tally.errors
+            if consumers and not consumers[-1].is_retired and is_told and not held.is_given_back:
+                receipt = tally.receipt(round(time.monotonic() - started_s, 3))
                 self._lake.state.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
 
     def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
@@ -247,10 +247,11 @@ class _Tick:
             consumers.append(found)
             if cursor is None or found != was:
                 cursor, was = self._cursor(found, held, tally), found
-            for work in plan.works:
-                cursor.run(work)
+            is_all = not any(work.replay for work in plan.works)
+            for at, work in enumerate(plan.works):
+                cursor.run(work, is_last=is_all and at + 1 == len(plan.works))
                 self._progress.add(work.extent.rows, name)
-            if not any(work.replay for work in plan.works):
+            if is_all:
                 return
 
     def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
@@ -279,11 +280,9 @@ class _Tick:
             consumer,
             declared,
             lake_id=context.catalog.refresh().lake_id,
-            marks=state.marks,
-            letters=state.letters,
+            state=state,
             held=held,
             tally=tally,
-            renew=state.epoch.renew,
         )
 
 

@@ -112,13 +112,23 @@ class Epoch:
         """Tell the lake a new epoch and the consumers of now; that epoch. `Conflict` as in `check`, with nothing
         changed: an older state must not climb to what its lake knows."""
         with self._state.transaction() as connection:
-            found = self._locked(connection)
-            record = self._own(read_record(self._storage))
-            self._refuse_older_state(found, record)
-            self._refuse_older_lake(found, record)
-            own = max(found.epoch, found.pending) + 1
-            connection.execute(update(meta).values(pending=own, lake_id=self._lake_id))
-            connection.execute(insert(renewals).values(epoch=own, since_s=now_s(connection)))
+            own = self.announce(connection)
+        return self.tell(own)
+
+    def announce(self, connection: Connection) -> int:
+        """The first half of a renewal, inside a transaction that changes something else as well: the epoch that will be
+        told. `tell` follows when the transaction has ended."""
+        found = self._locked(connection)
+        record = self._own(read_record(self._storage))
+        self._refuse_older_state(found, record)
+        self._refuse_older_lake(found, record)
+        own = max(found.epoch, found.pending) + 1
+        connection.execute(update(meta).values(pending=own, lake_id=self._lake_id))
+        connection.execute(insert(renewals).values(epoch=own, since_s=now_s(connection)))
+        return own
+
+    def tell(self, own: int) -> int:
+        """The second half: tell the lake the epoch that was announced, or a higher one."""
         crash_point("epoch.pending")
         with self._state.transaction() as connection:
             found = self._locked(connection)

@@ -24,9 +24,10 @@ from sqlalchemy import (
     select,
 )
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, Invalid
+from strandline.model.text import check_text
 from strandline.state.database import metadata
-from strandline.state.values import from_json, to_json
+from strandline.state.values import check_int, from_json, to_json
 
 intents = Table(
     "strandline_intents",
@@ -64,6 +65,29 @@ class Intent:
     schema_id: int
     cuts: Any = field(hash=False)
     created_s: float
+
+
+@dataclass(frozen=True)
+class IntentDraft:
+    """What a consumer is about to do in one lane: the rows of `vnodes` in `(after, upto]`, cut as `cuts` says."""
+
+    lane: str
+    vnodes: Collection[int]
+    after: int
+    upto: int
+    schema_id: int
+    cuts: Any = None
+
+    def checked_vnodes(self) -> tuple[int, ...]:
+        """The vnodes in order; `Invalid` when the draft holds nothing or something that cannot be kept."""
+        check_text("lane", self.lane)
+        chosen = tuple(sorted({check_int("vnode", vnode) for vnode in self.vnodes}))
+        check_int("schema id", self.schema_id)
+        if not chosen or check_int("after", self.after) >= check_int("upto", self.upto):
+            raise Invalid(
+                f"an intent for vnodes {list(chosen)} in ({self.after}, {self.upto}] holds nothing", lane=self.lane
+            )
+        return chosen
 
 
 def open_intents(connection: Connection, generations: Collection[str]) -> list[Intent]:

@@ -99,9 +99,7 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """Give a lease back; nothing if it is not one's own any more."""
         with self._state.transaction() as connection:
-            found = _locked(connection, lease.name)
-            if found is not None and found.owner is not None and found.fence == lease.fence:
-                _write(connection, lease.name, owner=None, expires_s=0.0)
+            release(connection, lease)
 
     def find(self, name: str) -> Lease | None:
         """The lease of that name that lives now."""
@@ -131,6 +129,8 @@ class Held:
         # Counted from before the question on this machine's steady clock: it ends here before it ends there.
         self._deadline_s = asked_s + length_s
         self._lost: StrandlineError | None = None
+        self.is_given_back = False
+        """Whether someone else has given it back, together with something else that was written."""
 
     @property
     def fence(self) -> int:
@@ -152,6 +152,8 @@ class Held:
     def keep(self, is_over: Callable[[float], bool]) -> None:
         """Renew the lease until the work is over, then release it: what the thread does."""
         self.renew_until(is_over)
+        if self.is_given_back:
+            return
         try:
             self._leases.release(self.lease)
         except StrandlineError as error:
@@ -159,7 +161,7 @@ class Held:
 
     def renew_until(self, is_over: Callable[[float], bool]) -> None:
         wait_s = self._length_s / 3
-        while not is_over(wait_s):
+        while not is_over(wait_s) and not self.is_given_back:
             asked_s = time.monotonic()
             try:
                 self.check()
@@ -189,6 +191,13 @@ def check_fence(connection: Connection, name: str, fence: int) -> None:
     """`Conflict` unless this fence is the newest of its name and was not given back. The lease cannot change hands
     until the transaction ends; one that expired counts as long as nobody took it over."""
     _check(name, fence, connection.execute(_named_shared, {"name": name}).one_or_none())
+
+
+def release(connection: Connection, lease: Lease) -> None:
+    """Give a lease back inside a transaction; nothing if it is not one's own any more."""
+    found = _locked(connection, lease.name)
+    if found is not None and found.owner is not None and found.fence == lease.fence:
+        _write(connection, lease.name, owner=None, expires_s=0.0)
 
 
 def _check(name: str, fence: int, found: Row[Any] | None) -> None:

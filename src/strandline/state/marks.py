@@ -14,7 +14,7 @@ names the range that was under way; its effect is repeated with the same cuts be
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,12 +37,11 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
-from strandline.model.text import check_text
 from strandline.state.consumers import Consumer, all_current, by_generation, consumers, generations, guard, not_found
 from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
-from strandline.state.intents import busy, gone, insert_intent, intents, open_intents
-from strandline.state.leases import leases
+from strandline.state.intents import IntentDraft, busy, gone, insert_intent, intents, open_intents
+from strandline.state.leases import Lease, leases, release
 from strandline.state.values import check_int, from_json, to_json
 
 RECEIPTS = 100
@@ -143,8 +142,10 @@ class Marks:
         fence: int,
         intent: Intent | None = None,
         receipt: Mapping[str, Any] | None = None,
+        releases: Lease | None = None,
     ) -> None:
-        """Move marks from the expected seq to another, all or none; with it close the intent and keep the receipt.
+        """Move marks from the expected seq to another, all or none; with it close the intent, keep the receipt and give
+        the lease back.
 
         Called when the effect is durable. `moves` is `{vnode: (expected, to)}`, empty to leave only a receipt. Vnodes
         of an open intent move only with it, all of them, over exactly its range."""
@@ -175,6 +176,8 @@ class Marks:
                 connection.execute(_move, rows)
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
+            if releases is not None:
+                release(connection, releases)
         crash_point("marks.advanced")
 
     def slowest_by(self, table_generation: str, vnodes: int) -> list[tuple[int, str]]:
@@ -195,52 +198,11 @@ class Marks:
 
     # --- intents -----------------------------------------------------------------------------------------------
 
-    def open_intent(
-        self,
-        consumer: Consumer,
-        *,
-        lane: str,
-        vnodes: Collection[int],
-        after: int,
-        upto: int,
-        schema_id: int,
-        fence: int,
-        cuts: Any = None,
-    ) -> Intent:
-        """Save what is about to be done, before it is done. Its vnodes stand at `after`; `Conflict` when one does not,
-        has an open intent, or the consumer's definition is not the one that is saved any more."""
-        check_text("lane", lane)
-        chosen = tuple(sorted({check_int("vnode", vnode) for vnode in vnodes}))
-        check_int("schema id", schema_id)
-        if not chosen or check_int("after", after) >= check_int("upto", upto):
-            raise Invalid(f"an intent for vnodes {list(chosen)} in ({after}, {upto}] holds nothing", lane=lane)
-        kept = to_json("cuts", cuts)
+    def open_intent(self, consumer: Consumer, *, fence: int, **facts: Any) -> Intent:
+        """Save what is about to be done (see `IntentDraft`), before it is done. Its vnodes stand at `after`; `Conflict`
+        when one does not, has an open intent, or the consumer's definition is not the one that is saved any more."""
         with self._state.transaction() as connection:
-            now = guard(connection, consumer.name, consumer.generation, fence)
-            definition = to_json("definition", now.definition)
-            if definition != to_json("definition", dict(consumer.definition)):
-                raise Conflict(
-                    f"the definition of {consumer.name!r} was changed meanwhile",
-                    hint="Nothing was done. Get the consumer again.",
-                    consumer=consumer.name,
-                )
-            for other in open_intents(connection, [consumer.generation]):
-                if other.lane == lane or set(chosen) & set(other.vnodes):
-                    raise busy(consumer.name, other, f"lane {lane!r} cannot begin another")
-            _compare(consumer.name, _marks(connection, consumer.generation), dict.fromkeys(chosen, after))
-            intent = Intent(
-                id=uuid.uuid4().hex,
-                generation=consumer.generation,
-                lane=lane,
-                vnodes=chosen,
-                after=after,
-                upto=upto,
-                definition=now.definition,
-                schema_id=schema_id,
-                cuts=from_json("cuts", kept),
-                created_s=now_s(connection),
-            )
-            insert_intent(connection, intent)
+            intent = begin_intent(connection, consumer, IntentDraft(**facts), fence)
         crash_point("marks.intent_saved")
         return intent
 
@@ -289,6 +251,38 @@ def check_seqs(seqs: Mapping[int, int]) -> None:
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------
+
+
+def begin_intent(connection: Connection, consumer: Consumer, draft: IntentDraft, fence: int) -> Intent:
+    """Save an intent; see `Marks.open_intent`."""
+    lane, chosen = draft.lane, draft.checked_vnodes()
+    kept = to_json("cuts", draft.cuts)
+    now = guard(connection, consumer.name, consumer.generation, fence)
+    definition = to_json("definition", now.definition)
+    if definition != to_json("definition", dict(consumer.definition)):
+        raise Conflict(
+            f"the definition of {consumer.name!r} was changed meanwhile",
+            hint="Nothing was done. Get the consumer again.",
+            consumer=consumer.name,
+        )
+    for other in open_intents(connection, [consumer.generation]):
+        if other.lane == lane or set(chosen) & set(other.vnodes):
+            raise busy(consumer.name, other, f"lane {lane!r} cannot begin another")
+    _compare(consumer.name, _marks(connection, consumer.generation), dict.fromkeys(chosen, draft.after))
+    intent = Intent(
+        id=uuid.uuid4().hex,
+        generation=consumer.generation,
+        lane=lane,
+        vnodes=chosen,
+        after=draft.after,
+        upto=draft.upto,
+        definition=now.definition,
+        schema_id=draft.schema_id,
+        cuts=from_json("cuts", kept),
+        created_s=now_s(connection),
+    )
+    insert_intent(connection, intent)
+    return intent
 
 
 def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strandline.crash import crash_point
 from strandline.errors import Invalid
-from strandline.state.consumers import Registry
+from strandline.state.consumers import Consumer, Registry
 from strandline.state.database import Database
 from strandline.state.epoch import Epoch, read_record
+from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
-from strandline.state.marks import Marks
+from strandline.state.marks import Marks, begin_intent
 from strandline.storage.open import Storage
 
 
@@ -37,6 +40,16 @@ class State:
             DeadLetters(database),
             Epoch(storage, lake_id, database),
         )
+
+    def begin(self, consumer: Consumer, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
+        """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
+        as an old one. The first half of the epoch shares the intents' transaction."""
+        with self.database.transaction() as connection:
+            begun = [begin_intent(connection, consumer, draft, fence) for draft in drafts]
+            epoch = self.epoch.announce(connection)
+        crash_point("marks.intent_saved")
+        self.epoch.tell(epoch)
+        return begun
 
 
 def open_database(storage: Storage, url: str | None) -> Database:
