@@ -1,6 +1,6 @@
 """Named places where a test may end the process as `kill -9` would.
 
-`STRANDLINE_CRASH=log.published` ends the process at the first pass of that point, `log.published:3` at the third.
+`STRANDLINE_CRASH=log.committed` ends the process at the first pass of that point, `log.committed:3` at the third.
 Without the variable a point costs one comparison.
 """
 
