@@ -1,8 +1,8 @@
 """Fold the log into the baseline, the neediest vnodes first.
 
 A vnode is due when its unfolded changes are many against its folded rows, lie in many files, are old, or when many
-of its rows are expired (see `TableSettings`). Of a due vnode the large files that no change falls into stay; the others are
-merged with the changes and written anew, sorted by key. One commit takes the old files away, brings the new ones
+of its rows are expired (see `TableSettings`). Of a due vnode the large files that no change falls into stay; the others
+are merged with the changes and written anew, sorted by key. One commit takes the old files away, brings the new ones
 and moves the marks of just those vnodes, so compactors of other vnodes do not disturb it and one of the same vnodes
 loses. The rows are merged and sorted by DuckDB on the driver when they are few, by Spark when they are many; the
 same lane writes them in both cases.
