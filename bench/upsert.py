@@ -21,8 +21,8 @@ import common
 import strandline as sl
 from common import Contender, Samples, Worker, ratio, say, show
 from strandline.storage import commits
-from strandline.storage.chain import Chain
-from strandline.storage.digest import Tap
+from strandline.storage.delta_files import Chain
+from strandline.storage.digest import DigestStream
 
 SMALL, LARGE = 100, 10_000
 NEW_SHARE = 0.1
@@ -148,7 +148,7 @@ def measure_digests(base: pa.Table, batches: common.Batches, repeats: int, folde
             spent.clear()
         with (
             mock.patch.object(commits, "sealed", seal),
-            mock.patch.object(Tap, "write", timed("tap", Tap.write)),
+            mock.patch.object(DigestStream, "write", timed("tap", DigestStream.write)),
             mock.patch.object(Chain, "sees_later", timed("look", Chain.sees_later)),
         ):
             timed("commit", table.upsert)(batch)

@@ -13,7 +13,7 @@ import strandline as sl
 from strandline.cli import app
 from strandline.jobs.doctor import Finding, examine
 from strandline.jobs.doctor import repair as repairs
-from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.storage import checkpoints
 from strandline.storage import delta as deltas
 from strandline.storage.open import LocalStorage

@@ -17,7 +17,7 @@ import pytest
 
 import strandline as sl
 from strandline.jobs.ingest import load as loading
-from strandline.jobs.ingest.memory import Loaded
+from strandline.jobs.ingest.loaded_files import Loaded
 from support import ITEMS, answer_of, by_id, python, refused, start_python
 
 

@@ -350,13 +350,13 @@ def test_a_sink_is_kept_in_postgresql(tmp_path: Path, postgres_url: str, place: 
 def test_purged_keys_leave_dead_letters_too(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strandline.model.change import Dead
+    from strandline.model.change import RefusedRows
 
     keys = pa.table({"id": pa.array([1, 2], pa.int64())})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, keys.schema) as writer:
         writer.write_table(keys)
-    dead = Dead((0, 1, 0), 2, sink.getvalue().to_pybytes(), "no")
+    dead = RefusedRows((0, 1, 0), 2, sink.getvalue().to_pybytes(), "no")
     lake.state.letters.save(lake.state.registry.get("archive"), "intent", [dead])
     items.purge([1])
     assert [letter.key_table.to_pylist() for letter in lake.state.letters.all()] == [[{"id": 2}]]

@@ -21,8 +21,8 @@ from strandline.model.types import JSON
 from strandline.server import ndjson
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
+from strandline.server.memory_cost import Weight
 from strandline.server.receiver import _CHECKERS
-from strandline.server.weight import Weight
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, nothing_written, rows_of
 
@@ -533,7 +533,7 @@ def test_floats_inside_of_a_list_are_not_cut(lake, kind):
 def test_a_column_that_went_before_the_commit_is_asked_for_again(lake, client, items):
     """Between check and commit another process drops a column: its values are not left out in silence."""
     from strandline.server.commit import commit_posts
-    from strandline.server.posts import posts_of
+    from strandline.server.requests import posts_of
 
     body = decode(arrow([{"id": 1, "name": "a"}]), Form(True, False), weight())
     waiting = posts_of(body.rows(items.schema), items.definition)

@@ -23,8 +23,8 @@ from strandline.pipeline.recover_marks import adopt_state
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.posts import hidden_columns, posts_of
-from strandline.server.weight import Weight
+from strandline.server.memory_cost import Weight
+from strandline.server.requests import hidden_columns, posts_of
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.forward.lane import HttpLane
 from strandline.sinks.forward.message import HEADER, ChunkHeader

@@ -17,9 +17,9 @@ from strandline.pipeline import commands, redelivery
 from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.keys import Key
-from strandline.server.posts import Post, hidden_columns, posts_of
-from strandline.server.weight import Weight
+from strandline.server.idempotency import Key
+from strandline.server.memory_cost import Weight
+from strandline.server.requests import Post, hidden_columns, posts_of
 from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.message import REPLAY_HEADER, ChunkHeader, Replay, Sender
 from support import by_id, nothing_written

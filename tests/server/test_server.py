@@ -18,10 +18,10 @@ from strandline.server.app import make_app
 from strandline.server.body import Form, decode
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.errors import answer
-from strandline.server.keys import Key
-from strandline.server.posts import posts_of
+from strandline.server.idempotency import Key
+from strandline.server.memory_cost import Weight
 from strandline.server.queue import MemoryBudget
-from strandline.server.weight import Weight
+from strandline.server.requests import posts_of
 from strandline.sinks.forward import encode as sent
 from strandline.sinks.forward.message import ChunkHeader, pack, unpack
 from strandline.sinks.forward.refusal import Refusal

@@ -22,7 +22,7 @@ import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
 from positions_receiver import positions_receiver
 from receiving import asking
-from strandline.model.change import Dead
+from strandline.model.change import RefusedRows
 from strandline.model.types import JSON
 from strandline.server.app import make_app
 from strandline.sinks.contract import Batch, Producer
@@ -87,7 +87,7 @@ class Outcome:
     requests: int = 0
     retries: int = 0
     bytes: int = 0
-    dead: list[Dead] = field(default_factory=list)
+    dead: list[RefusedRows] = field(default_factory=list)
     error: sl.StrandlineError | None = None
     cuts: list[object] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from consuming import FACTS, open_intent
 from strandline.state import epoch as module
 from strandline.state.consumers import Registry
 from strandline.state.database import Database, meta, metadata
-from strandline.state.epoch import FILE, Epoch, Record, read_record
+from strandline.state.epoch import FILE, Epoch, EpochRecord, read_record
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
 from strandline.storage.open import LocalStorage, open_storage
@@ -73,7 +73,7 @@ def test_a_new_lake_and_a_new_state_belong_together(bond, storage, state):
 
 def test_the_lake_is_told_the_epoch_and_the_consumers(bond, storage, state, registry):
     assert bond.renew() == 1 and epochs(state) == (1, 1)
-    assert read_record(storage) == Record("lake-a", 1, state.shown, ())
+    assert read_record(storage) == EpochRecord("lake-a", 1, state.shown, ())
     registry.register("a", **FACTS)
     registry.register("b", **FACTS | {"definition": {"ключ": ["\ud800", 1.5, None]}})
     registry.register("b", **FACTS | {"destination": "s3://b"})
@@ -81,7 +81,7 @@ def test_the_lake_is_told_the_epoch_and_the_consumers(bond, storage, state, regi
     assert bond.renew() == 2
     bond.check()
     assert epochs(state) == (2, 2) and state.lake_id() == "lake-a"
-    assert read_record(storage) == Record("lake-a", 2, state.shown, tuple(registry.all()))
+    assert read_record(storage) == EpochRecord("lake-a", 2, state.shown, tuple(registry.all()))
     facts = json.loads(storage.read(FILE))
     assert facts["format"] == 1 and [each["life"] for each in facts["consumers"]] == [1, 2]
     with state.reading() as connection:
@@ -107,7 +107,7 @@ def test_a_record_is_between_what_was_told_and_what_is_about_to_be(
     with state.transaction() as connection:
         connection.execute(update(meta).values(epoch=epoch, pending=pending))
     if told is not None:
-        bond._write(Record("lake-a", told, state.shown, ()))
+        bond._write(EpochRecord("lake-a", told, state.shown, ()))
     before = read_record(storage)
     if is_sound:
         bond.check()
@@ -217,7 +217,7 @@ def test_the_record_is_kept_in_an_object_store(seaweed, tmp_path):
         assert read_record(storage) is None
         assert [bond.renew() for _ in range(3)] == [1, 2, 3]
         bond.check()
-        assert read_record(storage) == Record("lake-a", 3, state.shown, ())
+        assert read_record(storage) == EpochRecord("lake-a", 3, state.shown, ())
 
 
 # --- many at once, and crashes ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text, update
 
 import strandline as sl
-from strandline.model.change import Dead
+from strandline.model.change import RefusedRows
 from strandline.state import letters as module
 from strandline.state.consumers import Registry
 from strandline.state.database import Database
@@ -44,7 +44,7 @@ def ipc(table):
 
 def dead(at=(0, 5, 0), ids=(1, 2), reason="no such column", status=422, **columns):
     keys = pa.table({"id": pa.array(ids, pa.int64()), **columns})
-    return Dead(at, keys.num_rows, ipc(keys), reason, status)
+    return RefusedRows(at, keys.num_rows, ipc(keys), reason, status)
 
 
 def test_a_letter_is_what_was_refused(letters, consumer):
@@ -213,7 +213,7 @@ def test_a_purge_compares_every_kind_of_key(letters, consumer):
             "day": pa.array([1, 2, 1], pa.date32()),
         }
     )
-    letters.save(consumer, "intent-1", [Dead((0, 1, 0), 3, ipc(keys), "no")])
+    letters.save(consumer, "intent-1", [RefusedRows((0, 1, 0), 3, ipc(keys), "no")])
     assert letters.forget("g1", keys.slice(0, 1).select(["day", "raw", "name", "far", "at"])) == 1
     (letter,) = letters.all()
     assert letter.key_table == keys.slice(1).combine_chunks()
@@ -222,7 +222,7 @@ def test_a_purge_compares_every_kind_of_key(letters, consumer):
 
 def test_a_purge_leaves_letters_of_rows_without_a_key(letters, consumer):
     keys = pa.table({"_seq": [5], "_row": [0]})
-    letters.save(consumer, "intent-1", [Dead((0, 5, 0), 1, ipc(keys), "no")])
+    letters.save(consumer, "intent-1", [RefusedRows((0, 5, 0), 1, ipc(keys), "no")])
     assert letters.forget("g1", pa.table({"id": [5]})) == 0
     assert letters.forget("g1", keys) == 1
 

@@ -17,7 +17,7 @@ from consuming import FACTS, foresee, open_intent
 from strandline.state import database as states
 from strandline.state import marks as module
 from strandline.state.address import checked_url
-from strandline.state.marks import Standing
+from strandline.state.marks import ConsumerState
 from support import python, refused
 
 state, registry, marks, leases = consuming.state, consuming.registry, consuming.marks, consuming.leases
@@ -179,7 +179,7 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
     standings, receipts = marks.standings(), marks.last_receipts(found)
     assert len([each for each in statements if each.startswith("SELECT")]) == 4
     now = [retired if each.name == "c5" else each for each in found]
-    assert standings == {each.name: Standing(each, marks.load(each), tuple(marks.intents(each))) for each in now}
+    assert standings == {each.name: ConsumerState(each, marks.load(each), tuple(marks.intents(each))) for each in now}
     assert standings["c0"].marks == {} and standings["c5"].marks == dict.fromkeys(range(5), 5)
     assert [intent.lane for intent in standings["c3"].intents] == ["x", "y"]
     assert receipts == {each.generation: marks.receipts(each, 1)[0] for each in found[1:]}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.model.types import JSON
-from strandline.storage.parquet.rowgroup import SMALL_BYTES, Budget, Group, row_bytes
+from strandline.storage.parquet.rowgroup import SMALL_BYTES, Budget, RowGroup, row_bytes
 from strandline.storage.parquet.runs import runs_of
 from support import answer_of, start_python
 
@@ -126,7 +126,7 @@ def test_a_slice_inside_a_slice_of_everything_nested_is_counted_right():
 def test_what_a_group_says_it_took_is_what_the_model_counts():
     texts = ["x" * 300, "y" * 500, "x" * 300, None, "y" * 500, "z" * 900]
     batch = pa.record_batch({"k": [1, 1, 2, 2, 3, 3], "text": texts})
-    group = Group(batch.schema)
+    group = RowGroup(batch.schema)
     assert group.take(batch, runs_of(batch, ["k"]), Budget()) == 6
     assert group.rows == 6
     assert group.raw_bytes == 6 * 8 + sum(len(text or "") for text in texts)
@@ -169,7 +169,7 @@ def wide_batch(rows=4000):
 def test_rows_that_are_taken_do_not_pin_their_batch(held, cluster_by):
     batch = wide_batch()
     assert held() > 16 * MIB
-    group = Group(batch.schema)
+    group = RowGroup(batch.schema)
     expected = batch.slice(1234, 1).to_pylist()
     assert group.take(batch.slice(1234), runs_of(batch.slice(1234), cluster_by), Budget(group_rows=1)) == 1
     del batch
@@ -180,7 +180,7 @@ def test_rows_that_are_taken_do_not_pin_their_batch(held, cluster_by):
 def test_the_rest_of_a_batch_does_not_pin_it_either(held):
     """A group closes in the middle of a batch; the next one begins with what is left, which is little."""
     batch = wide_batch()
-    group = Group(batch.schema)
+    group = RowGroup(batch.schema)
     assert group.take(batch.slice(batch.num_rows - 2), [], Budget()) == 2
     del batch
     assert held() < 64 << 10
@@ -188,7 +188,7 @@ def test_the_rest_of_a_batch_does_not_pin_it_either(held):
 
 
 def test_small_slices_of_many_small_batches_do_not_add_up_to_what_was_not_counted(held):
-    group = Group(pa.schema({"n": pa.int64()}))
+    group = RowGroup(pa.schema({"n": pa.int64()}))
     for at in range(2000):
         batch = pa.record_batch({"n": range(at, at + 8000)})
         assert group.take(batch.slice(0, 1), [], Budget()) == 1

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 import strandline
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
-from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, Root
+from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, GlobalOptions
 from strandline.engines.watch import was_work_stopped
 
 VERBS = (
@@ -96,7 +96,7 @@ def _root(
     known = {name: value for name, value in (("lake", lake), ("app", app), ("state", state)) if value}
     sources = {name: context.get_parameter_source(name) for name in known}
     said = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    context.obj = Root(
+    context.obj = GlobalOptions(
         {name: value for name, value in known.items() if name in said},
         {name: value for name, value in known.items() if name not in said},
         debug,

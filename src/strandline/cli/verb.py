@@ -34,7 +34,7 @@ DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
 
 
 @dataclass(frozen=True)
-class Root:
+class GlobalOptions:
     """What was said before the verb, and what only the environment says: `lake`, `app` and `state`."""
 
     said: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -139,11 +139,11 @@ def verb(
 
     def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
         def run(context: typer.Context, **values: Any) -> None:
-            root = context.obj if isinstance(context.obj, Root) else Root()
+            root = context.obj if isinstance(context.obj, GlobalOptions) else GlobalOptions()
             if root.said and not has_lake:
                 raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
             after = {option: said for option in _PLACE if (said := values.pop(option, None))}
-            root = root if has_lake else Root(is_debug=root.is_debug, is_json=root.is_json)
+            root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
             call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
             raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 

@@ -17,7 +17,7 @@ from strandline.tables.merge import TableAt, vnodes_of
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedRows:
     """What a fold has to account for: rows of the baseline and winning upserts by vnode, changes in all; None where
     that is not known."""
 
@@ -44,7 +44,9 @@ def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
     return rows
 
 
-def check(part: TableAt, expected: Expected, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]) -> None:
+def check(
+    part: TableAt, expected: ExpectedRows, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]
+) -> None:
     """`Corrupt` when the fold did not read what the commits say there is, `Internal` when it did not write what it has
     read."""
     table = part.log.storage.url(part.log.folder)

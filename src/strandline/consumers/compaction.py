@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from strandline.consumers.account import Expected, changes_of, check, rows_by_vnode
-from strandline.consumers.compaction_plan import Need, has_dropped, plan_of
+from strandline.consumers.account import ExpectedRows, changes_of, check, rows_by_vnode
+from strandline.consumers.compaction_plan import VnodeNeed, has_dropped, plan_of
 from strandline.consumers.damage import Degraded, damage
 from strandline.crash import crash_point
 from strandline.engines.lanes import RECEIPT, BaselineLane, counts_of, files_of
@@ -36,7 +36,7 @@ from strandline.storage.snapshot import DataFile
 from strandline.tables import fold as folds
 from strandline.tables.broken import BrokenTable, guarded
 from strandline.tables.collection import Tables
-from strandline.tables.health import Health
+from strandline.tables.fold_problems import Health
 from strandline.tables.horizon import expired_rows
 from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
@@ -162,7 +162,7 @@ class _Work:
         now_s = self.table.log.storage.now_s()
         return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
-    def _group(self, merge: TableAt, left: Sequence[Need], idle: Sequence[int]) -> None:
+    def _group(self, merge: TableAt, left: Sequence[VnodeNeed], idle: Sequence[int]) -> None:
         is_small = (
             sum(n.rows + n.base_rows for n in left) <= self.driver_rows
             and sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files()) <= DRIVER_BYTES
@@ -225,7 +225,7 @@ def _on_driver(table: TableStore, part: TableAt) -> tuple[list[DataFile], list[D
         # A lane that fails stops early, and a transaction does not end while a result is open.
         with ordered.to_arrow_reader(part.batch_rows()) as reader:
             receipts = [row for batch in _lane(table, part)(iter(reader)) for row in batch.to_pylist()]
-        expected = Expected(rows_by_vnode(sources.baseline), _upserts(cursor, part, fold))
+        expected = ExpectedRows(rows_by_vnode(sources.baseline), _upserts(cursor, part, fold))
         added = _files(table, part, receipts, expected)
     return added, removed
 
@@ -334,7 +334,7 @@ def _on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], list[Da
     with running(spark, part.row_bytes):
         receipts = collected(run_lane(ordered, _lane(table, part), RECEIPT))
     has_version = part.definition.version is not None
-    expected = Expected(rows_by_vnode(sources.baseline), changes=None if has_version else changes_of(part, chosen))
+    expected = ExpectedRows(rows_by_vnode(sources.baseline), changes=None if has_version else changes_of(part, chosen))
     return _files(table, part, receipts, expected), removed
 
 
@@ -342,7 +342,7 @@ def _lane(table: TableStore, part: TableAt) -> BaselineLane:
     return BaselineLane(part.log.storage, table.baseline.folder, part.definition)
 
 
-def _files(table: TableStore, part: TableAt, receipts: Sequence[object], expected: Expected) -> list[DataFile]:
+def _files(table: TableStore, part: TableAt, receipts: Sequence[object], expected: ExpectedRows) -> list[DataFile]:
     """The files that were written, when the account of the rows is right; otherwise they go."""
     files, failure = files_of(receipts)
     try:

@@ -17,7 +17,7 @@ from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
-class Need:
+class VnodeNeed:
     """What a vnode's fold would do. `rows` is how many changes wait, evenly spread over each file's hashes; `why`
     says why it is due, and is empty when it is not."""
 
@@ -41,7 +41,7 @@ class CompactPlan:
 
     table: str
     upto: int
-    due: tuple[Need, ...]
+    due: tuple[VnodeNeed, ...]
     waiting_rows: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
         elif is_expired[vnode]:
             why = f"{base.expired[vnode]:,} of {base.rows[vnode]:,} rows are expired"
         sizes = (int(base.rows[vnode]), int(base.bytes[vnode]), int(base.expired[vnode]))
-        due.append(Need(vnode, int(waiting[vnode]), int(files[vnode]), *sizes, why))
+        due.append(VnodeNeed(vnode, int(waiting[vnode]), int(files[vnode]), *sizes, why))
     due.sort(key=lambda need: -need.ratio)
     idle = [int(vnode) for vnode in np.flatnonzero((waiting == 0) & ~is_due)]
     return CompactPlan(table.name, merge.seq, tuple(due), round(rows.sum())), idle

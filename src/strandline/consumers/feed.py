@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Extent:
+class RangeSize:
     """How much a range holds, by statistics: data commits, rows, file bytes and bytes in memory. Files of which only
     some vnodes are wanted count as a whole."""
 
@@ -46,8 +46,8 @@ class Extent:
     raw_bytes: int
 
 
-def extent_of(files: Sequence[tuple[int, DataFile]]) -> Extent:
-    return Extent(
+def extent_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
+    return RangeSize(
         len({seq for seq, _ in files}),
         sum(file.rows for _, file in files),
         sum(file.size for _, file in files),

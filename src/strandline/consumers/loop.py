@@ -27,7 +27,7 @@ from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import Consumer
 from strandline.state.intents import Intent, IntentDraft
-from strandline.state.leases import Held
+from strandline.state.leases import HeldLease
 from strandline.state.state import State
 from strandline.tables.store import TableStore
 
@@ -35,7 +35,7 @@ Begun = tuple[Intent, Batch]
 
 
 @dataclass
-class Tally:
+class SinkCounts:
     """What a consumer did in a tick: marks moved between `after` and `upto`, None when none did."""
 
     rows_read: int = 0
@@ -79,7 +79,7 @@ class Tally:
             self.files += len(result.files)
 
 
-class Cursor:
+class SinkRun:
     """One consumer at work, under its lease. `given` is the sink as it is declared in this process, if it is: it knows
     the secrets."""
 
@@ -91,8 +91,8 @@ class Cursor:
         *,
         lake_id: str,
         state: State,
-        held: Held,
-        tally: Tally,
+        held: HeldLease,
+        tally: SinkCounts,
     ) -> None:
         self._table = table
         self._consumer = consumer

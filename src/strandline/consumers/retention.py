@@ -17,7 +17,7 @@ from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
-class Waiting:
+class ExpiryBlocker:
     """Who holds a horizon back, at which mark, and the time of the oldest change that it has not acknowledged."""
 
     consumer: str
@@ -43,7 +43,7 @@ def plan(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
     return ExpiryPlan(until, rows)
 
 
-def waiting(table: TableStore) -> Waiting | None:
+def waiting(table: TableStore) -> ExpiryBlocker | None:
     """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
     time = table.definition.time
     if time is None:
@@ -56,7 +56,7 @@ def waiting(table: TableStore) -> Waiting | None:
         files += merge.base_files() if not seq else []
         times = [at for at in (_earliest(file, time) for file in files) if at is not None]
         if times:
-            found.append(Waiting(who, seq, min(times)))
+            found.append(ExpiryBlocker(who, seq, min(times)))
     return min(found, key=lambda each: each.before, default=None)
 
 

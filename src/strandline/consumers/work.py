@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
-from strandline.consumers.feed import Extent, extent_of, files_of
+from strandline.consumers.feed import RangeSize, extent_of, files_of
 from strandline.errors import Conflict, Invalid
 from strandline.sinks.definition import BACKFILL, HEAD, SinkDef
 from strandline.state.intents import Intent
-from strandline.state.marks import Standing
+from strandline.state.marks import ConsumerState
 from strandline.storage.snapshot import DataFile
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt
@@ -37,7 +37,7 @@ class Work:
     upto: int
     source: str
     lanes: tuple[tuple[int, ...], ...]
-    extent: Extent
+    extent: RangeSize
     schema_id: int
     replay: tuple[Intent, ...] = ()
 
@@ -64,7 +64,7 @@ class Work:
         }
 
 
-def works_of(definition: SinkDef, standing: Standing, merge: TableAt) -> tuple[Work, ...]:
+def works_of(definition: SinkDef, standing: ConsumerState, merge: TableAt) -> tuple[Work, ...]:
     """What a sink has to do to reach the head of `merge`: what it has begun, and what is new for the other vnodes. What
     is new for those that it has begun something for is planned when that is done."""
     log, vnodes = merge.log, merge.definition.vnodes
@@ -109,7 +109,7 @@ def _levelled(
         return [*new[:-1], replace(new[-1], upto=max(upto, new[-1].upto))]
     if new or not 0 < mark < upto:
         return new
-    nothing = Extent(0, 0, 0, 0)
+    nothing = RangeSize(0, 0, 0, 0)
     return [Work(mark, upto, NOTHING, _lanes(definition, group, nothing), nothing, merge.definition.schema_id)]
 
 
@@ -148,11 +148,11 @@ def _first(definition: SinkDef, group: Sequence[int], merge: TableAt) -> Work:
     return Work(0, upto, source, _lanes(definition, group, extent), extent, merge.definition.schema_id)
 
 
-def _extent(merge: TableAt, source: str, after: int, upto: int, vnodes: Sequence[int]) -> Extent:
+def _extent(merge: TableAt, source: str, after: int, upto: int, vnodes: Sequence[int]) -> RangeSize:
     if source == LOG:
         return extent_of(files_of(merge.log, after, upto, vnodes, merge.definition.vnodes))
     if source == NOTHING:
-        return Extent(0, 0, 0, 0)
+        return RangeSize(0, 0, 0, 0)
     part = merge if len(vnodes) == merge.definition.vnodes else merge.part(vnodes)
     log = part.log_files()
     return replace(extent_of([*((0, file) for file in part.base_files()), *log]), commits=len({seq for seq, _ in log}))
@@ -182,7 +182,7 @@ def _range(
     return Work(after, files[-1][0], LOG, _lanes(definition, group, extent), extent, log.definition.schema_id)
 
 
-def _lanes(definition: SinkDef, vnodes: Sequence[int], extent: Extent) -> tuple[tuple[int, ...], ...]:
+def _lanes(definition: SinkDef, vnodes: Sequence[int], extent: RangeSize) -> tuple[tuple[int, ...], ...]:
     """Few rows go in one lane; more are spread, each lane over neighbouring vnodes."""
     if definition.to.lanes == 1:
         return (tuple(vnodes),)

@@ -1,7 +1,7 @@
 """The one place that opens DuckDB.
 
 A lake has one instance. It reaches files below the lake's root and nothing else, and its configuration is locked,
-so that user SQL cannot leave the lake whatever it says. `fence` keeps it to the tables.
+so that user SQL cannot leave the lake whatever it says. `query.guard` keeps it to the tables.
 
 An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
 next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
@@ -31,7 +31,7 @@ from strandline.engines.scan import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import first_line
-from strandline.storage import faults
+from strandline.storage import os_errors
 from strandline.storage.open import Storage
 
 _CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
@@ -79,7 +79,7 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)
     if kind == "IO" or found:
         path = found.group(0) if found else None
-        refused = faults.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
+        refused = os_errors.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
         return refused or Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
             hint="See what is affected: strandline doctor --deep",

@@ -34,7 +34,7 @@ _AT_ONCE = 100
 
 
 @dataclass(frozen=True)
-class Hold:
+class TrimBlocker:
     """Who keeps a table from being trimmed past a seq."""
 
     seq: int
@@ -50,7 +50,7 @@ class VacuumReport:
     trimmed_to: int
     trimmed_files: int
     baseline_from: int
-    held_by: Hold
+    held_by: TrimBlocker
     deleted_files: int
     deleted_bytes: int
     commit_files: int
@@ -84,18 +84,18 @@ class Decision:
 
     version: int
     trim_to: int
-    hold: Hold
+    hold: TrimBlocker
 
 
-def holds(table: TableStore, *, now_s: float, keep_s: float) -> list[Hold]:
+def holds(table: TableStore, *, now_s: float, keep_s: float) -> list[TrimBlocker]:
     """Everyone who needs the table's past, the one furthest back first."""
     log = table.log.refresh()
     kept = log.head if keep_s <= 0 else table.log.delta.version_before(now_s - keep_s)
-    found = [Hold(log.trimmed_to if kept is None else kept, "the setting keep")]
+    found = [TrimBlocker(log.trimmed_to if kept is None else kept, "the setting keep")]
     for pin in table.pins.live(now_s):
         if pin.seq is not None:
-            found.append(Hold(pin.seq, f"pin {pin.name} ({pin.why}, {pin.holder})"))
-    found += [Hold(seq, f"sink {name}") for seq, name in table.readers.marks()]
+            found.append(TrimBlocker(pin.seq, f"pin {pin.name} ({pin.why}, {pin.holder})"))
+    found += [TrimBlocker(seq, f"sink {name}") for seq, name in table.readers.marks()]
     return sorted(found, key=lambda hold: hold.seq)
 
 

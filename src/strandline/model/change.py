@@ -33,7 +33,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Dead:
+class RefusedRows:
     """Rows that a destination refuses for good. `at` is the position (vnode, seq, index) of the first one; `keys` are
     their identities (the key, or `_seq` and `_row`) as an Arrow IPC stream."""
 

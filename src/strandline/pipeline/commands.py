@@ -15,11 +15,11 @@ from strandline.consumers.feed import extent_of, files_of
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.pipeline.resolve import declared_sink, facts_of, standing_of, standings, table_of
-from strandline.sinks.contract import Partial, Producer
+from strandline.sinks.contract import Producer, ResumableDelivery
 from strandline.sinks.definition import BACKFILL, HEAD, SinkDef, Start, checked_start
 from strandline.state.consumers import Consumer, Registered
 from strandline.state.leases import this_worker
-from strandline.state.marks import Standing
+from strandline.state.marks import ConsumerState
 from strandline.tables.merge import TableAt
 from strandline.tables.store import TableStore
 
@@ -107,7 +107,7 @@ def _newest_life(context: Context, table: TableStore, consumer: Consumer) -> int
         declared = context.declared.get(consumer.name)
         delivery = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared).to.open(producer)
         try:
-            return delivery.newest_life() if isinstance(delivery, Partial) else 0
+            return delivery.newest_life() if isinstance(delivery, ResumableDelivery) else 0
         finally:
             delivery.close()
     except StrandlineError:
@@ -130,9 +130,9 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
     return Retired(name, consumer.table, consumer.destination, lag)
 
 
-def _found(context: Context, name: str) -> tuple[Standing, Consumer]:
+def _found(context: Context, name: str) -> tuple[ConsumerState, Consumer]:
     known = standings(context)
-    found = known.get(name, Standing())
+    found = known.get(name, ConsumerState())
     if found.consumer is None:
         ran = [each for each, standing in known.items() if standing.consumer is not None]
         hint = f"Sinks that have run: {', '.join(ran) or 'none'}"

@@ -18,7 +18,7 @@ from strandline.errors import Conflict, Internal, NotFound, StrandlineError
 from strandline.pipeline.resolve import declared_sink, registration, standings, table_of
 from strandline.sinks.definition import BACKFILL, Start
 from strandline.state.consumers import Consumer
-from strandline.state.marks import Standing
+from strandline.state.marks import ConsumerState
 from strandline.tables.broken import BrokenTable, guarded
 
 
@@ -105,7 +105,7 @@ def sink_plans(context: Context, names: Sequence[str] | None = None) -> list[Sin
     return [sink_plan(context, name, known[name]) for name in (known if names is None else dict.fromkeys(names))]
 
 
-def sink_plan(context: Context, name: str, found: Standing) -> SinkPlan:
+def sink_plan(context: Context, name: str, found: ConsumerState) -> SinkPlan:
     """What a tick would do for one sink; `found` is its record in the state."""
     declared, consumer = declared_sink(context, name, found.consumer), found.consumer
     known = declared or consumer
@@ -126,7 +126,7 @@ def sink_plan(context: Context, name: str, found: Standing) -> SinkPlan:
         )
         shape = sink.shape(table.definition, is_new=registered.is_new, with_salt=False)
         plan = replace(plan, lost=shape.lost)
-        standing = Standing(registered.consumer) if registered.is_new else found
+        standing = ConsumerState(registered.consumer) if registered.is_new else found
         return replace(plan, works=works_of(sink, standing, table.merge()))
     except StrandlineError as error:
         return replace(plan, error=error)

@@ -18,7 +18,7 @@ from typing import Any
 from strandline.consumers.context import Context
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.pipeline.resolve import table_of
-from strandline.sinks.contract import Delivery, Partial, Producer
+from strandline.sinks.contract import Delivery, Producer, ResumableDelivery
 from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
 from strandline.state.consumers import UNDECIDED, Consumer
 from strandline.state.epoch import read_record
@@ -136,13 +136,13 @@ def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Pl
     held = delivery.position(vnodes)
     if held is None:
         return _Place(None, "its destination keeps no position", is_undecided=True)
-    inside = delivery.inside(vnodes) if isinstance(delivery, Partial) else {}
+    inside = delivery.inside(vnodes) if isinstance(delivery, ResumableDelivery) else {}
     beyond = max([*held.values(), *(seq for seq, _ in inside.values())], default=0)
     if beyond > head:
         why = f"its destination has changes up to seq {beyond} of a past that the lake lost: it is at {head}"
         return _Place(None, why, is_undecided=True)
     marks = {vnode: held.get(vnode, 0) for vnode in range(vnodes)}
-    if not isinstance(delivery, Partial) or not inside:
+    if not isinstance(delivery, ResumableDelivery) or not inside:
         return _Place(marks, "by its destination" if any(marks.values()) else "its destination has none of its changes")
     under_way: dict[str, Intent] = {}
     for vnode, (seq, index) in sorted(inside.items()):

@@ -9,20 +9,20 @@ from strandline.consumers.context import Context
 from strandline.errors import NotFound
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef
 from strandline.state.consumers import Consumer, Registered, preview
-from strandline.state.marks import Standing
+from strandline.state.marks import ConsumerState
 from strandline.state.state import State
 from strandline.tables.store import TableStore
 
 
-def standings(context: Context) -> dict[str, Standing]:
+def standings(context: Context) -> dict[str, ConsumerState]:
     """Every sink, by name: those that are declared here and those that the state knows."""
     known = _known(context.state) if context.has_state else {}
-    return {name: known.get(name, Standing()) for name in sorted({*context.declared, *known})}
+    return {name: known.get(name, ConsumerState()) for name in sorted({*context.declared, *known})}
 
 
-def standing_of(context: Context, name: str) -> Standing:
+def standing_of(context: Context, name: str) -> ConsumerState:
     """One sink, which the state need not know."""
-    return _known(context.state, name).get(name, Standing()) if context.has_state else Standing()
+    return _known(context.state, name).get(name, ConsumerState()) if context.has_state else ConsumerState()
 
 
 def active_sinks(context: Context) -> dict[str, SinkDef]:
@@ -76,7 +76,7 @@ def table_of(context: Context, declared: SinkDef | None, consumer: Consumer | No
     )
 
 
-def registration(table: TableStore, declared: SinkDef | None, found: Standing) -> tuple[Registered, SinkDef]:
+def registration(table: TableStore, declared: SinkDef | None, found: ConsumerState) -> tuple[Registered, SinkDef]:
     """What registering a sink as it is declared will find, and the sink as it is from then on."""
     consumer = found.consumer
     if declared is None:
@@ -110,7 +110,7 @@ def is_same(consumer: Consumer, declared: SinkDef, table: TableStore) -> bool:
     return was == (declared.to.kind, declared.to.destination, table.entry.generation)
 
 
-def _known(state: State, name: str | None = None) -> dict[str, Standing]:
+def _known(state: State, name: str | None = None) -> dict[str, ConsumerState]:
     """The sinks of the state, or the one of this name."""
     found = state.marks.standings(name)
     return {each: had for each, had in found.items() if had.consumer is not None and had.consumer.kind in KINDS}

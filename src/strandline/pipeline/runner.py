@@ -18,14 +18,14 @@ from typing import Any
 from strandline.consumers import retention
 from strandline.consumers.compaction import CompactReport, compact_tables
 from strandline.consumers.context import Context
-from strandline.consumers.loop import Cursor, Tally
+from strandline.consumers.loop import SinkCounts, SinkRun
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.pipeline.plan import SinkPlan, cares, sink_plan, sink_plans
 from strandline.pipeline.resolve import declared_sink, facts_of, standing_of, table_of
 from strandline.progress import Progress, silent
 from strandline.state.consumers import Consumer, lease_of
-from strandline.state.leases import LENGTH_S, Held, this_worker
-from strandline.state.marks import Standing
+from strandline.state.leases import LENGTH_S, HeldLease, this_worker
+from strandline.state.marks import ConsumerState
 from strandline.tables.broken import BrokenTable, guarded
 
 # A destination that never answers takes a place; the others share the rest.
@@ -201,7 +201,7 @@ class _Tick:
         report = SinkReport(
             plan.name, plan.table, plan.kind, plan.destination, is_new=plan.is_new, why=plan.why, lost=plan.lost
         )
-        tally = Tally()
+        tally = SinkCounts()
         with _collecting(plan.name, tally.errors), ExitStack() as stack:
             if plan.error is not None and standing_of(self._lake, plan.name).consumer is None:
                 raise plan.error
@@ -219,7 +219,7 @@ class _Tick:
             error=tally.errors[0] if tally.errors else None,
         )
 
-    def _deliver(self, name: str, held: Held, tally: Tally) -> None:
+    def _deliver(self, name: str, held: HeldLease, tally: SinkCounts) -> None:
         """Carry out what is due for a sink by now, and keep a receipt of it."""
         started_s = time.monotonic()
         consumers: list[Consumer] = []
@@ -231,7 +231,7 @@ class _Tick:
                 receipt = tally.receipt(round(time.monotonic() - started_s, 3))
                 self._lake.state.marks.advance(consumers[-1], {}, fence=held.fence, receipt=receipt)
 
-    def _carry_out(self, name: str, held: Held, tally: Tally, consumers: list[Consumer]) -> None:
+    def _carry_out(self, name: str, held: HeldLease, tally: SinkCounts, consumers: list[Consumer]) -> None:
         """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their vnodes.
         `consumers` hears who it is for."""
         cursor, was = None, None
@@ -254,7 +254,7 @@ class _Tick:
             if is_all:
                 return
 
-    def _registered(self, plan: SinkPlan, found: Standing, held: Held) -> Consumer:
+    def _registered(self, plan: SinkPlan, found: ConsumerState, held: HeldLease) -> Consumer:
         """The sink as the state knows it from here on, with marks to move."""
         context, state = self._lake, self._lake.state
         consumer, marks = found.consumer, found.marks
@@ -272,10 +272,10 @@ class _Tick:
             state.marks.start(consumer, missing, held.fence)
         return consumer
 
-    def _cursor(self, consumer: Consumer, held: Held, tally: Tally) -> Cursor:
+    def _cursor(self, consumer: Consumer, held: HeldLease, tally: SinkCounts) -> SinkRun:
         context, state = self._lake, self._lake.state
         declared = context.declared.get(consumer.name)
-        return Cursor(
+        return SinkRun(
             table_of(context, declared, consumer),
             consumer,
             declared,

@@ -19,10 +19,10 @@ from strandline.model.scrub import plain
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.pipeline.plan import sink_plan
 from strandline.pipeline.resolve import standings
-from strandline.state.marks import Receipt, Standing
+from strandline.state.marks import ConsumerState, Receipt
 from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, guarded
-from strandline.tables.health import Health
+from strandline.tables.fold_problems import Health
 from strandline.tables.horizon import expired_rows, horizon_for, micros
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
@@ -141,7 +141,7 @@ def _said(receipt: Receipt) -> str:
 
 
 def _sink(
-    context: Context, name: str, found: Standing, last: Mapping[str, Receipt], letters: Mapping[str, int]
+    context: Context, name: str, found: ConsumerState, last: Mapping[str, Receipt], letters: Mapping[str, int]
 ) -> SinkStatus:
     declared, consumer = context.declared.get(name), found.consumer
     generation = "" if consumer is None else consumer.generation

@@ -1,6 +1,6 @@
 """SQL over the lake's tables, safe to take from strangers.
 
-A statement is one SELECT. `fence` lets it name the lake's tables and nothing else; it then runs in a read-only
+A statement is one SELECT. `guard` lets it name the lake's tables and nothing else; it then runs in a read-only
 transaction of a DuckDB that can open nothing outside the lake (see `duck`). `watch` ends it on Ctrl-C and when its
 time is over. Its result arrives batch by batch and is refused as soon as it is too large.
 """
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from strandline.engines.watch import Watch, watched
 from strandline.errors import Invalid, StrandlineError
-from strandline.query.fence import Fenced, fenced
+from strandline.query.guard import GuardedQuery, fenced
 from strandline.tables.collection import Tables
 from strandline.tables.merge import duck_sql
 
@@ -55,7 +55,7 @@ def _run(lake: Tables, statement: str, max_rows: int | None, max_bytes: int, wat
     return found.rename_columns([query.unmasked(name) for name in found.column_names])
 
 
-def _make_views(lake: Tables, query: Fenced, cursor: Any) -> None:
+def _make_views(lake: Tables, query: GuardedQuery, cursor: Any) -> None:
     with ExitStack() as locks:
         tables = [lake.table(name) for name in sorted(query.views)]
         for table in tables:

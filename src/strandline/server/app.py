@@ -16,7 +16,7 @@ import strandline
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.server.auth import Auth
-from strandline.server.door import paced
+from strandline.server.connections import paced
 from strandline.server.errors import answer
 from strandline.server.receiver import Limits, Receiver
 from strandline.sinks.forward.refusal import Refusal

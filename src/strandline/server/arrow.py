@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.model.soundness import first_unsound
-from strandline.server.flat import Flat, schema_size, texts_size
-from strandline.server.weight import COPIES, ROW_BYTES, SLOT_BYTES, Weight
+from strandline.server.arrow_messages import Flat, schema_size, texts_size
+from strandline.server.memory_cost import COPIES, ROW_BYTES, SLOT_BYTES, Weight
 from strandline.sinks.forward.refusal import malformed, too_wide
 
 _SCHEMA_BYTES = 4 << 20

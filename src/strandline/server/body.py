@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from strandline.model.change import SEQ, VNODE
 from strandline.server import arrow, ndjson
-from strandline.server.weight import Weight, rows_bytes, slots
+from strandline.server.memory_cost import Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed, too_large, too_slow, unsupported
 
 INDEX = "_index"

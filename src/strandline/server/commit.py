@@ -24,9 +24,9 @@ from strandline.model.change import OP
 from strandline.model.definition import TableDef
 from strandline.model.types import conform
 from strandline.retry import until_landed
-from strandline.server.growth import Growth
-from strandline.server.keys import Key, reused
-from strandline.server.posts import Post, columns_of
+from strandline.server.idempotency import Key, reused
+from strandline.server.requests import Post, columns_of
+from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Places, Sender
 from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
 from strandline.sinks.forward.refusal import Failure, Refusal

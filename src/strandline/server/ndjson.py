@@ -26,7 +26,7 @@ from strandline.jobs.ingest.columns import unfit
 from strandline.jobs.ingest.jsonl import JsonObject, quoted
 from strandline.model.rows import checked
 from strandline.model.types import conform, is_json, storage_type
-from strandline.server.weight import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
+from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed
 
 Data = bytes | bytearray

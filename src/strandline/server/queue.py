@@ -18,7 +18,7 @@ from types import TracebackType
 from strandline.crash import crash_point
 from strandline.errors import StrandlineError
 from strandline.server.commit import Outcome, commit_posts
-from strandline.server.posts import Post
+from strandline.server.requests import Post
 from strandline.sinks.forward.refusal import Failure, Refusal, busy, too_large
 from strandline.tables.log import Log
 

@@ -23,11 +23,11 @@ from strandline.model.definition import TableDef
 from strandline.server import body
 from strandline.server.body import Body, Form
 from strandline.server.commit import Outcome
-from strandline.server.growth import check_cuts, grown, growth_of, lacking, narrowed, widest
-from strandline.server.keys import Key, Summed, app_of
-from strandline.server.posts import Post, hidden_columns, posts_of
+from strandline.server.idempotency import Key, Summed, app_of
+from strandline.server.memory_cost import Weight
 from strandline.server.queue import Claim, MemoryBudget, Result, TableQueue
-from strandline.server.weight import Weight
+from strandline.server.requests import Post, hidden_columns, posts_of
+from strandline.server.table_growth import check_cuts, grown, growth_of, lacking, narrowed, widest
 from strandline.sinks.forward import positions
 from strandline.sinks.forward.message import HEADER, REPLAY_HEADER, ChunkHeader, Replay, Sender
 from strandline.sinks.forward.refusal import TOO_LARGE, Refusal, malformed, too_large

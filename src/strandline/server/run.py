@@ -18,7 +18,7 @@ import uvicorn
 from strandline.errors import Invalid, Unavailable
 from strandline.lake import Lake
 from strandline.server.app import make_app
-from strandline.server.door import IDLE_S, OneLine, protocol_for, told_once
+from strandline.server.connections import IDLE_S, OneLine, protocol_for, told_once
 from strandline.server.receiver import Limits
 from strandline.state.tokens import Tokens
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Conflict, StrandlineError
-from strandline.model.change import OP, ROW, SEQ, VNODE, Dead
+from strandline.model.change import OP, ROW, SEQ, VNODE, RefusedRows
 from strandline.storage.open import Staged
 from strandline.storage.snapshot import DataFile
 
@@ -90,7 +90,7 @@ class Result:
     requests: int = 0
     retries: int = 0
     files: tuple[tuple[DataFile, Staged | None], ...] = ()
-    dead: tuple[Dead, ...] = ()
+    dead: tuple[RefusedRows, ...] = ()
     cuts: Any = None
     error: StrandlineError | None = None
 
@@ -132,7 +132,7 @@ class Redelivery(Protocol):
 
 
 @runtime_checkable
-class Partial(Protocol):
+class ResumableDelivery(Protocol):
     """A delivery to a destination that takes a batch row by row, knows the lives of a sink, and says how far it has
     come inside a seq."""
 

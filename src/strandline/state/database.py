@@ -43,7 +43,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.model.scrub import plain, repeats
 from strandline.model.text import check_text
-from strandline.state import private, sqlite_file
+from strandline.state import file_rights, sqlite_file
 from strandline.state.address import EXPECTED, checked_url, file_of, secrets_of, shown_url
 
 FORMAT = 1
@@ -83,7 +83,7 @@ class Database:
         self._copy: sqlite_file.Copy | None = None
         self.shown = shown_url(self._url)
         if self._path is not None:
-            private.make(self._path)
+            file_rights.make(self._path)
         with self._translated():
             self._engine = self._new_engine()
         try:

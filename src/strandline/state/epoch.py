@@ -67,7 +67,7 @@ _meta_locked = _meta.with_for_update()
 
 
 @dataclass(frozen=True)
-class Record:
+class EpochRecord:
     """What the lake was told last: the epoch, where the state is (without a password), its consumers, and what those
     had begun. A renewal follows every new intent before anything of it is sent, so nothing is under way at a
     destination that is not on record here."""
@@ -137,7 +137,7 @@ class Epoch:
                 self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
             known = tuple(all_current(connection))
             begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-            self._write(Record(self._lake_id, told, self._state.shown, known, tuple(begun)))
+            self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
             crash_point("epoch.recorded")
             is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
             connection.execute(delete(renewals).where(is_over))
@@ -201,9 +201,9 @@ class Epoch:
         if found.lake_id not in (None, self._lake_id):
             self._state.bind(self._lake_id)  # which says so
 
-    def _own(self, record: Record | None) -> Record:
+    def _own(self, record: EpochRecord | None) -> EpochRecord:
         if record is None:
-            return Record(self._lake_id, 0, "", ())
+            return EpochRecord(self._lake_id, 0, "", ())
         if record.lake_id != self._lake_id:
             raise Conflict(
                 f"{self._storage.url(FILE)} is of the lake {record.lake_id}, and this is the lake {self._lake_id}",
@@ -213,7 +213,7 @@ class Epoch:
             )
         return record
 
-    def _refuse_older_state(self, found: _Epochs, record: Record, trimmed_epoch: int = 0) -> None:
+    def _refuse_older_state(self, found: _Epochs, record: EpochRecord, trimmed_epoch: int = 0) -> None:
         knows = max(record.epoch, trimmed_epoch)
         if knows <= found.pending:
             return
@@ -226,7 +226,7 @@ class Epoch:
             knows,
         )
 
-    def _refuse_older_lake(self, found: _Epochs, record: Record) -> None:
+    def _refuse_older_lake(self, found: _Epochs, record: EpochRecord) -> None:
         if record.epoch >= found.epoch:
             return
         has = f"knows epoch {record.epoch}" if record.state else f"has no {FILE}"
@@ -243,7 +243,7 @@ class Epoch:
 
     # --- the record --------------------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: EpochRecord) -> None:
         told = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]
         begun = [{**vars(each), "definition": dict(each.definition)} for each in record.intents]
         facts = {"format": FORMAT, **vars(record), "consumers": told, "intents": begun}
@@ -251,7 +251,7 @@ class Epoch:
             stream.write(json.dumps(facts, indent=1).encode())
 
 
-def read_record(storage: Storage) -> Record | None:
+def read_record(storage: Storage) -> EpochRecord | None:
     """What the lake was told last; None when it was never told anything."""
     try:
         facts = json.loads(storage.read(FILE))
@@ -273,10 +273,10 @@ def read_record(storage: Storage) -> Record | None:
     )
 
 
-def _record(facts: Mapping[str, Any]) -> Record:
+def _record(facts: Mapping[str, Any]) -> EpochRecord:
     told = tuple(_consumer(each) for each in facts["consumers"])
     begun = tuple(_intent(each) for each in facts.get("intents", ()))
-    record = Record(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), told, begun)
+    record = EpochRecord(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), told, begun)
     if not isinstance(record.epoch, int) or record.epoch < 0:
         raise ValueError(f"epoch {record.epoch!r}")
     return record

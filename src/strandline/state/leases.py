@@ -110,15 +110,17 @@ class Leases:
         return Lease(name, found.owner, found.fence, found.expires_s)
 
     @contextmanager
-    def held(self, name: str, owner: str, length_s: float = LENGTH_S, *, title: str | None = None) -> Iterator[Held]:
+    def held(
+        self, name: str, owner: str, length_s: float = LENGTH_S, *, title: str | None = None
+    ) -> Iterator[HeldLease]:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
-        held = Held(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
+        held = HeldLease(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
         with beside(held.keep):
             yield held
 
 
-class Held:
+class HeldLease:
     """A lease that is being renewed. `check` between two effects stops an owner that lost it; what it is sure to stop
     is the change of a mark, by the fence."""
 

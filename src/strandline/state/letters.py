@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Corrupt, Invalid, NotFound
-from strandline.model.change import Dead
+from strandline.model.change import RefusedRows
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
 from strandline.state.consumers import Consumer
@@ -93,7 +93,7 @@ class DeadLetters:
         self._state = state
         state.ensure(deadletters)
 
-    def save(self, consumer: Consumer, intent_id: str, dead: Sequence[Dead]) -> None:
+    def save(self, consumer: Consumer, intent_id: str, dead: Sequence[RefusedRows]) -> None:
         """Keep what was refused under an intent; what is kept already stays as it is."""
         check_text("intent", intent_id)
         if not dead:
@@ -196,7 +196,7 @@ class DeadLetters:
         return gone
 
 
-def _id_of(generation: str, intent_id: str, dead: Dead) -> str:
+def _id_of(generation: str, intent_id: str, dead: RefusedRows) -> str:
     """The same for the same rows; a refusal that begins at the same row and holds more of them is another letter."""
     place = "/".join(map(str, (generation, intent_id, *dead.at, dead.rows)))
     return hashlib.sha256(place.encode()).hexdigest()[:32]

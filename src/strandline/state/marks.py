@@ -82,7 +82,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ConsumerState:
     """A consumer as the state has it, with its marks and what it has begun; none of it if the state does not know
     it."""
 
@@ -108,7 +108,7 @@ class Marks:
                 not_found(connection, consumer.name)
             return _marks(connection, consumer.generation)
 
-    def standings(self, name: str | None = None) -> dict[str, Standing]:
+    def standings(self, name: str | None = None) -> dict[str, ConsumerState]:
         """Every consumer by name, or the one of this name, as of one moment; three queries however many they are."""
         with self._state.reading() as connection:
             found = [each for each in all_current(connection) if name in (None, each.name)]
@@ -121,7 +121,7 @@ class Marks:
             begun: dict[str, list[Intent]] = {each: [] for each in lives}
             for intent in open_intents(connection, lives):
                 begun[intent.generation].append(intent)
-        return {each.name: Standing(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
+        return {each.name: ConsumerState(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
 
     def start(self, consumer: Consumer, seqs: Mapping[int, int], fence: int) -> None:
         """Set the first marks; `Conflict` for a vnode that has one."""

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from strandline.engines import spill
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
-from strandline.storage import faults
+from strandline.storage import os_errors
 
 RESTORE = "Restore it from a backup."
 Signature = dict[str, tuple[int, int, int] | None]
@@ -47,11 +47,11 @@ def refusal(path: str) -> Unavailable | None:
     for place in (path, folder):
         if os.path.exists(place) and not os.access(place, os.W_OK):
             is_fixed = os.statvfs(place).f_flag & os.ST_RDONLY
-            return faults.unavailable(OSError(errno.EROFS if is_fixed else errno.EACCES, ""), place)
+            return os_errors.unavailable(OSError(errno.EROFS if is_fixed else errno.EACCES, ""), place)
     if os.path.exists(folder):
         disk = os.statvfs(folder)
         if (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize < _NEEDED_BYTES:
-            return faults.unavailable(OSError(errno.ENOSPC, ""), path)
+            return os_errors.unavailable(OSError(errno.ENOSPC, ""), path)
     return None
 
 
@@ -59,7 +59,7 @@ def ours(error: sqlite3.Error, path: str) -> StrandlineError | None:
     """What the file system is to blame for; None for every other error."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return faults.unavailable(OSError(errno.ENOSPC, ""), path)
+        return os_errors.unavailable(OSError(errno.ENOSPC, ""), path)
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
         return refusal(path)
     return None
@@ -120,7 +120,7 @@ class Copy:
             before = self._signature()
             for end in ("", "-wal"):
                 if before[end] is not None:
-                    with faults.named(self._path + end, "read"):
+                    with os_errors.named(self._path + end, "read"):
                         shutil.copyfile(self._path + end, self._copied() + end)
             if self._signature() == before:
                 self._taken = before

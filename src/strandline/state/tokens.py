@@ -46,7 +46,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownToken:
     """A token as a server knows it."""
 
     hash: str
@@ -85,9 +85,9 @@ class Tokens:
     def all(self) -> list[Token]:
         return [Token(row.name, row.role, row.created_s) for row in self._rows() if row.name != _EVER]
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownToken]:
         """What a server checks secrets with."""
-        return [Known(row.hash, row.role) for row in self._rows() if row.name != _EVER]
+        return [KnownToken(row.hash, row.role) for row in self._rows() if row.name != _EVER]
 
     def were_made(self) -> bool:
         """Whether there is a token, or ever was one."""
@@ -118,7 +118,7 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def role_of(secret: str, known: Iterable[Known]) -> Role | None:
+def role_of(secret: str, known: Iterable[KnownToken]) -> Role | None:
     """The role that a secret has. Every token is looked at, in a time that does not tell which one was near."""
     kept = hash_of(secret)
     role: Role | None = None

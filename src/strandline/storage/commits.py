@@ -22,7 +22,7 @@ from typing import Any
 
 from strandline.errors import Corrupt, Unavailable
 from strandline.storage.contract import Storage
-from strandline.storage.faults import is_refusal
+from strandline.storage.os_errors import is_refusal
 
 Action = dict[str, Any]
 

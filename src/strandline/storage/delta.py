@@ -24,10 +24,10 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, NotFound, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import first_line
-from strandline.storage.chain import Chain
 from strandline.storage.commits import RESTORE, Action
 from strandline.storage.contract import FileInfo, Storage
-from strandline.storage.faults import is_forbidden, of_words, withdraw
+from strandline.storage.delta_files import Chain
+from strandline.storage.os_errors import is_forbidden, of_words, withdraw
 from strandline.storage.snapshot import (
     NOTHING,
     PURGE,

@@ -23,7 +23,7 @@ _BUFFER_BYTES = 64 << 10
 _AT_ONCE = 8
 
 
-class Tap:
+class DigestStream:
     """A stream to write to that takes the digest of what passes.
 
     Give it to Arrow through `buffered`: a Parquet file of a few rows is written in some fifty pieces, and each call

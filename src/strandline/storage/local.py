@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.errors import Unavailable
-from strandline.storage import faults
+from strandline.storage import os_errors
 from strandline.storage.contract import FileInfo, Stage, Staged, cleared_away, inside
 
 _TEMPORARY = ".tmp-"
@@ -49,11 +49,11 @@ class LocalStorage:
         return os.path.join(self.uri, inside(path))
 
     def read(self, path: str) -> bytes:
-        with faults.named(self.url(path), "read"), open(self.url(path), "rb") as file:
+        with os_errors.named(self.url(path), "read"), open(self.url(path), "rb") as file:
             return file.read()
 
     def exists(self, path: str) -> bool:
-        with faults.named(self.url(path), "read"):
+        with os_errors.named(self.url(path), "read"):
             try:
                 os.stat(self.url(path))
             except (FileNotFoundError, NotADirectoryError):
@@ -65,11 +65,11 @@ class LocalStorage:
         for _ in range(_ATTEMPTS):
             temporary = _temporary_beside(target)
             try:
-                with faults.named(target, is_refusal=True), open(temporary, "wb") as file:
+                with os_errors.named(target, is_refusal=True), open(temporary, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                with faults.named(target):
+                with os_errors.named(target):
                     try:
                         os.link(temporary, target)
                     except FileExistsError:
@@ -80,7 +80,7 @@ class LocalStorage:
             finally:
                 _remove(temporary)
             # Whatever fails from here on, the file may be there.
-            with faults.named(target, is_refusal=False):
+            with os_errors.named(target, is_refusal=False):
                 _sync_folder(os.path.dirname(target))
             return True
         raise cleared_away(path)
@@ -100,13 +100,13 @@ class LocalStorage:
         target = self.url(path)
         temporary = _temporary_beside(target)
         try:
-            with faults.named(target):
+            with os_errors.named(target):
                 stream = pa.OSFile(temporary, "wb")
             # What the block reads elsewhere fails in words of its own.
-            with faults.named(target, only=faults.WRITING), stream:
+            with os_errors.named(target, only=os_errors.WRITING), stream:
                 stage = Stage(stream)
                 yield stage
-            with faults.named(target):
+            with os_errors.named(target):
                 size = _sync_file(temporary, path)
         except BaseException:
             _remove(temporary)
@@ -118,7 +118,7 @@ class LocalStorage:
         for each in staged:
             target = self.url(each.path)
             try:
-                with faults.named(target):
+                with os_errors.named(target):
                     os.rename(self.url(each.temporary), target)
             except FileNotFoundError:
                 # Names of staged files are used once, so a file of that name and size is the one renamed before.
@@ -126,11 +126,11 @@ class LocalStorage:
                     raise cleared_away(each.path) from None
             folders.add(os.path.dirname(target))
         for folder in folders:
-            with faults.named(folder):
+            with os_errors.named(folder):
                 _sync_folder(folder)
 
     def input(self, path: str) -> pa.NativeFile:
-        with faults.named(self.url(path), "read"):
+        with os_errors.named(self.url(path), "read"):
             return pa.OSFile(self.url(path), "rb")
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
@@ -148,7 +148,7 @@ class LocalStorage:
                     continue
                 full = os.path.join(folder, name)
                 try:
-                    with faults.named(full, "read"):
+                    with os_errors.named(full, "read"):
                         stat = os.stat(full)
                 except FileNotFoundError:
                     continue
@@ -159,7 +159,7 @@ class LocalStorage:
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            with suppress(FileNotFoundError), faults.named(self.url(path), "delete"):
+            with suppress(FileNotFoundError), os_errors.named(self.url(path), "delete"):
                 os.unlink(self.url(path))
 
     def duckdb_filesystem(self) -> None:
@@ -171,7 +171,7 @@ class LocalStorage:
 
 def _temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
-    with faults.named(target, is_refusal=True):
+    with os_errors.named(target, is_refusal=True):
         _make_folder(folder)
     # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
@@ -224,7 +224,7 @@ def _refuse_listing(error: OSError) -> None:
     """A folder that is not there holds nothing. Of one that cannot be listed nobody knows: files in it would count as
     gone."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise faults.unavailable(error, error.filename, "list") from error
+        raise os_errors.unavailable(error, error.filename, "list") from error
 
 
 def _sync_folder(folder: str) -> None:

@@ -28,7 +28,7 @@ class Readers(Protocol):
         ...
 
 
-class Nobody:
+class NoReaders:
     """A table that no consumer reads."""
 
     def marks(self) -> list[tuple[int, str]]:

@@ -23,7 +23,7 @@ from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
 from strandline.model.types import canonical_field
-from strandline.storage import digest, faults
+from strandline.storage import digest, os_errors
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 from strandline.tables.log import LogState
@@ -260,7 +260,7 @@ def spark_scan(
 
 
 def _size(url: str) -> int | None:
-    with faults.named(url, "read"):
+    with os_errors.named(url, "read"):
         try:
             return os.stat(url).st_size
         except FileNotFoundError:

@@ -33,7 +33,7 @@ from strandline.tables.horizon import horizon_at
 from strandline.tables.log import Log, LogState
 from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import Pins, new_pin
-from strandline.tables.readers import Nobody, Readers
+from strandline.tables.readers import NoReaders, Readers
 from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, winners_sql
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TableStore:
         readers: Readers | None = None,
     ) -> None:
         self.entry = entry
-        self.readers: Readers = readers or Nobody()
+        self.readers: Readers = readers or NoReaders()
         self.duck = duck
         self.spark = spark
         self.log = Log(storage, f"{entry.folder}/log")

@@ -20,8 +20,8 @@ from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for, spark_hash
 from strandline.tables.log import Amend, Log
+from strandline.tables.overflow import Spool
 from strandline.tables.pins import new_pin
-from strandline.tables.spool import Spool
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

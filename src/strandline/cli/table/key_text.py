@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.csv import Delimited
 from strandline.jobs.ingest.jsonl import JsonLines
-from strandline.jobs.ingest.sift import UNFIT
 from strandline.model.definition import TableDef
 
 

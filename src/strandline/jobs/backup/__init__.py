@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.errors import Invalid
+from strandline.jobs.backup.checks import existing, opened, refuse_overlap, visible_generations
 from strandline.jobs.backup.copying import copy_catalog, copy_table, entries_to_copy
 from strandline.jobs.backup.plan import plans_of
 from strandline.jobs.backup.run import Run
-from strandline.jobs.backup.sides import existing, opened, refuse_overlap, visible_generations
 from strandline.progress import Progress, silent
 from strandline.storage.open import Storage
 from strandline.tables.catalog import Catalog

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
-from strandline.storage.chain import Chain
 from strandline.storage.commits import Action, CommitFile
+from strandline.storage.delta_files import Chain
 from strandline.storage.open import FileInfo, Storage
 from strandline.storage.snapshot import DataFile, Snapshot, data_file
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.jobs.doctor.finding import Finding
-from strandline.storage.chain import Chain
 from strandline.storage.checkpoints import differing
 from strandline.storage.delta import DeltaLog
+from strandline.storage.delta_files import Chain
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import Snapshot
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, literal
-from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, same_as_next, shift_for

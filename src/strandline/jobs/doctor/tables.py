@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import pyarrow as pa
 
 from strandline.errors import StrandlineError
-from strandline.jobs.doctor.deltas import DeltaExam
+from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.jobs.doctor.finding import Finding
 from strandline.model.change import SEQ, VNODE
 from strandline.model.definition import TableDef
@@ -18,7 +18,7 @@ from strandline.storage.open import FileInfo, Storage
 from strandline.storage.snapshot import DataFile
 from strandline.tables.baseline import marks_of
 from strandline.tables.catalog import Entry
-from strandline.tables.health import Health
+from strandline.tables.fold_problems import Health
 from strandline.tables.log import TRIM
 
 Deep = Callable[[DeltaExam, TableDef, DataFile], None]

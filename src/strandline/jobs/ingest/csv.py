@@ -16,8 +16,8 @@ import pyarrow.csv as pv
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.jobs.ingest.sift import UNFIT
 from strandline.model.rows import checked
 
 _QUOTE, _NEWLINE, _RETURN = ord('"'), ord("\n"), ord("\r")

@@ -17,7 +17,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.load import Done, Loader, groups
-from strandline.jobs.ingest.memory import Memory
+from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, plan
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.model.definition import TableDef
@@ -122,7 +122,7 @@ def ingest(
         is_created = table is None
     if table is None:
         assert create is not None
-        planned = plan(sources, Memory({}, 0), is_keyed=bool(create.key))
+        planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key))
     else:
         planned = _planned(table, sources, again)
     if dry_run or table is None:
@@ -205,7 +205,7 @@ def _created(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tu
 
 def _planned(table: TableStore, sources: Sequence[Source], again: bool) -> IngestPlan:
     snapshot = table.log.refresh().snapshot
-    memory = Memory(snapshot.txns, snapshot.version)
+    memory = LoadedFiles(snapshot.txns, snapshot.version)
     return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again)
 
 

@@ -17,8 +17,8 @@ import pyarrow.json as pj
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.jobs.ingest.sift import UNFIT
 from strandline.model.rows import checked
 from strandline.model.types import is_json
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
+from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
 from strandline.jobs.ingest.jsonl import LINES_HINT
-from strandline.jobs.ingest.memory import Loaded, newer
+from strandline.jobs.ingest.loaded_files import Loaded, newer
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
-from strandline.jobs.ingest.sift import BadRow
 from strandline.jobs.ingest.text import format_of, read_text
 from strandline.model.change import UPSERT, Commit
 from strandline.progress import Progress

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Invalid, NotFound
-from strandline.jobs.ingest.sift import BadRow, sift
+from strandline.jobs.ingest.bad_rows import BadRow, sift
 from strandline.jobs.ingest.source import Source
 from strandline.model.names import as_text
 from strandline.model.rows import checked, may_hold

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.blocks import Reading, digest_of, resumed
-from strandline.jobs.ingest.memory import Loaded, Memory
+from strandline.jobs.ingest.loaded_files import Loaded, LoadedFiles
 from strandline.jobs.ingest.source import Source
 
 Action = Literal["load", "continue", "skip"]
@@ -64,7 +64,7 @@ class IngestPlan:
         return sum(step.action != "skip" for step in self.steps)
 
 
-def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bool = False) -> IngestPlan:
+def plan(sources: Sequence[Source], memory: LoadedFiles, *, is_keyed: bool, again: bool = False) -> IngestPlan:
     """`again` loads every file from its start, whatever is remembered."""
     if again:
         wanted = sources if is_keyed else [source.finished() for source in sources]
@@ -74,7 +74,7 @@ def plan(sources: Sequence[Source], memory: Memory, *, is_keyed: bool, again: bo
 
 
 class _Planner:
-    def __init__(self, sources: Sequence[Source], memory: Memory, is_keyed: bool) -> None:
+    def __init__(self, sources: Sequence[Source], memory: LoadedFiles, is_keyed: bool) -> None:
         self._inodes = {source.inode: source.uri for source in sources if source.inode}
         self._memory = memory
         self._is_keyed = is_keyed

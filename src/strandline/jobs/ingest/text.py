@@ -11,10 +11,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, sift
 from strandline.jobs.ingest.blocks import Block, Reading
 from strandline.jobs.ingest.csv import Delimited, Records
 from strandline.jobs.ingest.jsonl import JsonLines
-from strandline.jobs.ingest.sift import UNFIT, BadRow, sift
 from strandline.jobs.ingest.source import Source
 
 _HEADER_BYTES = 1 << 20

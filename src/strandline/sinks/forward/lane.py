@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Internal, Invalid, StrandlineError, Unavailable
-from strandline.model.change import Dead
+from strandline.model.change import RefusedRows
 from strandline.model.definition import MAX_VNODES
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
@@ -74,7 +74,7 @@ class _Run:
         self._line = Connection(lane.sink, lane.secrets)
         self._cutter = Cutter(lane.batch, lane.rule)
         self._rows = 0
-        self._dead: list[Dead] = []
+        self._dead: list[RefusedRows] = []
 
     def result(self, batches: Iterable[pa.RecordBatch]) -> Result:
         rule: Rule | None = None
@@ -306,6 +306,8 @@ def _is_for_halves(chunk: Chunk, answer: Reply) -> bool:
     return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS
 
 
-def _dead(chunk: Chunk, row: int | None, answer: Reply) -> Dead:
+def _dead(chunk: Chunk, row: int | None, answer: Reply) -> RefusedRows:
     identities = chunk.identities(row)
-    return Dead(chunk.at(row or 0), identities.num_rows, encode.stream(identities), answer.message, answer.status)
+    return RefusedRows(
+        chunk.at(row or 0), identities.num_rows, encode.stream(identities), answer.message, answer.status
+    )

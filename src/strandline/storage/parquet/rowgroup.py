@@ -53,7 +53,7 @@ class Budget:
 DEFAULT = Budget()
 
 
-class Group:
+class RowGroup:
     """Rows that are written together. `raw_bytes` is what they take written out, `encoded_bytes` what they take when
     each repeated value counts once."""
 

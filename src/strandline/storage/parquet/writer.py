@@ -1,6 +1,6 @@
 """The one Parquet writer: log, baseline and exports go through it, on the driver and inside Spark tasks.
 
-It streams: rows are gathered into a row group (`Group`) until the next one would pass a budget, then the group is
+It streams: rows are gathered into a row group (`RowGroup`) until the next one would pass a budget, then the group is
 written and let go, so that memory holds one group whatever the size of the file. Rows of a clustered table come
 ordered by its cluster columns, so that what repeats lies together. A new file starts after `file_bytes`. Files are
 published whole by `Storage.output`, or staged for whoever publishes them; what is returned describes them.
@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from strandline.storage.digest import Tap
+from strandline.storage.digest import DigestStream
 from strandline.storage.open import Staged, Storage
-from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, Group
+from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, RowGroup
 from strandline.storage.parquet.runs import Runs, runs_of
 from strandline.storage.parquet.stats import bounded, file_stats
 from strandline.storage.snapshot import DataFile
@@ -110,7 +110,7 @@ class _Source:
         self._schema = schema
         self._budget = budget
         self._groups = groups(batches, schema, cluster_by, budget)
-        self._next: Group | None = None
+        self._next: RowGroup | None = None
         self._dictionary: set[str] = set()
         self._is_cut = False
 
@@ -127,7 +127,7 @@ class _Source:
         self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
         self._is_cut = False
         raw_bytes = count = 0
-        tap = Tap(stream)
+        tap = DigestStream(stream)
         output = tap.buffered()
         writer = pq.ParquetWriter(
             output,
@@ -170,9 +170,9 @@ class _Source:
 
 def groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
-) -> Iterator[Group]:
+) -> Iterator[RowGroup]:
     """Rows in groups: one closes before the row that would pass a budget."""
-    group = Group(schema)
+    group = RowGroup(schema)
     for batch in _pieces(batches):
         runs = runs_of(batch, cluster_by)
         start = 0
@@ -181,7 +181,7 @@ def groups(
             start += count
             runs = _left(runs, count)
             if not count:
-                full, group = group, Group(schema)
+                full, group = group, RowGroup(schema)
                 yield full
                 del full
     if group.rows:

@@ -41,14 +41,14 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 _log = logging.getLogger("uvicorn.error")
 
 
-class Doors:
+class ConnectionLimit:
     """What the connections of a server share."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.waiting: dict[Door, None] = {}
+        self.waiting: dict[ClientConnection, None] = {}
 
-    def enter(self, door: Door, count: int) -> bool:
+    def enter(self, door: ClientConnection, count: int) -> bool:
         """Whether a new connection is served; one that waits makes room for it."""
         if count <= self.most:
             return True
@@ -59,10 +59,10 @@ class Doors:
         return True
 
 
-class Door(H11Protocol):
+class ClientConnection(H11Protocol):
     """One connection. `protocol_for` binds it to the others of its server."""
 
-    doors: Doors
+    doors: ConnectionLimit
     _clock: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
@@ -146,9 +146,9 @@ class Door(H11Protocol):
         self.loop.call_later(_CLOSE_S, self.transport.abort)
 
 
-def protocol_for(requests: int) -> type[Door]:
+def protocol_for(requests: int) -> type[ClientConnection]:
     """The protocol of a server that has so many requests under way at most."""
-    return type("ServedDoor", (Door,), {"doors": Doors(_affordable(requests + SPARE))})
+    return type("ServedDoor", (ClientConnection,), {"doors": ConnectionLimit(_affordable(requests + SPARE))})
 
 
 def _affordable(wanted: int) -> int:

@@ -58,7 +58,7 @@ class Loaded:
         return is_same and self.size == source.size and self.mtime_ns == source.mtime_ns
 
 
-class Memory:
+class LoadedFiles:
     """The loads into one table, as of one version of its log."""
 
     def __init__(self, txns: Mapping[str, int], version: int) -> None:

@@ -18,8 +18,8 @@ from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
 from strandline.model.rows import checked
 from strandline.server.body import INDEX, PLACE
-from strandline.server.growth import Growth
-from strandline.server.keys import Key
+from strandline.server.idempotency import Key
+from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Numbers, Places, Replay
 
 

@@ -51,7 +51,7 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 @dataclass(frozen=True)
-class Fenced:
+class GuardedQuery:
     """A query that may run: its text, the view to make for each table it reads, and what the new names stand for."""
 
     sql: str
@@ -66,7 +66,7 @@ class Fenced:
         return text
 
 
-def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
+def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> GuardedQuery:
     """The query `statement` over the lake's `tables`; `Invalid` when it is anything but one SELECT over them."""
     text = measured("the query", statement)
     rewriting = _Rewriting({name.lower(): name for name in tables})
@@ -79,7 +79,7 @@ def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> Fenced:
             _verify(_tree(cursor, sql, read), rewriting.names)
         except RecursionError:
             raise too_deep("the query") from None
-    return Fenced(sql, rewriting.views, rewriting.names)
+    return GuardedQuery(sql, rewriting.views, rewriting.names)
 
 
 def _asked(cursor: Any, what: str, text: str) -> tuple[str, ...]:
