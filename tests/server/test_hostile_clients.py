@@ -18,7 +18,7 @@ SERVE = """
 import json, os, resource, sys, threading, time
 os.dup2(os.open(sys.argv[3], os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
 import strandline as sl
-from strandline.server import door
+from strandline.server import connections as door
 from strandline.server.run import serve
 told = json.loads(sys.argv[2])
 for name, value in told.pop("door", {}).items():

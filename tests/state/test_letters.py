@@ -89,11 +89,11 @@ SAVE = """
 import sys
 from strandline.state.letters import DeadLetters
 from strandline.state.consumers import Registry
-from strandline.model.change import Dead
+from strandline.model.change import RefusedRows
 from strandline.state.database import Database
 state = Database(sys.argv[1])
 letters = DeadLetters(state)
-letters.save(Registry(state).get("a"), "intent-1", [Dead((0, seq, 0), 1, b"", "no") for seq in range(3)])
+letters.save(Registry(state).get("a"), "intent-1", [RefusedRows((0, seq, 0), 1, b"", "no") for seq in range(3)])
 """
 
 

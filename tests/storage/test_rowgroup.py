@@ -200,7 +200,7 @@ def test_small_slices_of_many_small_batches_do_not_add_up_to_what_was_not_counte
 FEED = """
 import gc, json, resource, sys, tracemalloc
 import pyarrow as pa
-from strandline.storage.parquet.rowgroup import Budget, Group
+from strandline.storage.parquet.rowgroup import Budget, RowGroup
 from strandline.storage.parquet.runs import runs_of
 
 texts = [str(at) * 100_000 for at in range(10, 20)]
@@ -212,7 +212,7 @@ gc.collect()
 pa.default_memory_pool().release_unused()
 before = pa.total_allocated_bytes()
 tracemalloc.start()
-group = Group(batch(0).schema)
+group = RowGroup(batch(0).schema)
 most = 0
 for start in range(0, 1000, 50):
     rows = batch(start)
