@@ -21,7 +21,7 @@ from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused, rows_of
 
 SINK_POINTS = ("sink.", "cursor.", "marks.")
-STATE_POINTS = ("state.", "bond.")
+STATE_POINTS = ("state.", "epoch.")
 
 
 def some(*ids):

@@ -1,4 +1,4 @@
-"""A state with one consumer that works: what the tests of registry, marks and bond begin with.
+"""A state with one consumer that works: what the tests of consumers, marks and epoch begin with.
 
 A test module takes the fixtures that it needs by assignment, as in `registry = consuming.registry`."""
 
