@@ -287,7 +287,7 @@ import json, sys, time
 import strandline as sl
 table = sl.Lake(sys.argv[1], storage_options=json.loads(sys.argv[2])).table("items")
 deleted, end_s = 0, time.monotonic() + 7
-while time.monotonic() < end_s:
+while time.monotonic() < end_s or (not deleted and time.monotonic() < end_s + 60):
     table.compact(full=True)
     deleted += table.vacuum(grace=3, keep=1).deleted_files
 print(json.dumps(deleted))

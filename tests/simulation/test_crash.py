@@ -236,7 +236,7 @@ def worn(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def with_settings(worn, tmp_path_factory):
+def cared(worn, tmp_path_factory):
     """The rows of the head after each step of a process that lives."""
     folder = tmp_path_factory.mktemp("cared") / "lake"
     shutil.copytree(worn, folder)

@@ -16,6 +16,7 @@ from strandline.lake import Lake
 from strandline.pipeline.lag import Lag
 from strandline.pipeline.resolve import standings
 from strandline.pipeline.status import SinkStatus
+from strandline.state.leases import place_of
 from strandline.state.marks import Receipt
 
 
@@ -109,16 +110,10 @@ def state_text(sink: SinkStatus) -> str:
     if sink.is_retired:
         return "retired" if sink.error is None else "waits for you"
     if sink.owner is not None:
-        return f"working ({owner_text(sink.owner)})"
+        return f"working ({place_of(sink.owner)})"
     if sink.error is not None:
         return "failed"
     return "never ran" if sink.last is None else "ok"
-
-
-def owner_text(owner: str) -> str:
-    """Host and process of a worker."""
-    parts = owner.rsplit(":", 4)
-    return ":".join(parts[:2]) if len(parts) == 5 else owner
 
 
 def show_failure(out: Console, call: Call, name: str, error: StrandlineError) -> None:

@@ -75,7 +75,7 @@ class Leases:
             now = now_s(connection)
             if found.owner not in (None, owner) and found.expires_s > now and not is_dead(found.owner):
                 raise Conflict(
-                    f"{title or name} is worked on by {_place(found.owner)} since {_shown(found.since_s)}, at least"
+                    f"{title or name} is worked on by {place_of(found.owner)} since {_shown(found.since_s)}, at least"
                     f" until {_shown(found.expires_s)}",
                     hint="Wait for it, or end that process: what it began is then finished by the next.",
                     lease=name,
@@ -186,7 +186,7 @@ def this_worker() -> str:
 
 def is_dead(owner: str) -> bool:
     """Whether an owner that `this_worker` named was a process of this machine that is gone for certain."""
-    return is_gone(_place(owner))
+    return is_gone(place_of(owner))
 
 
 def check_fence(connection: Connection, name: str, fence: int) -> None:
@@ -210,7 +210,7 @@ def _check(name: str, fence: int, found: Row[Any] | None) -> None:
     elif found.fence == fence or found.owner is None:
         what = "was given back"
     else:
-        what = f"was taken over by {_place(found.owner)} at {_shown(found.since_s)}"
+        what = f"was taken over by {place_of(found.owner)} at {_shown(found.since_s)}"
     raise Conflict(
         f"the lease of {name} with fence {fence} {what}",
         hint="Nothing was changed. Acquire it again and reload.",
@@ -229,7 +229,7 @@ def _write(connection: Connection, name: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.name == name).values(**values))
 
 
-def _place(owner: str) -> str:
+def place_of(owner: str) -> str:
     """The part of an owner's name that people can use: host and process."""
     return owner.rpartition(":")[0] or owner
 
