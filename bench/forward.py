@@ -238,7 +238,7 @@ def alone(setting: Setting, rows: int) -> Samples:
 
 
 def prepared(pieces: Sequence[pa.Table], vnode: int) -> list[tuple[bytes, dict[str, str]]]:
-    """Requests of the forward protocol: each piece is a commit of one vnode of a producer of its own."""
+    """Requests of the forward protocol: each piece is a commit of one vnode of a sink of its own."""
     requests, producer = [], uuid.uuid4().hex
     for seq, rows in enumerate(pieces, 1):
         count = rows.num_rows
@@ -250,7 +250,8 @@ def prepared(pieces: Sequence[pa.Table], vnode: int) -> list[tuple[bytes, dict[s
         }
         whole = pa.table({**hidden, **{name: rows[name] for name in rows.column_names}})
         ranges = [[vnode, vnode, seq, 0, seq + 1, 0]]
-        chunk = {"version": 1, "producer": producer, "is_first": seq == 1, "ranges": ranges, "source": {}}
+        sender = {"version": 1, "sink": producer, "life": 1, "source": {}}
+        chunk = {**sender, "is_first": seq == 1, "ranges": ranges}
         requests.append((forwarders.encoded(whole), HEADERS | {"Strandline-Chunk": json.dumps(chunk)}))
     return requests
 
