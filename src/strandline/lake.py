@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from strandline.consumers.compaction import CompactReport, compact_tables
-from strandline.consumers.context import Context, StateReaders
+from strandline.consumers.context import Context
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
@@ -31,7 +31,6 @@ from strandline.sinks.contract import Sink
 from strandline.sinks.definition import BACKFILL, SinkDef, Start
 from strandline.table import Table
 from strandline.tables.broken import BrokenTable, guarded
-from strandline.tables.catalog import Entry
 
 
 class Lake(Context):
@@ -42,6 +41,8 @@ class Lake(Context):
     `spark` is a session to use instead of one of our own. `cache_bytes` bounds the memory of DuckDB and of a query's
     result. Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of
     processes may work on one lake."""
+
+    table_type = Table
 
     def __repr__(self) -> str:
         return f"Lake({self.storage.uri!r})"
@@ -238,9 +239,6 @@ class Lake(Context):
         Ctrl-C ends it. So does `timeout_s`, as `Unavailable`. A result of more than `max_rows` or `max_bytes` is
         `Invalid` as soon as that is known; without `max_bytes`, a quarter of `cache_bytes` is the limit."""
         return query.run(self, statement, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)
-
-    def _make_table(self, entry: Entry) -> Table:
-        return Table(entry, self.storage, self.duck, self.spark, readers=StateReaders(self, entry))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from strandline.state.state import State, open_database
 from strandline.storage.open import is_inside
 from strandline.tables.catalog import Entry
 from strandline.tables.collection import Tables
-from strandline.tables.store import TableStore
+from strandline.tables.readers import Readers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,8 +73,8 @@ class Context(Tables):
                 consumer=declared.name,
             )
 
-    def _make_table(self, entry: Entry) -> TableStore:
-        return TableStore(entry, self.storage, self.duck, self.spark, readers=StateReaders(self, entry))
+    def _readers_of(self, entry: Entry) -> Readers:
+        return StateReaders(self, entry)
 
 
 @dataclass(frozen=True)

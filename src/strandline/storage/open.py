@@ -1,4 +1,4 @@
-"""The door to files. Nothing else in the package opens, lists or deletes one."""
+"""Open a storage by its address: a local folder or a bucket."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from strandline.engines.duck import Duck
 from strandline.errors import NotFound
@@ -17,6 +17,7 @@ from strandline.storage.open import open_storage
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import Catalog, Entry
 from strandline.tables.log import Log, lost
+from strandline.tables.readers import NoReaders, Readers
 from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 class Tables:
     """The tables below `root`. Opening writes nothing. Safe to share between threads."""
+
+    table_type: ClassVar[type[TableStore]] = TableStore
+    """What a table is opened as."""
 
     def __init__(
         self,
@@ -90,4 +94,8 @@ class Tables:
             return table
 
     def _make_table(self, entry: Entry) -> TableStore:
-        return TableStore(entry, self.storage, self.duck, self.spark)
+        return self.table_type(entry, self.storage, self.duck, self.spark, readers=self._readers_of(entry))
+
+    def _readers_of(self, entry: Entry) -> Readers:
+        """Who follows the log of a table."""
+        return NoReaders()
