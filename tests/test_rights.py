@@ -82,7 +82,7 @@ ask("another lake", lambda: sl.Lake(root + "-more/lake").create_table("items", i
 """
 SINKS = """
 def error_of(report):
-    [failed] = [each for each in report.to_dict()["sinks"] if each["error"]]
+    [failed] = [each for each in report.to_dict()["consumers"] if each["error"]]
     error = failed["error"]
     raise getattr(sl, error["kind"])(error["message"])
 
@@ -175,7 +175,7 @@ for name in fill:
     os.remove(name)
 ask("after", lambda: items.upsert([{"id": 77}]).rows)
 ask("rows", lambda: items.to_arrow().num_rows)
-ask("sinks", lambda: [each["error"] for each in lake.tick().to_dict()["sinks"]])
+ask("sinks", lambda: [each["error"] for each in lake.tick().to_dict()["consumers"]])
 """
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from strandline.consumers.compaction import CompactReport, compact_tables
 from strandline.consumers.context import Context
+from strandline.consumers.log_consumer import LogConsumer
+from strandline.errors import Invalid
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
@@ -203,8 +205,21 @@ class Lake(Context):
             start=start,
         )
         self.check_sink(declared)
+        self._check_free(name, self.consumers)
         self.declared[name] = declared
         return declared
+
+    def consumer(self, consumer: LogConsumer) -> LogConsumer:
+        """Declare a consumer of your own; a tick runs it. Nothing is written before that. See `docs/extending.md`."""
+        table = self.table(consumer.table)
+        consumer.missing_columns(table, is_new=True)
+        self._check_free(consumer.name, self.declared)
+        self.consumers[consumer.name] = consumer
+        return consumer
+
+    def _check_free(self, name: str, taken: Mapping[str, object]) -> None:
+        if name in taken:
+            raise Invalid(f"{name!r} is declared already, as another kind of consumer", consumer=name)
 
     def plan(self) -> Plan:
         """What a tick would do now, from commit files and marks alone."""

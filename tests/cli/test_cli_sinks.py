@@ -27,10 +27,16 @@ from strandline.cli import app
 from strandline.cli.sinks import length, marks_text
 from strandline.cli.verb import Call
 from strandline.pipeline.redelivery import Replayed
+from strandline.sinks.definition import KINDS
 from strandline.state.leases import this_worker
 from support import environment, files_below, python
 
 ITEMS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("email", pa.string())])
+
+
+def sinks_in(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The sinks among the consumers of a plan, a tick or a status."""
+    return [each for each in document["consumers"] if each["kind"] in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +106,7 @@ def test_a_sink_is_added_planned_sent_and_then_up_to_date(run: Run, items: sl.Ta
     said = run("sink", "add", "archive", "items", "--to", "out")
     assert f"Added the sink archive: items → {tmp_path}/out; the table as it is, about 10 rows, is sent first." in said
     assert "strandline tick archive" in said
-    (planned,) = run.json("plan")["sinks"]
+    (planned,) = sinks_in(run.json("plan"))
     assert (planned["name"], planned["table"], planned["rows"]) == ("archive", "items", 10)
     assert [planned["works"][0][each] for each in ("after", "upto", "source", "engine")] == [0, 1, "snapshot", "driver"]
     assert "0 → 1" in run("plan") and "sends the table as it is" in run("plan")
@@ -112,7 +118,7 @@ def test_a_sink_is_added_planned_sent_and_then_up_to_date(run: Run, items: sl.Ta
     assert run("tick") == "Everything is up to date.\n"
     assert "up to date" in run("plan")
     items.upsert(rows(3, 4))
-    (done,) = run.json("tick")["sinks"]
+    (done,) = sinks_in(run.json("tick"))
     assert [done[each] for each in ("name", "rows", "after", "upto", "error")] == ["archive", 2, 1, 2, None]
     assert len(sent()) == 12
 
@@ -122,10 +128,10 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(archive: Run, items: sl.Table
     archive("sink", "add", "other", "items", "--to", "other")
     before = files_below(".")
     found = archive.json("tick", "--dry-run")
-    assert [(sink["name"], sink["rows"]) for sink in found["sinks"]] == [("archive", 1), ("other", 11)]
+    assert [(sink["name"], sink["rows"]) for sink in sinks_in(found)] == [("archive", 1), ("other", 11)]
     assert found["is_dry_run"] is True
     assert "Nothing was written." in archive("tick", "--dry-run")
-    (only,) = archive.json("tick", "archive", "--dry-run")["sinks"]
+    (only,) = sinks_in(archive.json("tick", "archive", "--dry-run"))
     assert only["name"] == "archive"
     assert {name for name in files_below(".") ^ before if "state.db" not in name} == set()
 
@@ -134,7 +140,7 @@ def test_single_sinks_are_ticked_by_name(archive: Run, items: sl.Table) -> None:
     archive("sink", "add", "other", "items", "--to", "other", "--start", "head")
     assert "other: at seq 1; nothing had to be sent." in archive("tick", "other")
     items.upsert(rows(1))
-    assert [sink["name"] for sink in archive.json("tick", "archive", "archive")["sinks"]] == ["archive"]
+    assert [sink["name"] for sink in sinks_in(archive.json("tick", "archive", "archive"))] == ["archive"]
     for words in (("tick", "nope"), ("tick", "nope", "--dry-run"), ("sink", "show", "nope"), ("mark", "show", "nope")):
         error = archive.json(*words, code=1)["error"]
         assert (error["kind"], error["consumer"]) == ("NotFound", "nope")
@@ -142,7 +148,7 @@ def test_single_sinks_are_ticked_by_name(archive: Run, items: sl.Table) -> None:
 
 
 def test_a_tick_without_sinks_cares_for_the_tables(run: Run, items: sl.Table) -> None:
-    assert "Would fold: items." in run("plan")
+    assert "compaction/items" in run("plan")
     assert "items: folded 4 vnodes" in run("tick")
     said = run("tick")
     assert said.startswith("Everything is up to date.\n") and "strandline sink add" in said
@@ -153,14 +159,14 @@ def test_a_sink_that_fails_is_told_and_stops_no_other(archive: Run, items: sl.Ta
     for manifest in Path("out").glob("_strandline/**/*.json"):
         manifest.unlink()
     items.upsert(rows(1))
-    failed, other = archive.json("tick", code=1)["sinks"]
+    failed, other = sinks_in(archive.json("tick", code=1))
     assert (failed["name"], failed["error"]["kind"], other["rows"]) == ("archive", "Conflict", 10)
     said = archive("tick", code=1)
     assert "archive: Conflict: sink 'archive' delivered up to seq 1" in said
     assert "strandline mark reset archive" in said
     said = archive("status", code=1)
     assert "archive failed: sink 'archive' delivered up to seq 1" in said
-    assert archive.json("status", code=1)["sinks"][0]["error"]
+    assert sinks_in(archive.json("status", code=1))[0]["error"]
     assert "strandline --lake ./lake/ mark reset archive" in archive("--lake", "./lake/", "tick", code=1)
     (finding,) = [each for each in archive.json("doctor", code=1)["findings"] if each["severity"] == "wrong"]
     assert (finding["table"], finding["command"]) == ("items", "tick archive")
@@ -191,11 +197,11 @@ def test_a_sink_that_another_works_on_is_left_to_it(archive: Run, items: sl.Tabl
     items.upsert(rows(1))
     lake = sl.Lake("lake")
     with lake.state.leases.held("consumer/archive", this_worker()):
-        (report,) = archive.json("tick")["sinks"]
+        (report,) = sinks_in(archive.json("tick"))
         assert report["is_busy"] is True
         assert "archive: left to another runner: " in archive("tick")
         assert f"working ({os.uname().nodename}:{os.getpid()})" in archive("status")
-    assert archive.json("tick")["sinks"][0]["rows"] == 1
+    assert sinks_in(archive.json("tick"))[0]["rows"] == 1
 
 
 def test_what_a_killed_tick_began_is_repeated_once(run: Run, items: sl.Table) -> None:
@@ -212,14 +218,14 @@ def test_what_a_killed_tick_began_is_repeated_once(run: Run, items: sl.Table) ->
 
 def test_a_program_says_which_lake_and_which_sinks(run: Run, items: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     write_app("pipeline", "lake.sink('mine', 'items', to=sl.ParquetSink('mine'), where='id < 3')")
-    assert run.json("--app", "pipeline:lake", "plan")["sinks"][0]["why"]
+    assert sinks_in(run.json("--app", "pipeline:lake", "plan"))[0]["why"]
     assert "never ran" in run("sink", "list", "--app", "pipeline")
     shown = run.json("sink", "show", "mine", "--app", "pipeline")
     assert (shown["definition"]["where"], shown["life"], shown["lives"]) == ("id < 3", 0, [])
     monkeypatch.setenv("STRANDLINE_APP", "pipeline:lake")
-    assert run.json("tick")["sinks"][0]["rows"] == 3
-    assert run.json("status")["sinks"][0]["is_declared"] is True
-    assert run.json("--lake", "lake", "status")["sinks"][0]["is_declared"] is False, "what is said counts first"
+    assert sinks_in(run.json("tick"))[0]["rows"] == 3
+    assert sinks_in(run.json("status"))[0]["is_declared"] is True
+    assert sinks_in(run.json("--lake", "lake", "status"))[0]["is_declared"] is False, "what is said counts first"
     error = run.json("sink", "add", "mine", "items", "--to", "elsewhere", code=1)["error"]
     assert (error["kind"], error["consumer"]) == ("Invalid", "mine")
     assert "strandline --app pipeline:lake table show items" in run(
@@ -288,11 +294,11 @@ def test_a_state_elsewhere_is_named_before_or_after_the_verb_or_by_the_environme
 ) -> None:
     url = f"sqlite:///{tmp_path}/elsewhere.db"
     run("--state", url, "sink", "add", "archive", "items", "--to", "out")
-    assert run.json("tick", "--state", url)["sinks"][0]["rows"] == 10
+    assert sinks_in(run.json("tick", "--state", url))[0]["rows"] == 10
     assert (tmp_path / "elsewhere.db").exists() and not (tmp_path / "lake" / "state.db").exists()
     assert run.json("status", code=1)["state_fault"], "the lake knows that its state is another one"
     monkeypatch.setenv("STRANDLINE_STATE", url)
-    assert run.json("status")["sinks"][0]["name"] == "archive"
+    assert sinks_in(run.json("status"))[0]["name"] == "archive"
 
 
 def test_a_password_is_not_repeated_in_a_command() -> None:
@@ -486,9 +492,9 @@ def test_a_reset_says_what_it_causes_asks_and_sends_again(archive: Run, items: s
     assert archive.json("mark", "reset", "archive", "--to", "9", "--yes", code=1)["error"]["kind"] == "Invalid"
     done = archive.json("mark", "reset", "archive", "--yes")
     assert (done["life"], done["rows"], done["was"]) == (2, 11, {"0": 1, "1": 1, "2": 1, "3": 1})
-    assert archive.json("tick")["sinks"][0]["rows"] == 11
+    assert sinks_in(archive.json("tick"))[0]["rows"] == 11
     assert "Sink archive is in life 3 now." in archive("mark", "reset", "archive", "--head", stdin="y\n")
-    assert archive.json("tick")["sinks"][0]["rows"] == 0
+    assert sinks_in(archive.json("tick"))[0]["rows"] == 0
     assert len(sent()) == 21
 
 
@@ -500,7 +506,7 @@ def test_a_retired_sink_sends_nothing_until_it_is_started_again(archive: Run, it
     assert "Aborted" in archive("mark", "retire", "archive", code=1, stdin="n\n")
     said = archive("mark", "retire", "archive", stdin="y\n")
     assert text in said and "strandline mark reset archive" in said
-    assert archive.json("tick")["sinks"] == []
+    assert sinks_in(archive.json("tick")) == []
     assert archive("tick") == "Everything is up to date.\n"
     named = archive("--lake", "./lake/", "tick", "archive", code=1)
     assert named == "archive is retired; to use it again: strandline --lake ./lake/ mark reset archive\n"
@@ -510,7 +516,7 @@ def test_a_retired_sink_sends_nothing_until_it_is_started_again(archive: Run, it
     assert (error["kind"], error["consumer"]) == ("Invalid", "archive")
     assert "becomes a new life and works again" in archive("mark", "reset", "archive", "--dry-run")
     assert archive.json("sink", "add", "archive", "items", "--to", "out")["life"] == 2
-    assert archive.json("tick")["sinks"][0]["rows"] == 11
+    assert sinks_in(archive.json("tick"))[0]["rows"] == 11
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------
@@ -636,7 +642,7 @@ def test_a_lake_that_never_had_a_sink_has_no_dead_letters(run: Run, items: sl.Ta
 
 
 def test_status_shows_sinks_below_the_tables(archive: Run, items: sl.Table) -> None:
-    assert "SINK" in archive("status") and "none" in archive("status").splitlines()[-1]
+    assert "CONSUMER" in archive("status") and "none" in archive("status").splitlines()[-1]
     items.upsert(rows(1, 2))
     line = archive("status").splitlines()[-1]
     assert re.search(r"^archive +items +\S+/out +1 commit, 2 rows, \d+ s +10 rows, .* ok *$", line), line
@@ -686,7 +692,7 @@ def test_a_sink_that_nobody_knows_the_place_of_waits_and_every_verb_says_so(arch
     assert "waits for you" in said and "strandline mark reset foreign" in said and "mark retire foreign" in said
     assert "strandline mark reset foreign" in archive("tick", code=1)
     assert "strandline mark reset foreign" in archive("doctor", code=1)
-    (report,) = [sink for sink in archive.json("tick", code=1)["sinks"] if sink["name"] == "foreign"]
+    (report,) = [sink for sink in sinks_in(archive.json("tick", code=1)) if sink["name"] == "foreign"]
     assert report["error"]["kind"] == "Conflict"
     archive("mark", "retire", "foreign", "--yes")
     for words in (("status",), ("tick",), ("doctor",)):
@@ -734,7 +740,7 @@ def test_run_says_what_happens_and_ends_at_a_signal(archive: Run, items: sl.Tabl
     assert (running.returncode, other.returncode) == (0, 0), err
     assert "Traceback" not in err
     done = [json.loads(line) for line in [*documents, *more.splitlines()]]
-    told = [sink for tick in done for sink in tick["sinks"] if sink["rows"]]
+    told = [sink for tick in done for sink in sinks_in(tick) if sink["rows"]]
     lines = [line for line in f"{said}{rest}".splitlines() if "archive: 1 row, " in line]
     assert len(lines) + len(told) == 2, "each row was sent by one of the two"
     assert all(tick["at"] for tick in done)

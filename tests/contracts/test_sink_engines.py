@@ -13,7 +13,7 @@ from sqlalchemy import update
 import strandline as sl
 from destinations import NEAR, ForeignPlace
 from forks import at_crash_points
-from strandline.consumers import work
+from strandline.consumers import ranges, work
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.sinks.http import HttpSink
 from strandline.state.leases import leases
@@ -79,7 +79,7 @@ def vnode_of_id(id_):
 @pytest.fixture
 def lanes(lake, place_of, monkeypatch):
     """A sink of four lanes, a vnode each, to a receiver that answers 500 to the rows of one of them."""
-    monkeypatch.setattr(work, "LANE_ROWS", 2)
+    monkeypatch.setattr(ranges, "LANE_ROWS", 2)
     items = lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9)
     place = place_of("foreign")
     lake.sink("out", "items", to=place.sink(lanes=4, chunk_rows=3, patience="0s"))
@@ -167,7 +167,7 @@ def test_a_row_that_is_refused_in_one_lane_on_spark_disturbs_no_other(spark, lak
 
 
 def test_many_lanes_and_one_deliver_the_same(lake, items, place_of, monkeypatch):
-    monkeypatch.setattr(work, "LANE_ROWS", 2)
+    monkeypatch.setattr(ranges, "LANE_ROWS", 2)
     for kind in ("receiver", "foreign"):
         many, one = (place_of(kind) for _ in range(2))
         lake.sink(f"{kind}-many", "items", to=many.sink(lanes=4, chunk_rows=2))
@@ -403,7 +403,7 @@ def test_whatever_happens_the_destination_has_the_table_and_every_change_once(
     folder = tmp_path_factory.mktemp("life")
     life = Life(folder, NEAR[kind](servers, folder), start)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(work, "LANE_ROWS", 1)
+        patched.setattr(ranges, "LANE_ROWS", 1)
         life.tick(None)
         for step, argument in program:
             life.run(step, argument)

@@ -20,7 +20,7 @@ from strandline.consumers import loop
 from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused, rows_of
 
-SINK_POINTS = ("sink.", "cursor.", "marks.")
+SINK_POINTS = ("sink.", "loop.", "marks.")
 STATE_POINTS = ("state.", "epoch.")
 
 
@@ -90,8 +90,8 @@ def test_a_process_killed_at_any_point_of_a_delivery_loses_and_doubles_nothing(d
     sink = there.sink(is_gated=False)
     doomed.write()
     passes = doomed.passes("out", sink)
-    own, shared = walked(passes, "sink."), walked(passes, "cursor.", "marks.")
-    assert own and {"marks.intent_saved", "cursor.lanes_done", "cursor.finished", "marks.advanced"} <= set(shared)
+    own, shared = walked(passes, "sink."), walked(passes, "loop.", "marks.")
+    assert own and {"marks.intent_saved", "loop.lanes_done", "loop.finished", "marks.advanced"} <= set(shared)
     check_equal(there, doomed.items, doomed.rows)
     is_near = type(there) in NEAR.values()
     for point in [*own, *(shared if is_near else [])]:
@@ -179,7 +179,7 @@ def test_a_process_killed_when_its_dead_letters_are_saved_keeps_each_once(doomed
     sink = place.sink()
     doomed.write()
     doomed.items.upsert([{"id": -1, "qty": bad}])
-    armed = Armed(doomed.ticking("out", sink), "cursor.letters_saved")
+    armed = Armed(doomed.ticking("out", sink), "loop.letters_saved")
     assert doomed.forks.run(armed) == KILLED
     doomed.write()
     doomed.lake.sink("out", "items", to=sink)
@@ -204,7 +204,7 @@ def test_of_two_runners_at_once_the_second_says_busy_and_nothing_doubles(lake, i
     is_there, may_go = threading.Event(), threading.Event()
 
     def here(name):
-        if name == "cursor.lanes_done":
+        if name == "loop.lanes_done":
             is_there.set()
             assert may_go.wait(30)
 
@@ -365,7 +365,7 @@ def test_a_state_from_within_a_tick_that_had_begun_nothing_yet_is_an_old_one(lak
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2))
-    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop.SinkRun, "_begin")
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop._Marked, "_begin")
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):

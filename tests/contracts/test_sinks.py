@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from forks import at_crash_points
-from strandline.consumers import work
+from strandline.consumers import ranges
 from strandline.pipeline import commands
 from support import ITEMS, SECRET, refused
 
@@ -197,7 +197,7 @@ def test_a_table_without_a_key_arrives_row_by_row(lake, near):
 
 
 def test_a_long_way_to_the_head_is_taken_in_parts_each_with_its_mark(lake, items, near, monkeypatch):
-    monkeypatch.setattr(work, "BATCH_ROWS", 2)
+    monkeypatch.setattr(ranges, "BATCH_ROWS", 2)
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(0))
     tick(lake)
@@ -224,7 +224,7 @@ def test_rows_that_are_written_folded_and_trimmed_while_a_tick_runs_are_all_sent
     numbers = itertools.count(1)
 
     def here(name):
-        if name in ("marks.intent_saved", "cursor.lanes_done"):
+        if name in ("marks.intent_saved", "loop.lanes_done"):
             items.upsert(some(next(numbers)))
             items.compact(full=True)
             items.vacuum(keep=0, grace=0)
@@ -349,7 +349,7 @@ def test_a_column_that_comes_between_a_crash_and_its_replay_changes_nothing_of_w
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(1, 2))
     tick(lake)
-    for number, point in enumerate(["marks.intent_saved", "cursor.lanes_done", "cursor.finished"]):
+    for number, point in enumerate(["marks.intent_saved", "loop.lanes_done", "loop.finished"]):
         items.upsert(some(10 + number))
         interrupt(lake, point)
         items.evolve(pa.schema([(f"colour{number}", pa.string())]))
@@ -365,7 +365,7 @@ def test_a_widened_number_arrives_whole_or_is_refused_by_name_also_between_a_cra
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2))
-    interrupt(lake, "cursor.lanes_done")
+    interrupt(lake, "loop.lanes_done")
     wide = pa.schema([("qty", pa.int64())])
     items.evolve(wide)
     items.upsert(some(3, qty=1 << 40))
@@ -462,7 +462,7 @@ def test_a_definition_that_changes_while_something_is_under_way_counts_for_all_t
     """A row that comes after a filter was tightened must not leave by the one before it."""
     lake.sink("out", "items", to=near.sink(), where="qty > 0")
     items.upsert(some(1))
-    interrupt(lake, "cursor.lanes_done")
+    interrupt(lake, "loop.lanes_done")
     lake.sink("out", "items", to=near.sink(), where="qty > 0 AND name <> 'secret'")
     items.upsert(some(2, name="secret"))
     lake.tick()
@@ -472,11 +472,11 @@ def test_a_definition_that_changes_while_something_is_under_way_counts_for_all_t
 def test_a_definition_that_changes_while_something_is_under_way_waits_for_it(lake, items, near):
     lake.sink("out", "items", to=near.sink(), where="qty > 5")
     items.upsert([*some(1, qty=10), *some(2, qty=1)])
-    interrupt(lake, "cursor.lanes_done")
+    interrupt(lake, "loop.lanes_done")
     lake.sink("out", "items", to=near.sink(), where="qty > 0")
     planned = lake.plan().sinks[0]
     assert planned.why and not planned.is_new
-    assert [work.replay != () for work in planned.works] == [True]
+    assert [work.is_replay for work in planned.works] == [True]
     tick(lake)
     assert sorted(near.current()) == [1], "of what was begun the old filter decides"
     items.upsert(some(3, qty=3))

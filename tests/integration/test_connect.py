@@ -55,11 +55,12 @@ for wide in (0, 1 << 40):
     answers["rising"] &= [share for share, *_ in told] == sorted(share for share, *_ in told)
     answers[f"exported_{bool(wide)}"] = sorted(pq.read_table(sys.argv[2]).column("id").to_pylist())
 answers["marks"] = list(table.baseline.refresh().marks)
+import strandline.consumers.ranges as ranges
 import strandline.consumers.work as work
-work.DRIVER_ROWS, work.LANE_ROWS = -1, 5
+work.DRIVER_ROWS, ranges.LANE_ROWS = -1, 5
 lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
 lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))
-assert {work["engine"] for sink in lake.plan().to_dict()["sinks"] for work in sink["works"]} == {"spark"}
+assert {work["engine"] for sink in lake.plan().to_dict()["consumers"] for work in sink["works"]} == {"spark"}
 report = lake.tick(only=["files", "central"])
 assert report.is_well, report
 answers["sent"] = {sink.name: sink.rows for sink in report.sinks}

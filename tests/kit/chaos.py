@@ -21,7 +21,7 @@ import psutil
 
 import strandline as sl
 from forks import Armed, Forks, Serving
-from strandline.consumers import work
+from strandline.consumers import ranges
 from strandline.errors import StrandlineError
 from strandline.pipeline import runner
 from strandline.pipeline.runner import TickReport
@@ -43,7 +43,7 @@ class Running:
     lane_rows: int = 100
 
     def __call__(self) -> None:
-        work.LANE_ROWS = self.lane_rows
+        ranges.LANE_ROWS = self.lane_rows
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)
@@ -197,7 +197,7 @@ def storm(lake: sl.Lake, parts: Sequence[Part], writer: Writer, rng: random.Rand
 
 
 def _has_begun(lake: sl.Lake) -> bool:
-    return any(work.replay for sink in lake.plan().sinks for work in sink.works)
+    return any(work.is_replay for sink in lake.plan().sinks for work in sink.works)
 
 
 def _wait_until_idle(lake: sl.Lake) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strandline.state.consumers import Consumer, Registered, Registry, preview
+from strandline.state.consumers import ConsumerRecord, Registered, Registry, preview
 from strandline.state.database import Database
 from strandline.state.leases import Leases
 from strandline.state.marks import Intent, Marks
@@ -45,18 +45,18 @@ def leases(state: Database) -> Leases:
 
 
 @pytest.fixture
-def consumer(registry: Registry) -> Consumer:
+def consumer(registry: Registry) -> ConsumerRecord:
     return registry.register("a", **FACTS).consumer
 
 
 @pytest.fixture
-def fence(leases: Leases, consumer: Consumer) -> int:
+def fence(leases: Leases, consumer: ConsumerRecord) -> int:
     return leases.acquire(consumer.lease, "me", 600).fence
 
 
 def open_intent(
     marks: Marks,
-    consumer: Consumer,
+    consumer: ConsumerRecord,
     fence: int,
     *,
     lane: str = "0",

@@ -103,7 +103,7 @@ class Destination:
 
     knows_its_past: ClassVar[bool] = True
     widens: ClassVar[bool] = True
-    stalls_at: ClassVar[str] = "cursor.lanes_done"
+    stalls_at: ClassVar[str] = "loop.lanes_done"
 
     def __init__(self, servers: Servers, folder: Path) -> None:
         self.servers = servers

@@ -18,7 +18,7 @@ import pytest
 
 import strandline as sl
 from receiving import served
-from strandline.consumers import retention
+from strandline.consumers import loop, retention
 from strandline.pipeline import commands, runner
 from strandline.pipeline.recover_marks import adopt_state
 from strandline.pipeline.status import TableStatus
@@ -148,21 +148,21 @@ def test_the_lag_of_a_sink_that_will_start_again_is_the_table(
     assert lake.status().sinks[0].lag.rows == lake.plan().sinks[0].rows == 3
 
 
-@pytest.mark.parametrize("where", ["standing_of", "this_worker"])
+@pytest.mark.parametrize("where", ["lease_of", "this_worker"])
 def test_a_fault_of_one_sink_that_nobody_foresaw_stops_no_other(
     lake: sl.Lake, items: sl.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     items.upsert(rows(1))
     for number in range(3):
         lake.sink(f"s{number}", "items", to=ParquetSink(str(tmp_path / f"s{number}")))
-    real, calls = getattr(runner, where), iter(range(99))
+    real, calls = getattr(loop, where), iter(range(99))
 
     def broken(*words: object) -> object:
         if not next(calls):
             raise RuntimeError("what is this?")
         return real(*words)
 
-    monkeypatch.setattr(runner, where, broken)
+    monkeypatch.setattr(loop, where, broken)
     reports = lake.tick().sinks
     [failed] = [report for report in reports if report.error is not None]
     assert isinstance(failed.error, sl.Internal) and "what is this?" in failed.error.message

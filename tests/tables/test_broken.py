@@ -60,26 +60,27 @@ def test_a_table_that_cannot_be_folded_keeps_no_other_from_it(three, monkeypatch
 def test_a_tick_goes_on_behind_a_table_that_cannot_be_folded(three, monkeypatch, error):
     fail_for_b(monkeypatch, compaction, "_on_driver", error)
     report = three.tick()
-    told = {each.name if isinstance(each, BrokenTable) else each.table: each for each in report.compacted}
-    assert (told["a"].vnodes, told["c"].vnodes) == (2, 2)
-    assert told["b"].kind == "Internal"
+    told = {each.table: each for each in report.compacted}
+    assert (told["a"].facts["vnodes"], told["c"].facts["vnodes"]) == (2, 2)
+    assert isinstance(told["b"].error, sl.Internal) and type(error).__name__ in told["b"].error.message
     assert not report.is_well
-    assert report.to_dict()["compacted"][1]["error"]["message"] == told["b"].message
+    assert report.to_dict()["consumers"][1]["error"]["message"] == told["b"].error.message
 
 
 def test_a_tick_tells_of_a_table_of_which_it_cannot_say_whether_it_is_due(three, monkeypatch):
     fail_for_b(monkeypatch, retention, "due", ZeroDivisionError("division by zero"))
     report = three.tick()
-    assert [each.name for each in report.compacted if isinstance(each, BrokenTable)] == ["b"]
-    assert [each.table for each in report.compacted if not isinstance(each, BrokenTable)] == ["a", "c"]
+    assert [each.name for each in report.broken] == ["b"]
+    assert [each.table for each in report.compacted] == ["a", "c"]
+    assert not report.is_well
     assert [each.name for each in three.plan().broken] == ["b"]
 
 
 def test_a_tick_goes_on_behind_a_table_whose_rows_cannot_expire(three, monkeypatch):
     monkeypatch.setattr(retention, "due", lambda table: 1)
     report = three.tick()
-    assert sorted(each.name for each in report.compacted if isinstance(each, BrokenTable)) == ["a", "b", "c"]
-    assert sorted(each.table for each in report.compacted if not isinstance(each, BrokenTable)) == ["a", "b", "c"]
+    assert sorted(each.table for each in report.consumers if each.error is not None) == ["a", "b", "c"]
+    assert sorted(each.table for each in report.compacted if each.error is None) == ["a", "b", "c"]
 
 
 def test_a_table_that_cannot_be_vacuumed_keeps_no_other_from_it(three, monkeypatch):

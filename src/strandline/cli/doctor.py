@@ -17,7 +17,7 @@ from strandline.errors import Conflict, StrandlineError
 from strandline.jobs.doctor import Finding, Report, examine
 from strandline.jobs.doctor.finding import Severity
 from strandline.pipeline.recover_marks import adopt_state
-from strandline.pipeline.status import SinkStatus
+from strandline.pipeline.status import ConsumerStatus
 from strandline.storage.open import Storage, open_storage
 from strandline.tables.catalog import Catalog
 
@@ -71,14 +71,14 @@ def _state_findings(call: Call) -> list[Finding]:
         lake = call.lake()
         if lake.has_state:
             lake.state.epoch.check()
-        found = lake.status().sinks if lake.has_state or lake.declared else ()
+        found = lake.status().marked if lake.has_state or lake.declared else ()
         return [_sink_finding(sink) for sink in found if sink.error]
     except StrandlineError as error:
         command = "doctor --adopt-state" if isinstance(error, Conflict) else None
         return [Finding("wrong", None, error.message, error.fields.get("state", call.path), command=command)]
 
 
-def _sink_finding(sink: SinkStatus) -> Finding:
+def _sink_finding(sink: ConsumerStatus) -> Finding:
     """A sink that failed. One whose destination did not answer goes on by itself when it does."""
     told = (sink.last.body.get("error") if sink.last else None) or {}
     is_passing = told.get("kind") == "Unavailable" and told.get("message") == sink.error

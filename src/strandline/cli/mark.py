@@ -18,7 +18,7 @@ from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
 from strandline.pipeline import commands
 from strandline.pipeline.lag import Lag
-from strandline.pipeline.status import SinkStatus
+from strandline.pipeline.status import ConsumerStatus
 from strandline.sinks.definition import BACKFILL, HEAD, Start
 
 
@@ -83,7 +83,7 @@ def reset(
     return Answer(asdict(done), render)
 
 
-def _will(planned: commands.Reset, sink: SinkStatus) -> str:
+def _will(planned: commands.Reset, sink: ConsumerStatus) -> str:
     """What starting again causes."""
     rows = f"about {counted(planned.rows, 'row')}"
     lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)}."

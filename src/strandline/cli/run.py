@@ -18,9 +18,8 @@ from rich.text import Text
 from strandline.cli.answer import Answer, moment, plain, stderr, stdout
 from strandline.cli.interrupts import obeying
 from strandline.cli.options import length
-from strandline.cli.tick import did, table_lines
+from strandline.cli.tick import did
 from strandline.cli.verb import Call, verb
-from strandline.consumers.compaction import CompactReport
 from strandline.errors import StrandlineError
 from strandline.model import duration
 from strandline.pipeline import runner
@@ -99,26 +98,23 @@ class _Voice:
             hint = f" {self._call.for_lake(heard.hint)}" if heard.hint else ""
             yield Text.assemble((f"{heard.kind}: ", "bold red"), f"{heard.message}.{hint}")
             return
-        for sink in heard.sinks:
-            if sink.is_busy:
-                yield f"{sink.name}: left to another runner"
-            elif done := did(sink):
-                yield f"{sink.name}: {done}"
-            if sink.error is not None:
-                yield Text.assemble((f"{sink.name}: {sink.error.kind}: ", "bold red"), sink.error.message)
-        yield from table_lines(heard)
-        for each in heard.compacted:
-            if not isinstance(each, CompactReport):
-                yield Text.assemble((f"{each.name}: {each.kind}: ", "bold red"), each.message)
-            elif each.degraded:
-                yield f"{each.table}: not folded: {each.degraded[0].message}"
+        for each in heard.consumers:
+            if each.is_busy:
+                yield f"{each.name}: left to another runner"
+            elif done := did(each):
+                yield f"{each.name}: {done}"
+            if each.error is not None:
+                yield Text.assemble((f"{each.name}: {each.error.kind}: ", "bold red"), each.error.message)
+        for table in heard.broken:
+            yield Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message)
         if heard.working:
             yield f"still at work: {', '.join(heard.working)}"
 
 
 def _waited_for(heard: TickReport | StrandlineError) -> tuple[str, ...] | None:
-    """The sinks that are all that is left of a tick that did nothing else; None of one that did something or failed."""
-    if isinstance(heard, StrandlineError) or heard.sinks or heard.compacted or heard.expired:
+    """The consumers that are all that is left of a tick that did nothing else; None of one that did something or
+    failed."""
+    if isinstance(heard, StrandlineError) or heard.consumers or heard.broken:
         return None
     return heard.working
 

@@ -16,14 +16,17 @@ from strandline.cli.answer import Answer, counted, moment, show_rows
 from strandline.cli.destination import destination, pairs, start_of
 from strandline.cli.options import Yes, names
 from strandline.cli.verb import Call, verb
+from strandline.consumers.plan import ConsumerPlan
+from strandline.consumers.registration import facts_of
+from strandline.consumers.sink import SinkConsumer
 from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.lake import Lake
 from strandline.pipeline import commands
-from strandline.pipeline.plan import SinkPlan, sink_plans
-from strandline.pipeline.resolve import active_sinks, facts_of, standing_of
-from strandline.sinks.definition import BACKFILL, SinkDef, Start
-from strandline.state.consumers import Consumer, Registered, checked_name, preview
+from strandline.pipeline.plan import marked_plans
+from strandline.pipeline.resolve import active_sinks
+from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
+from strandline.state.consumers import ConsumerRecord, Registered, checked_name, preview
 from strandline.state.intents import Intent
 
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
@@ -95,11 +98,11 @@ def add(
             consumer=name,
             seq=begin,
         )
-    found = standing_of(lake, name)
+    found = lake.known(name)
     if found.consumer is not None and not found.consumer.is_retired and not yes:
         _ask(call, lake, made, found.consumer, found.intents)
     done = commands.add(lake, made)
-    [plan] = sink_plans(lake, [name])
+    [plan] = marked_plans(lake, [name])
     shared = _others(lake, made)
     data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows, "shared_with": shared}
 
@@ -127,7 +130,7 @@ def _others(lake: Lake, made: SinkDef) -> list[str]:
     return [name for name, sink in active_sinks(lake).items() if name != made.name and sink.to.destination == there]
 
 
-def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Start) -> str:
+def _said(done: Registered, before: ConsumerRecord | None, plan: ConsumerPlan, start: Start) -> str:
     """What became of a sink, and what it sends first."""
     name = plan.name
     if not done.is_new:
@@ -141,16 +144,16 @@ def _said(done: Registered, before: Consumer | None, plan: SinkPlan, start: Star
     return f"Sink {name} starts again as a new life ({done.why}): {way}"
 
 
-def _changes(found: Consumer, would: Registered) -> str:
+def _changes(found: ConsumerRecord, would: Registered) -> str:
     """What differs between a sink on record and the same sink as it is declared now."""
     was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
     return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or would.why
 
 
-def _ask(call: Call, lake: Lake, made: SinkDef, found: Consumer, under_way: Sequence[Intent]) -> None:
+def _ask(call: Call, lake: Lake, made: SinkDef, found: ConsumerRecord, under_way: Sequence[Intent]) -> None:
     """Before a sink that lives becomes another one, or sends something else."""
-    facts = facts_of(made, lake.table(made.table), found)
+    facts = facts_of(SinkConsumer(made), lake.table(made.table), found)
     would = preview(made.name, **facts, found=found, under_way=under_way, revive=True)
     if would.is_new:
         why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
@@ -169,7 +172,7 @@ def _beginning(start: str | int) -> str:
 def list_(call: Call) -> Answer:
     """List the sinks."""
     lake = call.lake()
-    found = sinks.all_of(call, lake)
+    found = [sink for sink in sinks.all_of(call, lake) if sink.kind in KINDS]
 
     def render(out: Console) -> None:
         if not found:
@@ -224,12 +227,12 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _life(life: Consumer, *, is_now: bool) -> tuple[str, ...]:
+def _life(life: ConsumerRecord, *, is_now: bool) -> tuple[str, ...]:
     since = moment(dt.datetime.fromtimestamp(life.created_s, dt.UTC))
     now = "" if not is_now else "retired" if life.is_retired else "now"
     return str(life.life), since, life.table, life.destination, now
 
 
-def _data(life: Consumer) -> dict[str, Any]:
+def _data(life: ConsumerRecord) -> dict[str, Any]:
     since = dt.datetime.fromtimestamp(life.created_s, dt.UTC)
     return {**{key: value for key, value in vars(life).items() if key != "created_s"}, "created_at": since}

@@ -14,15 +14,14 @@ from strandline.cli.verb import Call
 from strandline.errors import Conflict, NotFound, StrandlineError
 from strandline.lake import Lake
 from strandline.pipeline.lag import Lag
-from strandline.pipeline.resolve import standings
-from strandline.pipeline.status import SinkStatus
+from strandline.pipeline.status import ConsumerStatus
 from strandline.state.leases import place_of
-from strandline.state.marks import Receipt
+from strandline.state.marks import SavedReceipt
 
 
 def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
     """The sinks that a call names, which must be there, each once; all without names."""
-    known = list(standings(lake))
+    known = list(lake.all_known())
     for name in names or ():
         if name not in known:
             way = f"Sinks: {', '.join(known)}" if known else f"There are none yet. Add one: {adding(call)}"
@@ -30,7 +29,7 @@ def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names)) if names else known
 
 
-def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[SinkStatus]:
+def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[ConsumerStatus]:
     """The sinks that a call names, or all, as they are now. A state that does not belong to the lake is an error."""
     check_state(lake)
     chosen = named(call, lake, names)
@@ -38,7 +37,7 @@ def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[S
     if found.state_fault:
         message, _, hint = found.state_fault.partition("\n")
         raise Conflict(message, hint=hint or None)
-    return [sink for sink in found.sinks if sink.name in chosen]
+    return [sink for sink in found.marked if sink.name in chosen]
 
 
 def check_state(lake: Lake) -> None:
@@ -51,7 +50,7 @@ def adding(call: Call) -> str:
     return call.command("sink add NAME TABLE --to DEST")
 
 
-def facts(sink: SinkStatus) -> list[tuple[str, str]]:
+def facts(sink: ConsumerStatus) -> list[tuple[str, str]]:
     """How far a sink is, for people."""
     begun = f"{counted(sink.intents, 'batch', 'batches')}, which the next tick repeats" if sink.intents else "nothing"
     return [
@@ -95,7 +94,7 @@ def marks_text(marks: Mapping[int, int]) -> str:
     return ", ".join(parts)
 
 
-def last_text(last: Receipt | None) -> str:
+def last_text(last: SavedReceipt | None) -> str:
     """What a sink did last, and when (UTC); empty if it never ran."""
     if last is None:
         return ""
@@ -105,7 +104,7 @@ def last_text(last: Receipt | None) -> str:
     return f"{counted(body.get('rows', 0), 'row')}, {size(body.get('bytes', 0))}, {at}"
 
 
-def state_text(sink: SinkStatus) -> str:
+def state_text(sink: ConsumerStatus) -> str:
     """In a word or two; what an error says has a line of its own."""
     if sink.is_retired:
         return "retired" if sink.error is None else "waits for you"

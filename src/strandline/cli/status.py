@@ -13,7 +13,7 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, counted, moment, show_rows, size
 from strandline.cli.broken import show_broken, show_degraded
 from strandline.cli.verb import Call, verb
-from strandline.pipeline.status import SinkStatus, Status, TableStatus
+from strandline.pipeline.status import ConsumerStatus, Status, TableStatus
 from strandline.tables.broken import BrokenTable
 
 _NUMBERS = ("ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE")
@@ -56,13 +56,13 @@ def _show(out: Console, call: Call, found: Status) -> None:
     show_broken(out, call, (table for table in found.tables if isinstance(table, BrokenTable)))
     if not found.tables:
         out.print(f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}")
-    if found.sinks:
-        _show_sinks(out, call, found.sinks)
+    if found.marked:
+        _show_consumers(out, call, found.marked)
     if found.state_fault:
         out.print(Text.assemble(("state: ", "bold red"), call.for_lake(found.state_fault)), soft_wrap=True)
 
 
-def _show_sinks(out: Console, call: Call, found: Sequence[SinkStatus]) -> None:
+def _show_consumers(out: Console, call: Call, found: Sequence[ConsumerStatus]) -> None:
     out.print()
     rows = [
         (
@@ -75,7 +75,7 @@ def _show_sinks(out: Console, call: Call, found: Sequence[SinkStatus]) -> None:
         )
         for sink in found
     ]
-    show_rows(out, ("SINK", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
+    show_rows(out, ("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
     for sink in found:
         if sink.error is not None:
             said = f"{sink.name}: " if sink.is_retired else f"{sink.name} failed: "

@@ -13,7 +13,6 @@ holds.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,15 +20,20 @@ from typing import Any
 
 from strandline.consumers.account import ExpectedRows, changes_of, check, rows_by_vnode
 from strandline.consumers.compaction_plan import VnodeNeed, has_dropped, plan_of
+from strandline.consumers.contract import LaneEnd, Receipt
 from strandline.consumers.damage import Degraded, damage
+from strandline.consumers.feed import RangeSize
+from strandline.consumers.loop import adding_up, run_own
+from strandline.consumers.work import LOG, Work
 from strandline.crash import crash_point
 from strandline.engines.lanes import RECEIPT, BaselineLane, counts_of, files_of
 from strandline.engines.scan import duck_type, listed, literal, quoted
 from strandline.engines.spark import collected, run_lane, running, session
-from strandline.errors import Conflict, StrandlineError
+from strandline.errors import Conflict, Corrupt, StrandlineError
 from strandline.model.change import HASH, OP, UPSERT, VNODE
 from strandline.model.keys import shift_for
 from strandline.progress import Progress, silent
+from strandline.state.marks import ConsumerState
 from strandline.storage import digest
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
@@ -50,7 +54,6 @@ SPARK_VNODES = 1024
 SPARK_TASKS = 64
 # A file of this size stays where it is when nothing in it changes; smaller ones are packed.
 WHOLE_BYTES = writer.DEFAULT.file_bytes // 4
-_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -74,30 +77,150 @@ class CompactReport:
         return asdict(self)
 
 
+class Compaction:
+    """The fold of one table as a consumer: its marks are in the baseline's commits. One object is one compaction: what
+    arrives while it works is for the next one, so a vnode is folded once. With `full`, every vnode that has changes is
+    due."""
+
+    kind = "compaction"
+    destination = "baseline"
+
+    def __init__(self, table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS) -> None:
+        self.name = f"{self.kind}/{table.name}"
+        self.table = table.name
+        self._table = table
+        self._is_full = full
+        self._driver_rows = driver_rows
+        self._folded: set[int] = set()
+        self.degraded: dict[int, Degraded] = {}
+        self.claimed = 0
+
+    def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
+        return self.due_works()
+
+    def due_works(self) -> Sequence[Work]:
+        """The due vnodes: all in one work when they are few enough for the driver, otherwise in groups, so that what is
+        done is kept when a later group fails."""
+        merge = self._table.merge()
+        due = self._due(merge)
+        if not due:
+            return ()
+        log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
+        rows = sum(need.rows + need.base_rows for need in due)
+        is_small = rows <= self._driver_rows and sum(need.base_bytes for need in due) + log_bytes <= DRIVER_BYTES
+        size = len(due) if is_small else SPARK_VNODES
+        engine = "driver" if is_small else "spark"
+        return [self._work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
+
+    def _due(self, merge: TableAt) -> list[VnodeNeed]:
+        """The due vnodes that nobody is folding, the neediest first."""
+        done = self._folded | set(self.degraded)
+        due = [need for need in plan_of(self._table, merge, self._is_full, None)[0].due if need.vnode not in done]
+        claimed = self._claimed() if due else set()
+        self.claimed = sum(need.vnode in claimed for need in due)
+        return [need for need in due if need.vnode not in claimed]
+
+    def _work(self, merge: TableAt, due: Sequence[VnodeNeed], engine: str) -> Work:
+        after = min(merge.baseline.marks[need.vnode] for need in due)
+        files = merge.log_files()
+        extent = RangeSize(
+            len({seq for seq, _ in files}),
+            sum(need.rows + need.base_rows for need in due),
+            sum(need.base_bytes for need in due) + sum(file.size for _, file in files),
+            sum(need.base_bytes for need in due) + sum(file.raw_bytes for _, file in files),
+        )
+        vnodes = (tuple(need.vnode for need in due),)
+        why = f"{due[0].why} in vnode {due[0].vnode}"
+        return Work(self._table, after, merge.seq, LOG, vnodes, extent, merge.definition.schema_id, engine, why=why)
+
+    def _claimed(self) -> set[int]:
+        """Vnodes that another compactor has been folding for a while."""
+        pins = self._table.pins.all(is_strict=False)
+        if not pins:
+            return set()
+        now_s = self._table.log.storage.now_s()
+        return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
+
+    def run(self, work: Work) -> Receipt:
+        """Fold the vnodes of a work that are still due, up to the head; a vnode with a damaged file is left out."""
+        receipt = Receipt()
+        with self._table.folding:
+            merge = self._table.merge()
+            due = {need.vnode for need in self._due(merge)}
+            while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
+                if found := self._fold(merge, chosen, work.engine, receipt):
+                    self.degraded |= found
+                    receipt.ends |= {(vnode,): LaneEnd(error=_not_folded(each)) for vnode, each in found.items()}
+                else:
+                    self._folded |= set(chosen)
+                    break
+        if self.degraded or self._folded:
+            degraded = {str(vnode): asdict(found) for vnode, found in sorted(self.degraded.items())}
+            Health(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
+        receipt.facts |= {"vnodes": len(self._folded), "claimed": self.claimed}
+        return receipt
+
+    def _fold(self, merge: TableAt, chosen: Sequence[int], engine: str, receipt: Receipt) -> dict[int, Degraded]:
+        """Fold vnodes in one commit. When a file is damaged nothing is folded: the vnodes that need the file."""
+        table = self._table
+        claim = new_pin(
+            "compaction", vnodes=tuple(chosen), writes_since_s=table.log.storage.now_s(),
+            log_version=merge.log.head, baseline_version=merge.baseline.version,
+        )  # fmt: skip
+        part = merge.part(chosen)
+        write, quiet_s = (_on_driver, QUIET_S) if engine == "driver" else (_on_spark, 0)
+        with table.pins.held(claim, quiet_s=quiet_s):
+            try:
+                added, removed = write(table, part)
+            except Exception as error:
+                found = damage(table, part, error)
+                if not found:
+                    raise
+                return found
+            crash_point("fold.files_written")
+            _, idle = plan_of(table, merge, self._is_full, None)
+            try:
+                table.baseline.commit_fold(
+                    merge.baseline,
+                    merge.definition,
+                    upto=merge.seq,
+                    vnodes=chosen,
+                    idle=[vnode for vnode in idle if _is_worth_moving(merge, vnode)],
+                    removed=removed,
+                    added=added,
+                )
+            except Conflict:
+                _discard(table, added)
+                raise
+        crash_point("fold.committed")
+        receipt.rows += sum(file.rows for file in added)
+        receipt.bytes += sum(file.size for file in added)
+        receipt.files += len(added)
+        removed_files = receipt.facts.get("removed_files", 0) + len(removed)
+        receipt.facts |= {"removed_files": removed_files, "engine": engine}
+        return {}
+
+
 def compact(
     table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
 ) -> CompactReport:
     """Fold every due vnode up to the head; nothing when none is."""
-    started_s = time.monotonic()
-    work = _Work(table, full, driver_rows, progress)
-    with table.folding:
-        upto = work.run()
-    if work.degraded or work.vnodes:
-        Health(table.log.storage, table.entry.folder).write(
-            {str(v): asdict(found) for v, found in sorted(work.degraded.items())}, work.vnodes
-        )
+    consumer = Compaction(table, full=full, driver_rows=driver_rows)
+    works = consumer.due_works()
+    step = adding_up(progress, sum(work.extent.rows for work in works))
+    done = run_own(consumer, works, consumer.due_works, step=step)
     return CompactReport(
-        table.name,
-        upto,
-        len(work.vnodes),
-        work.rows,
-        work.files,
-        work.removed,
-        work.bytes,
-        round(time.monotonic() - started_s, 3),
-        work.engine,
-        work.claimed,
-        tuple(found for _, found in sorted(work.degraded.items())),
+        table=table.name,
+        upto=done.upto or table.head,
+        vnodes=done.facts.get("vnodes", 0),
+        rows=done.rows,
+        files=done.files,
+        removed_files=done.facts.get("removed_files", 0),
+        bytes=done.bytes,
+        seconds=done.seconds,
+        engine=done.facts.get("engine", "none"),
+        claimed=consumer.claimed,
+        degraded=tuple(found for _, found in sorted(consumer.degraded.items())),
     )
 
 
@@ -112,99 +235,18 @@ def compact_tables(
     return [guarded(name, partial(act, name)) for name in names]
 
 
-class _Work:
-    """One compaction under way."""
+def _is_worth_moving(merge: TableAt, vnode: int) -> bool:
+    """Marks of vnodes without changes move for free; with very many vnodes not in every commit."""
+    return merge.baseline.vnodes <= 64 or merge.seq - merge.baseline.marks[vnode] >= 100
 
-    def __init__(self, table: TableStore, full: bool, driver_rows: int, progress: Progress) -> None:
-        self.table = table
-        self.full = full
-        self.driver_rows = driver_rows
-        self.progress = progress
-        self.vnodes: set[int] = set()
-        self.degraded: dict[int, Degraded] = {}
-        self.rows = self.files = self.removed = self.bytes = 0
-        self.engine = "none"
-        self.claimed = 0
 
-    def run(self) -> int:
-        """Groups of due vnodes, each from a fresh look at the table, until none is left; the seq folded up to."""
-        first: int | None = None
-        lost = 0
-        while True:
-            merge = self.table.merge()
-            first = merge.seq if first is None else first
-            planned, idle = plan_of(self.table, merge, self.full, None)
-            # What arrives while we work is for the next run: a vnode is folded once.
-            left = [need for need in planned.due if need.vnode not in self.vnodes | set(self.degraded)]
-            claimed = self._claimed() if left else set()
-            self.claimed = len([need for need in left if need.vnode in claimed])
-            left = [need for need in left if need.vnode not in claimed]
-            self.progress(len(self.vnodes), len(self.vnodes) + len(left), self.table.name)
-            if not left:
-                return first
-            try:
-                self._group(merge, left, idle)
-            except Conflict:
-                # Another compactor, or a purge, was quicker; what it did is no longer due.
-                lost += 1
-                if lost == _ATTEMPTS:
-                    raise
-
-    def _is_worth_moving(self, merge: TableAt, vnode: int) -> bool:
-        """Marks of vnodes without changes move for free; with very many vnodes not in every commit."""
-        return merge.baseline.vnodes <= 64 or merge.seq - merge.baseline.marks[vnode] >= 100
-
-    def _claimed(self) -> set[int]:
-        """Vnodes that another compactor has been folding for a while."""
-        pins = self.table.pins.all(is_strict=False)
-        if not pins:
-            return set()
-        now_s = self.table.log.storage.now_s()
-        return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
-
-    def _group(self, merge: TableAt, left: Sequence[VnodeNeed], idle: Sequence[int]) -> None:
-        is_small = (
-            sum(n.rows + n.base_rows for n in left) <= self.driver_rows
-            and sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files()) <= DRIVER_BYTES
-        )
-        # The folds of a group land together, so what is done is kept when a later group fails.
-        chosen = [need.vnode for need in (left if is_small else left[:SPARK_VNODES])]
-        claim = new_pin(
-            "compaction", vnodes=tuple(chosen), writes_since_s=self.table.log.storage.now_s(),
-            log_version=merge.log.head, baseline_version=merge.baseline.version,
-        )  # fmt: skip
-        part = merge.part(chosen)
-        folded = _on_driver if is_small else _on_spark
-        with self.table.pins.held(claim, quiet_s=QUIET_S if is_small else 0):
-            try:
-                added, removed = folded(self.table, part)
-            except Exception as error:
-                found = damage(self.table, part, error)
-                if not found:
-                    raise
-                self.degraded |= found
-                return
-            crash_point("fold.files_written")
-            try:
-                self.table.baseline.commit_fold(
-                    merge.baseline,
-                    merge.definition,
-                    upto=merge.seq,
-                    vnodes=chosen,
-                    idle=[v for v in idle if self._is_worth_moving(merge, v)],
-                    removed=removed,
-                    added=added,
-                )
-            except Conflict:
-                _discard(self.table, added)
-                raise
-        crash_point("fold.committed")
-        self.vnodes |= set(chosen)
-        self.engine = "driver" if is_small else "spark"
-        self.rows += sum(file.rows for file in added)
-        self.bytes += sum(file.size for file in added)
-        self.files += len(added)
-        self.removed += len(removed)
+def _not_folded(found: Degraded) -> Corrupt:
+    return Corrupt(
+        f"vnode {found.vnode} is not folded: {found.message}: {found.path}",
+        hint="See what is affected: strandline doctor --deep",
+        path=found.path,
+        vnode=found.vnode,
+    )
 
 
 def _on_driver(table: TableStore, part: TableAt) -> tuple[list[DataFile], list[DataFile]]:

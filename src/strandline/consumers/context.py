@@ -1,4 +1,4 @@
-"""What consumers work with: the tables of a lake, what its state remembers, and the sinks declared in this process."""
+"""What consumers work with: the tables of a lake, what its state remembers, and what this process declares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strandline.consumers.log_consumer import LogConsumer
 from strandline.errors import Invalid
+from strandline.sinks.contract import Producer
 from strandline.sinks.definition import SinkDef
 from strandline.state import database, epoch
+from strandline.state.consumers import ConsumerRecord
 from strandline.state.intents import busy
 from strandline.state.leases import this_worker
+from strandline.state.marks import ConsumerState
 from strandline.state.state import State, open_database
 from strandline.storage.open import is_inside
 from strandline.tables.catalog import Entry
@@ -27,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Context(Tables):
-    """The tables of a lake, its state and its declared sinks. The state is opened when it is first needed."""
+    """The tables of a lake, its state, and the sinks (`declared`) and other consumers (`consumers`) that this process
+    declares. The state is opened when it is first needed."""
 
     def __init__(
         self,
@@ -40,6 +45,7 @@ class Context(Tables):
     ) -> None:
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
+        self.consumers: dict[str, LogConsumer] = {}
         self._state_url = state
         self._state: State | None = None
         self._opening = threading.Lock()
@@ -61,6 +67,22 @@ class Context(Tables):
             return True
         is_here = self.storage.is_local and self.storage.exists(database.FILE)
         return is_here or self.storage.exists(epoch.FILE)
+
+    def known(self, name: str) -> ConsumerState:
+        """What the state has of a consumer: its record, marks and open intents."""
+        return self.state.marks.standings(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
+
+    def all_known(self) -> dict[str, ConsumerState]:
+        """Every consumer with marks, by name: those that are declared here and those that the state has."""
+        known = self.state.marks.standings() if self.has_state else {}
+        names = sorted({*self.declared, *self.consumers, *known})
+        return {name: known.get(name, ConsumerState()) for name in names}
+
+    def producer(self, record: ConsumerRecord) -> Producer:
+        """Who delivers, as a destination knows it."""
+        lake_id = self.catalog.refresh().lake_id
+        life = (record.table_generation, record.generation, record.began_ms)
+        return Producer(lake_id, record.name, record.table, *life)
 
     def check_sink(self, declared: SinkDef) -> None:
         """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since

@@ -1,4 +1,4 @@
-"""Carry a feed's rows through the lanes of a sink: on the driver when they are few, in Spark tasks when they are many.
+"""Take a feed's rows through the lanes of a sink: on the driver when they are few, in Spark tasks when they are many.
 
 Either way the same lane functions see the same rows. In Spark they are the last operator and their results are
 collected once. A lane that gets no rows still runs, so that it can tell its destination that there were none.
@@ -52,39 +52,39 @@ class LaneRun:
             yield Result(error=Internal(f"a lane failed: {type(error).__name__}: {error}"))
 
 
-def carry(feed: Feed | None, loads: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
+def deliver(feed: Feed | None, runs: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
     """Run the lanes over the feed's rows, or over none; their results, and how many Spark jobs that took."""
     results: Results = defaultdict(list)
     jobs = 0
     if feed is not None:
         with feed.kept():
             if is_on_spark:
-                jobs = _on_spark(feed, loads, results, is_ordered)
+                jobs = _on_spark(feed, runs, results, is_ordered)
             else:
-                _on_driver(feed, loads, results)
-    for load in loads:
-        if load.batch.id not in results:
-            results[load.batch.id] = list(load.run(iter(())))
+                _on_driver(feed, runs, results)
+    for run in runs:
+        if run.batch.id not in results:
+            results[run.batch.id] = list(run.run(iter(())))
     return results, jobs
 
 
-def _on_driver(feed: Feed, loads: Sequence[LaneRun], results: Results) -> None:
+def _on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) -> None:
     with feed.batches() as rows:
-        if len(loads) == 1:
-            results[loads[0].batch.id] += loads[0].run(rows)
+        if len(runs) == 1:
+            results[runs[0].batch.id] += runs[0].run(rows)
             return
         table = pa.Table.from_batches(rows, feed.schema)
 
-    def run(load: LaneRun) -> list[Result]:
-        mine = pc.is_in(table.column(VNODE), pa.array(load.batch.vnodes, pa.int32()))
-        return list(load.run(iter(table.filter(mine).to_batches())))
+    def take_own(run: LaneRun) -> list[Result]:
+        mine = pc.is_in(table.column(VNODE), pa.array(run.batch.vnodes, pa.int32()))
+        return list(run.run(iter(table.filter(mine).to_batches())))
 
-    with ThreadPoolExecutor(len(loads)) as pool:
-        for load, done in zip(loads, pool.map(run, loads), strict=True):
-            results[load.batch.id] += done
+    with ThreadPoolExecutor(len(runs)) as pool:
+        for run, done in zip(runs, pool.map(take_own, runs), strict=True):
+            results[run.batch.id] += done
 
 
-def _on_spark(feed: Feed, loads: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
+def _on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
     from pyspark.sql import functions as F
 
     table = feed.table
@@ -92,14 +92,14 @@ def _on_spark(feed: Feed, loads: Sequence[LaneRun], results: Results, is_ordered
     frame = feed.frame(spark)
     row_bytes = feed.extent.raw_bytes // max(1, feed.extent.rows)
     if is_ordered:
-        lane_of = {vnode: at for at, load in enumerate(loads) for vnode in load.batch.vnodes}
+        lane_of = {vnode: at for at, run in enumerate(runs) for vnode in run.batch.vnodes}
         places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
-        frame = frame.repartitionById(len(loads), F.element_at(places, F.col(VNODE) + 1))
+        frame = frame.repartitionById(len(runs), F.element_at(places, F.col(VNODE) + 1))
     else:
         by = [f"`{name}`" for name in feed.shape.cluster_by] or [VNODE]
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
     frame = frame.sortWithinPartitions(*[f"`{name}`" for name in feed.order])
-    by_vnode = {vnode: load for load in loads for vnode in load.batch.vnodes}
+    by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
     with running(spark, row_bytes) as job:
         try:
             rows = collected(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
@@ -131,7 +131,7 @@ def _blame(feed: Feed, error: Exception) -> None:
 class _Task:
     """What a Spark task runs: the lane of the rows that it gets, which are of one batch."""
 
-    loads: Mapping[int, LaneRun]
+    runs: Mapping[int, LaneRun]
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -139,12 +139,12 @@ class _Task:
         first = next(some, None)
         if first is None:
             return
-        load = self.loads[first.column(VNODE)[0].as_py()]
+        run = self.runs[first.column(VNODE)[0].as_py()]
         exact = (
             piece
             for batch in chain([first], some)
             for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
         )
-        for result in load.run(exact):
-            row: dict[str, Any] = {"batch": load.batch.id, "result": pickle.dumps(result)}
+        for result in run.run(exact):
+            row: dict[str, Any] = {"batch": run.batch.id, "result": pickle.dumps(result)}
             yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)

@@ -1,306 +1,347 @@
-"""The one loop of a sink: a range, its effect, its mark.
+"""The one loop: a range, its effect, its mark.
 
-For each range the destination is asked whether it stands where the mark does; then the intent is saved and the lake is
-told a new epoch, so that a copy of the state from before the intent is known as an old one; then the rows go
-through lanes (`delivery`); then the destination makes them count; then the mark moves and closes the intent, in one
-transaction, under the fence of the consumer's lease. A lane that fails leaves its intent open and its vnodes where they
-were; the others go on.
+A consumer with marks in the state works under its lease. For each range its lanes are made ready; then the intents are
+saved and the lake is told a new epoch, so that a copy of the state from before them is known as an old one; then the
+consumer runs; then its effect is made to count; then the marks move and close the intents, in one transaction, under
+the fence of the lease. A lane that fails leaves its intent open and its vnodes where they were; the others go on.
+
+A consumer whose effect carries its own mark (a fold, an expiry: one commit holds both) needs none of that. It is
+planned again when another process was quicker.
 
 After a crash: an open intent names the range that was under way. It is repeated first, over the same rows with the same
-cuts and ids, although newer rows have arrived; a destination that holds it already is only told so.
+cuts and ids, although newer rows have arrived; what its destination holds already is not done again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
-from strandline.consumers.delivery import LaneRun, carry
-from strandline.consumers.feed import Feed, kept_schema
-from strandline.consumers.work import NOTHING, SNAPSHOT, Work
+from strandline.consumers.context import Context
+from strandline.consumers.contract import Consumer, ConsumerReport, LaneEnd, LaneStart, Receipt
+from strandline.consumers.log_consumer import LogConsumer
+from strandline.consumers.plan import ConsumerPlan, plan_marked
+from strandline.consumers.registration import Resolved
+from strandline.consumers.work import SNAPSHOT, Work
 from strandline.crash import crash_point
-from strandline.errors import Conflict, StrandlineError
-from strandline.sinks.contract import Batch, Delivery, Producer, Result
-from strandline.sinks.definition import SinkDef
-from strandline.sinks.outgoing import Outgoing
-from strandline.state.consumers import Consumer
+from strandline.errors import Conflict, Internal, StrandlineError
+from strandline.progress import Progress
+from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
-from strandline.state.leases import HeldLease
-from strandline.state.state import State
-from strandline.tables.store import TableStore
+from strandline.state.leases import LENGTH_S, HeldLease, this_worker
 
-Begun = tuple[Intent, Batch]
+Step = Callable[[int, str], None]
+"""Told how many rows of a plan are done, and for whom."""
 
-
-@dataclass
-class SinkCounts:
-    """What a consumer did in a tick: marks moved between `after` and `upto`, None when none did."""
-
-    rows_read: int = 0
-    bytes_read: int = 0
-    rows: int = 0
-    withheld: int = 0
-    dead: int = 0
-    bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    files: int = 0
-    jobs: int = 0
-    replays: int = 0
-    is_full: bool = False
-    after: int | None = None
-    upto: int | None = None
-    errors: list[StrandlineError] = field(default_factory=list)
-
-    def facts(self) -> dict[str, Any]:
-        """All of it but what went wrong."""
-        return {name: value for name, value in vars(self).items() if name != "errors"}
-
-    def receipt(self, seconds: float) -> dict[str, Any]:
-        """What the state keeps of it."""
-        error = self.errors[0].to_dict() if self.errors else None
-        return {**self.facts(), "seconds": seconds, "error": error}
-
-    def reach(self, after: int, upto: int) -> None:
-        """Marks moved over a range."""
-        self.after = after if self.after is None else min(self.after, after)
-        self.upto = upto if self.upto is None else max(self.upto, upto)
-
-    def add(self, results: Sequence[Result]) -> None:
-        for result in results:
-            self.rows += result.rows
-            self.withheld += result.withheld
-            self.dead += sum(dead.rows for dead in result.dead)
-            self.bytes += result.bytes
-            self.requests += result.requests
-            self.retries += result.retries
-            self.files += len(result.files)
+_ATTEMPTS = 10
 
 
-class SinkRun:
-    """One consumer at work, under its lease. `given` is the sink as it is declared in this process, if it is: it knows
-    the secrets."""
+def _unwatched(rows: int, name: str) -> None:
+    """For callers who do not watch."""
+
+
+def adding_up(progress: Progress, whole: int) -> Step:
+    """A step that adds up what any number of threads have done of a whole; it never goes back."""
+    lock, done = threading.Lock(), 0
+    progress(0, whole, "")
+
+    def step(rows: int, name: str) -> None:
+        nonlocal done
+        with lock:
+            done += rows
+            progress(done, max(done, whole), name)
+
+    return step
+
+
+def run_marked(
+    context: Context, plan: ConsumerPlan, *, lease_s: float = LENGTH_S, step: Step = _unwatched
+) -> ConsumerReport:
+    """Do what is due for a consumer with marks in the state, under its lease; what goes wrong is in the report."""
+    report = report_of(plan)
+    with _timing(report), collecting(plan.title, report.errors), ExitStack() as stack:
+        if plan.error is not None and plan.known.consumer is None:
+            raise plan.error
+        try:
+            leases = context.state.leases
+            lease = leases.held(lease_of(plan.name), this_worker(), lease_s, title=plan.title)
+            held = stack.enter_context(lease)
+        except Conflict as error:
+            report.is_busy, report.why = True, error.message
+            return report
+        _Marked(context, plan, held, report, step).run()
+    return report
+
+
+def run_own(
+    consumer: Consumer, works: Sequence[Work], replan: Callable[[], Sequence[Work]], *, step: Step = _unwatched
+) -> ConsumerReport:
+    """Do the works of a consumer whose effect carries its own mark."""
+    report = ConsumerReport(
+        name=consumer.name, table=consumer.table, kind=consumer.kind, destination=consumer.destination
+    )
+    lost = 0
+    with _timing(report):
+        while works:
+            try:
+                for work in works:
+                    receipt = consumer.run(work)
+                    report.add(receipt)
+                    report.reach(work.after, work.upto)
+                    report.errors += [end.error for end in receipt.ends.values() if end.error is not None]
+                    step(work.extent.rows, consumer.name)
+                break
+            except Conflict:
+                # Another process was quicker; what it did is no longer due.
+                lost += 1
+                if lost == _ATTEMPTS:
+                    raise
+                works = replan()
+    return report
+
+
+class _Marked:
+    """One consumer at work, under its lease."""
 
     def __init__(
-        self,
-        table: TableStore,
-        consumer: Consumer,
-        given: SinkDef | None,
-        *,
-        lake_id: str,
-        state: State,
-        held: HeldLease,
-        tally: SinkCounts,
+        self, context: Context, plan: ConsumerPlan, held: HeldLease, report: ConsumerReport, step: Step
     ) -> None:
-        self._table = table
-        self._consumer = consumer
-        self._given = given
-        self._producer = Producer(
-            lake_id,
-            consumer.name,
-            consumer.table,
-            consumer.table_generation,
-            consumer.generation,
-            consumer.began_ms,
-        )
-        self._state = state
+        self._context = context
+        self._state = context.state
+        self._plan = plan
         self._held = held
-        self._tally = tally
+        self._report = report
+        self._step = step
+        self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
-        self._is_last = False
         self._started_s = time.monotonic()
 
-    def run(self, work: Work, *, is_last: bool = False) -> None:
-        """Carry out one range, of the vnodes that have not failed before it. What came of it is in the tally. With the
-        last batch of the last range, the receipt is kept and the lease is given back in the same transaction."""
-        self._is_last = is_last
-        name, table = self._consumer.name, self._consumer.table
+    def run(self) -> None:
+        """Do what is due by now, and keep a receipt of it."""
+        report, title = self._report, self._plan.title
+        with collecting(title, report.errors):
+            self._run_works()
+        with collecting(title, report.errors):
+            has_news = report.upto is not None or report.errors
+            if self._record is not None and not self._record.is_retired and has_news and not self._held.is_given_back:
+                self._state.marks.advance(self._record, {}, fence=self._held.fence, receipt=self._receipt(report))
+
+    def _run_works(self) -> None:
+        """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their
+        vnodes."""
+        for _ in range(2):
+            known = self._context.known(self._plan.name)
+            self._record = known.consumer or self._record
+            # What was put together before the lease still holds, unless another runner was here in between.
+            if self._plan.error is not None or self._plan.known != known or self._plan.resolved is None:
+                self._plan = plan_marked(self._context, self._plan.name, known)
+            plan = self._plan
+            if plan.error is not None:
+                raise plan.error
+            if plan.is_retired:
+                return
+            assert plan.resolved is not None
+            self._record = self._register(plan.resolved)
+            is_all = not any(work.is_replay for work in plan.works)
+            for at, work in enumerate(plan.works):
+                self._run_work(plan.resolved.consumer, work, is_last=is_all and at + 1 == len(plan.works))
+                self._step(work.extent.rows, plan.name)
+            if is_all:
+                return
+
+    def _register(self, found: Resolved) -> ConsumerRecord:
+        """The consumer as the state has it from here on, with marks to move."""
+        record, marks = found.known.consumer, found.known.marks
+        if found.facts is not None and (found.registered.is_new or found.registered.why):
+            record = self._state.registry.register(self._plan.name, **found.facts).consumer
+            # The lake knows of it before anything of it leaves.
+            self._state.epoch.renew()
+            marks = self._state.marks.load(record)
+        assert record is not None
+        missing = {vnode: 0 for vnode in range(found.table.definition.vnodes) if vnode not in marks}
+        if missing:
+            self._state.marks.start(record, missing, self._held.fence)
+        return record
+
+    def _run_work(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
+        """Run one work, for the lanes that have not failed before it. With the last lane of the last work the receipt
+        is kept and the lease is given back in the same transaction."""
+        work = _select(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
+        if not work.lanes:
+            return
+        assert self._record is not None
         try:
-            sink = SinkDef.from_dict(name, table, self._consumer.definition, self._given)
-            if work.replay:
-                sink = SinkDef.from_dict(name, table, work.replay[0].definition, sink)
-            shape = sink.shape(kept_schema(self._table.log.refresh(), work.schema_id).definition)
-            delivery = sink.to.open(self._producer)
+            self._held.check()
+            starts = consumer.prepare(work, self._record, self._context.producer(self._record))
         except StrandlineError as error:
             self._block(work.vnodes, error)
+            consumer.close()
             return
         try:
-            begun = self._begin(work, shape, delivery)
-            if begun:
-                self._tally.is_full |= work.source == SNAPSHOT
-                self._tally.replays += len(begun) if work.replay else 0
-                self._finish(work, sink, shape, delivery, begun)
+            begun = self._begin(work, starts)
+            if begun.lanes:
+                self._report.is_full |= work.source == SNAPSHOT
+                self._report.replays += len(begun.lanes) if work.is_replay else 0
+                self._run_lanes(consumer, begun, is_last=is_last)
         finally:
-            delivery.close()
+            consumer.close()
 
-    def _begin(self, work: Work, shape: Outgoing, delivery: Delivery) -> list[Begun]:
-        """Save the intents. What was begun before and is there already only moves its marks."""
-        lanes = [(at, lane) for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)]
-        batches = []
-        for at, lane in lanes:
-            batch = Batch(
-                "",
-                tuple(lane),
-                work.after,
-                work.upto,
-                shape.schema,
-                shape.definition.key,
-                shape.cluster_by,
-                is_first=work.after == 0,
-                is_replay=bool(work.replay),
-            )
+    def _begin(self, work: Work, starts: Sequence[LaneStart]) -> Work:
+        """Save the intents of the lanes that have something to do. What was begun before and is done already only moves
+        its marks."""
+        chosen = []
+        for at, start in enumerate(starts):
             try:
-                self._held.check()
-                if work.replay:
-                    intent = work.replay[at]
-                    batch = replace(batch, id=intent.id, cuts=intent.cuts)
-                    if delivery.is_delivered(batch):
-                        self._advance(intent)
-                        continue
+                if start.error is not None:
+                    raise start.error
+                if start.is_done:
+                    self._advance(work.intents[at])
                 else:
-                    # Asked before there is an intent, which would be taken for something that was begun.
-                    self._check_not_ahead(delivery, batch)
-                    batch = replace(batch, cuts=delivery.cuts())
-                batches.append((at, batch))
+                    chosen.append(at)
             except StrandlineError as error:
-                self._block(lane, error)
+                self._block(work.lanes[at], error)
+        left = _select(work, chosen)
+        if not left.lanes:
+            return left
         try:
-            intents = self._intents(work, batches)
-        except StrandlineError as error:
-            self._block([vnode for _, batch in batches for vnode in batch.vnodes], error)
-            return []
-        return [
-            (intent, replace(batch, id=intent.id, cuts=intent.cuts))
-            for intent, (_, batch) in zip(intents, batches, strict=True)
-        ]
-
-    def _intents(self, work: Work, batches: Sequence[tuple[int, Batch]]) -> list[Intent]:
-        """The intents of batches: those that are repeated, or new ones, which the lake is told of."""
-        if work.replay:
-            if batches:
+            if left.is_replay:
                 self._state.epoch.renew()
-            return [work.replay[at] for at, _ in batches]
-        drafts = [
-            IntentDraft(
-                lane=f"{batch.vnodes[0]}-{batch.vnodes[-1]}",
-                vnodes=batch.vnodes,
-                after=work.after,
-                upto=work.upto,
-                schema_id=work.schema_id,
-                cuts=batch.cuts,
-            )
-            for _, batch in batches
-        ]
-        return self._state.begin(self._consumer, drafts, self._held.fence) if drafts else []
+                return left
+            assert self._record is not None
+            cuts = [starts[at].cuts for at in chosen]
+            drafts = [_draft(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
+            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._held.fence)))
+        except StrandlineError as error:
+            self._block(left.vnodes, error)
+            return _select(left, [])
 
-    def _check_not_ahead(self, delivery: Delivery, batch: Batch) -> None:
-        """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
-        if delivery.is_delivered(batch):
-            raise Conflict(
-                f"sink {self._consumer.name!r} is at seq {batch.after}, but {self._consumer.destination} has its"
-                f" changes up to seq {batch.upto} already: the lake and its state were put back from a copy",
-                hint=f"Nothing was sent. To send the table again: strandline mark reset {self._consumer.name}",
-                consumer=self._consumer.name,
-                expected=batch.after,
-                found=batch.upto,
-            )
-
-    def _feed(self, work: Work, sink: SinkDef, shape: Outgoing, begun: Sequence[Begun]) -> Feed | None:
-        if work.source == NOTHING:
-            return None
-        feed = Feed(
-            self._table,
-            shape,
-            kept_schema(self._table.log.refresh(), work.schema_id),
-            work.after,
-            work.upto,
-            [vnode for _, batch in begun for vnode in batch.vnodes],
-            is_snapshot=work.source == SNAPSHOT,
-            is_ordered=sink.to.is_ordered,
-        )
-        self._tally.rows_read += feed.extent.rows
-        self._tally.bytes_read += feed.extent.bytes
-        return feed
-
-    def _finish(self, work: Work, sink: SinkDef, shape: Outgoing, delivery: Delivery, begun: Sequence[Begun]) -> None:
-        """Run the lanes until each has delivered its batch or failed; a lane may stop to have its cuts saved first."""
-        pending = list(begun)
-        while pending:
+    def _run_lanes(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
+        """Run the lanes until each is done or has failed; a lane may stop to have its cuts saved first."""
+        while work.lanes:
             try:
-                feed = self._feed(work, sink, shape, pending)
-                loads = [LaneRun(batch, delivery.lane(batch)) for _, batch in pending]
-                results, jobs = carry(feed, loads, is_ordered=sink.to.is_ordered, is_on_spark=work.engine == "spark")
+                receipt = consumer.run(work)
             except StrandlineError as error:
-                self._block([vnode for _, batch in pending for vnode in batch.vnodes], error)
+                self._block(work.vnodes, error)
                 return
-            self._tally.jobs += jobs
-            again: list[Begun] = []
-            for at, (intent, batch) in enumerate(pending):
-                is_last = not again and at + 1 == len(pending)
+            self._report.add(receipt)
+            again: list[tuple[tuple[int, ...], Intent]] = []
+            for at, (lane, intent) in enumerate(zip(work.lanes, work.intents, strict=True)):
+                is_final = is_last and not again and at + 1 == len(work.lanes)
                 try:
-                    cuts = self._settle(delivery, intent, batch, results[batch.id], is_last=is_last)
+                    cuts = self._settle(consumer, intent, receipt, lane, is_last=is_final)
                     if cuts is not None:
-                        intent = self._state.marks.save_cuts(intent, cuts, self._held.fence)
-                        again.append((intent, replace(batch, cuts=intent.cuts)))
+                        again.append((lane, self._state.marks.save_cuts(intent, cuts, self._held.fence)))
                 except StrandlineError as error:
-                    self._block(batch.vnodes, error)
-            pending = self._told_of(again)
+                    self._block(lane, error)
+            lanes, intents = tuple(lane for lane, _ in again), tuple(intent for _, intent in again)
+            work = self._renew_epoch(replace(work, lanes=lanes, intents=intents))
 
-    def _told_of(self, again: list[Begun]) -> list[Begun]:
-        """Batches whose cuts were saved, when the lake has a new epoch: a copy of the state without them would cut
-        otherwise."""
+    def _renew_epoch(self, work: Work) -> Work:
+        """The lanes whose cuts were saved, when the lake has a new epoch: a copy of the state without the cuts would
+        cut otherwise."""
         try:
-            if again:
+            if work.lanes:
                 self._state.epoch.renew()
-            return again
+            return work
         except StrandlineError as error:
-            self._block([vnode for _, batch in again for vnode in batch.vnodes], error)
-            return []
+            self._block(work.vnodes, error)
+            return _select(work, [])
 
     def _settle(
-        self, delivery: Delivery, intent: Intent, batch: Batch, results: Sequence[Result], *, is_last: bool
-    ) -> Any:
-        """Let a batch count and move its marks; the cuts to save when a lane asks for that first."""
-        self._tally.add(results)
-        for result in results:
-            if result.dead:
-                # Before the mark passes them; saving them again after a crash changes nothing.
-                self._state.letters.save(self._consumer, intent.id, result.dead)
-                crash_point("cursor.letters_saved")
-        for result in results:
-            if result.error is not None:
-                raise result.error
-        for result in results:
-            if result.cuts is not None:
-                return result.cuts
+        self, consumer: LogConsumer, intent: Intent, receipt: Receipt, lane: tuple[int, ...], *, is_last: bool
+    ) -> object:
+        """Make a lane count and move its marks; the cuts to save when the lane asks for that first."""
+        end = receipt.ends.get(lane, LaneEnd())
+        if end.dead:
+            assert self._record is not None
+            # Before the mark passes them; saving them again after a crash changes nothing.
+            self._state.letters.save(self._record, intent.id, end.dead)
+            crash_point("loop.letters_saved")
+        if end.error is not None:
+            raise end.error
+        if end.cuts is not None:
+            return end.cuts
         self._held.check()
-        crash_point("cursor.lanes_done")
-        delivery.finish(batch, results)
-        crash_point("cursor.finished")
-        self._advance(intent, is_last=is_last and self._is_last and not self._tally.errors)
+        crash_point("loop.lanes_done")
+        consumer.finish(intent)
+        crash_point("loop.finished")
+        self._advance(intent, is_last=is_last and not self._report.errors)
         return None
 
     def _advance(self, intent: Intent, *, is_last: bool = False) -> None:
+        assert self._record is not None
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
-        # Up to where a sink starts it takes its place in the log; nothing of that was to be sent.
+        # Up to where a consumer starts it takes its place in the log; nothing of that was to be done.
         start = intent.definition.get("start")
-        tally = replace(self._tally)
-        tally.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
-        seconds = round(time.monotonic() - self._started_s, 3)
+        moved = replace(self._report)
+        moved.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
         self._state.marks.advance(
-            self._consumer,
+            self._record,
             moves,
             fence=self._held.fence,
             intent=intent,
-            receipt=tally.receipt(seconds) if is_last else None,
+            receipt=self._receipt(moved) if is_last else None,
             releases=self._held.lease if is_last else None,
         )
         self._held.is_given_back = is_last
-        self._tally.after, self._tally.upto = tally.after, tally.upto
+        self._report.after, self._report.upto = moved.after, moved.upto
+
+    def _receipt(self, report: ConsumerReport) -> dict[str, object]:
+        return {**report.receipt(), "seconds": round(time.monotonic() - self._started_s, 3)}
 
     def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
         """These vnodes stay where they are until the next tick."""
         self._blocked.update(vnodes)
-        self._tally.errors.append(error)
+        self._report.errors.append(error)
+
+
+def _select(work: Work, chosen: Sequence[int]) -> Work:
+    """A work with only some of its lanes."""
+    intents = tuple(work.intents[at] for at in chosen) if work.intents else ()
+    return replace(work, lanes=tuple(work.lanes[at] for at in chosen), intents=intents)
+
+
+def _draft(work: Work, lane: tuple[int, ...], cuts: object) -> IntentDraft:
+    return IntentDraft(
+        lane=f"{lane[0]}-{lane[-1]}",
+        vnodes=lane,
+        after=work.after,
+        upto=work.upto,
+        schema_id=work.schema_id,
+        cuts=cuts,
+    )
+
+
+def report_of(plan: ConsumerPlan) -> ConsumerReport:
+    return ConsumerReport(
+        name=plan.name,
+        table=plan.table,
+        kind=plan.kind,
+        destination=plan.destination,
+        is_new=plan.is_new,
+        why=plan.why,
+        lost=plan.lost,
+    )
+
+
+@contextmanager
+def _timing(report: ConsumerReport) -> Iterator[None]:
+    started_s = time.monotonic()
+    try:
+        yield
+    finally:
+        report.seconds = round(time.monotonic() - started_s, 3)
+
+
+@contextmanager
+def collecting(title: str, errors: list[StrandlineError]) -> Iterator[None]:
+    """What goes wrong with one consumer is reported and stops no other."""
+    try:
+        yield
+    except StrandlineError as error:
+        errors.append(error)
+    except Exception as error:
+        errors.append(Internal(f"{title} failed: {type(error).__name__}: {error}"))

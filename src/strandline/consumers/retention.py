@@ -8,11 +8,17 @@ first. What consumers have acknowledged is known from their marks, the times of 
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from strandline.consumers.contract import Receipt
+from strandline.consumers.feed import RangeSize
+from strandline.consumers.work import NOTHING, Work
 from strandline.errors import Conflict, Invalid
+from strandline.state.marks import ConsumerState
 from strandline.storage.snapshot import DataFile
 from strandline.tables import horizon as expiry
+from strandline.tables.collection import Tables
 from strandline.tables.store import TableStore
 
 
@@ -23,6 +29,34 @@ class ExpiryBlocker:
     consumer: str
     seq: int
     before: int
+
+
+class Retention:
+    """The expiry of one table as a consumer: its mark is the horizon, which a commit of the log carries."""
+
+    kind = "retention"
+    destination = "log"
+
+    def __init__(self, table: TableStore) -> None:
+        self.name = f"{self.kind}/{table.name}"
+        self.table = table.name
+        self._table = table
+
+    def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
+        """A new horizon, when it would hide a row."""
+        horizon = due(self._table)
+        if horizon is None:
+            return ()
+        before = expiry.moment(horizon)
+        head, definition = self._table.head, self._table.definition
+        extent = RangeSize(0, plan(self._table, before).rows, 0, 0)
+        vnodes = (tuple(range(definition.vnodes)),)
+        why = f"rows from before {before.isoformat(sep=' ', timespec='seconds')}"
+        return [Work(self._table, head, head, NOTHING, vnodes, extent, definition.schema_id, "driver", why=why)]
+
+    def run(self, work: Work) -> Receipt:
+        seq = expire(self._table)
+        return Receipt(facts={} if seq is None else {"seq": seq})
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from strandline.consumers.context import Context
 from strandline.consumers.feed import extent_of, files_of
+from strandline.consumers.registration import declared_consumer, facts_of, table_of
+from strandline.consumers.sink import SinkConsumer
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
-from strandline.pipeline.resolve import declared_sink, facts_of, standing_of, standings, table_of
-from strandline.sinks.contract import Producer, ResumableDelivery
-from strandline.sinks.definition import BACKFILL, HEAD, SinkDef, Start, checked_start
-from strandline.state.consumers import Consumer, Registered
+from strandline.sinks.contract import ResumableDelivery
+from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, checked_start
+from strandline.state.consumers import ConsumerRecord, Registered
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
 from strandline.tables.merge import TableAt
@@ -57,12 +58,13 @@ def add(context: Context, sink: SinkDef) -> Registered:
             consumer=sink.name,
             setting=setting,
         )
-    found = standing_of(context, sink.name)
+    known = context.known(sink.name)
     table = context.table(sink.table)
     context.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
     context.state.epoch.check()
-    registered = context.state.registry.register(sink.name, **facts_of(sink, table, found.consumer), revive=True)
+    facts = facts_of(SinkConsumer(sink), table, known.consumer)
+    registered = context.state.registry.register(sink.name, **facts, revive=True)
     context.state.epoch.renew()
     return registered
 
@@ -71,7 +73,8 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
     """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
     checked_start(start, name)
     found, consumer = _found(context, name)
-    table = table_of(context, declared_sink(context, name, consumer), consumer)
+    declared = declared_consumer(context, name, consumer)
+    table = table_of(context, None if declared is None else declared.table, consumer)
     merge = table.merge()
     done = Reset(
         name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
@@ -96,16 +99,15 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
     return done
 
 
-def _newest_life(context: Context, table: TableStore, consumer: Consumer) -> int:
+def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) -> int:
     """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
     when it knows none or cannot be asked; then the clock alone decides."""
-    lake_id = context.catalog.refresh().lake_id
-    producer = Producer(
-        lake_id, consumer.name, table.name, consumer.table_generation, consumer.generation, consumer.began_ms
-    )
+    if consumer.kind not in KINDS:
+        return 0
     try:
         declared = context.declared.get(consumer.name)
-        delivery = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared).to.open(producer)
+        sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+        delivery = sink.to.open(context.producer(consumer))
         try:
             return delivery.newest_life() if isinstance(delivery, ResumableDelivery) else 0
         finally:
@@ -130,8 +132,8 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
     return Retired(name, consumer.table, consumer.destination, lag)
 
 
-def _found(context: Context, name: str) -> tuple[ConsumerState, Consumer]:
-    known = standings(context)
+def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
+    known = context.all_known()
     found = known.get(name, ConsumerState())
     if found.consumer is None:
         ran = [each for each, standing in known.items() if standing.consumer is not None]

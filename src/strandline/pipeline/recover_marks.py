@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.consumers.context import Context
+from strandline.consumers.registration import table_of
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
-from strandline.pipeline.resolve import table_of
-from strandline.sinks.contract import Delivery, Producer, ResumableDelivery
+from strandline.sinks.contract import Delivery, ResumableDelivery
 from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
-from strandline.state.consumers import UNDECIDED, Consumer
+from strandline.state.consumers import UNDECIDED, ConsumerRecord
 from strandline.state.epoch import read_record
 from strandline.state.intents import Intent
 from strandline.tables.store import TableStore
@@ -70,15 +70,15 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted
             raise NotFound(
                 f"there is no sink {name!r} to skip", hint=f"Sinks: {', '.join(sorted(known))}", consumer=name
             )
-    decided: list[tuple[Consumer, Mapping[int, int] | None]] = []
+    decided: list[tuple[ConsumerRecord, Mapping[int, int] | None]] = []
     begun: list[Intent] = []
     found: list[Adopted] = []
     heads = {table.entry.generation: table.head for table in map(context.table, context.tables())}
     for name in sorted(known):
         consumer = known[name].decided()
         is_retired = consumer.is_retired and known[name].undecided is None
-        if consumer.kind not in KINDS or is_retired:
-            decided.append((consumer, None if is_retired else {}))
+        if is_retired:
+            decided.append((consumer, None))
             continue
         place = _Place(None, "skipped") if name in skip else _place(context, consumer, record.intents if record else ())
         if place.is_undecided:
@@ -99,24 +99,18 @@ def _belongs(context: Context, trimmed_epoch: int) -> bool:
     return True
 
 
-def _place(context: Context, consumer: Consumer, begun: Sequence[Intent]) -> _Place:
+def _place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) -> _Place:
     """Where a sink goes on, by its destination and by what it had begun."""
     try:
         table = table_of(context, None, consumer)
     except NotFound:
         return _Place(None, "its table was dropped")
-    producer = Producer(
-        context.catalog.refresh().lake_id,
-        consumer.name,
-        table.name,
-        consumer.table_generation,
-        consumer.generation,
-        consumer.began_ms,
-    )
+    if consumer.kind not in KINDS:
+        return _Place(None, "its destination keeps no position", is_undecided=True)
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
-        delivery = sink.to.open(producer)
+        delivery = sink.to.open(context.producer(consumer))
         try:
             return _held(delivery, table, [each for each in begun if each.generation == consumer.generation])
         finally:

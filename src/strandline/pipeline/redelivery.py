@@ -23,15 +23,15 @@ import pyarrow.compute as pc
 
 from strandline.consumers.context import Context
 from strandline.consumers.feed import Feed
+from strandline.consumers.registration import table_of
 from strandline.crash import crash_point
 from strandline.errors import Invalid, NotFound, StrandlineError, Unavailable
 from strandline.model import types as schemas
 from strandline.model.change import DELETE, OP, ROW, SEQ, UPSERT, VNODE
-from strandline.pipeline.resolve import table_of
 from strandline.progress import Progress, silent
-from strandline.sinks.contract import Producer, Redelivery
+from strandline.sinks.contract import Redelivery
 from strandline.sinks.definition import SinkDef
-from strandline.state.consumers import Consumer
+from strandline.state.consumers import ConsumerRecord
 from strandline.state.leases import this_worker
 from strandline.state.letters import DeadLetter
 from strandline.tables.store import TableStore
@@ -80,7 +80,7 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
     return done
 
 
-def _sent(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> Replayed:
+def _sent(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> Replayed:
     letters = context.state.letters
     try:
         rows = _send(context, consumer, letter, proved)
@@ -93,7 +93,7 @@ def _sent(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[
     return Replayed(letter.id, consumer.name, rows)
 
 
-def _send(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[str]) -> int:
+def _send(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> int:
     if consumer.is_retired:
         raise Invalid(
             f"sink {consumer.name!r} is retired: nothing is sent for it any more",
@@ -101,7 +101,7 @@ def _send(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[
             consumer=consumer.name,
         )
     declared = context.declared.get(consumer.name)
-    table = table_of(context, declared, consumer)
+    table = table_of(context, None if declared is None else declared.table, consumer)
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
     is_same_table = letter.table_generation == table.entry.generation
     if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
@@ -114,11 +114,7 @@ def _send(context: Context, consumer: Consumer, letter: DeadLetter, proved: set[
     rows, as_of = current_rows(table, sink, letter.key_table, proved)
     if not rows.num_rows:
         return 0
-    lake_id = context.catalog.refresh().lake_id
-    producer = Producer(
-        lake_id, consumer.name, table.name, table.entry.generation, consumer.generation, consumer.began_ms
-    )
-    delivery = sink.to.open(producer)
+    delivery = sink.to.open(context.producer(consumer))
     try:
         if not isinstance(delivery, Redelivery):
             raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
@@ -133,7 +129,7 @@ def rows_of(context: Context, letter: DeadLetter) -> pa.Table | None:
     consumer = context.state.registry.get(letter.consumer)
     declared = context.declared.get(consumer.name)
     try:
-        table = table_of(context, declared, consumer)
+        table = table_of(context, None if declared is None else declared.table, consumer)
     except NotFound:
         return None
     sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)

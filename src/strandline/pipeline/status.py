@@ -1,4 +1,4 @@
-"""What a lake holds and how far behind its folds are: one value, which every front end shows.
+"""What a lake holds and how far its consumers are: one value, which every front end shows.
 
 Everything here comes from commit files and statistics; no data file is read unless rows are to be counted exactly.
 """
@@ -9,17 +9,19 @@ import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from strandline.consumers import retention
+from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
+from strandline.consumers.plan import plan_marked
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
 from strandline.model.scrub import plain
 from strandline.pipeline.lag import Lag, lag_of
-from strandline.pipeline.plan import sink_plan
-from strandline.pipeline.resolve import standings
-from strandline.state.marks import ConsumerState, Receipt
+from strandline.sinks.definition import KINDS
+from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, guarded
 from strandline.tables.fold_problems import Health
@@ -60,26 +62,26 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class SinkStatus:
-    """One sink: how far it has come and what it did last. `error` is why its last attempt failed, or why nothing can be
-    said of it; `owner` is who works on it now."""
+class ConsumerStatus:
+    """One consumer: how far it has come and what it did last. `error` is why its last attempt failed, or why nothing
+    can be said of it; `owner` is who works on it now; with `holds_log` the log is kept for it."""
 
     name: str
     table: str
     kind: str
     destination: str
-    generation: str
-    life: int
-    is_retired: bool
-    is_declared: bool
     marks: Mapping[int, int]
     lag: Lag
-    intents: int
-    letters: int
-    owner: str | None
-    last: Receipt | None
-    error: str | None
-    holds_log: bool
+    error: str | None = None
+    generation: str = ""
+    life: int = 0
+    is_retired: bool = False
+    is_declared: bool = True
+    intents: int = 0
+    letters: int = 0
+    owner: str | None = None
+    last: SavedReceipt | None = None
+    holds_log: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         last = None if self.last is None else {"at_s": self.last.at_s, **self.last.body}
@@ -94,13 +96,22 @@ class Status:
     lake_id: str
     format: int
     tables: tuple[TableStatus | BrokenTable, ...]
-    sinks: tuple[SinkStatus, ...] = ()
+    consumers: tuple[ConsumerStatus, ...] = ()
     state_fault: str | None = None
+
+    @property
+    def sinks(self) -> tuple[ConsumerStatus, ...]:
+        return tuple(each for each in self.consumers if each.kind in KINDS)
+
+    @property
+    def marked(self) -> tuple[ConsumerStatus, ...]:
+        """The consumers with marks in the state: those that a person can start again or retire."""
+        return tuple(each for each in self.consumers if each.kind != Compaction.kind)
 
     @property
     def is_healthy(self) -> bool:
         is_whole = all(isinstance(table, TableStatus) and not table.degraded for table in self.tables)
-        return is_whole and self.state_fault is None and not any(sink.error for sink in self.sinks)
+        return is_whole and self.state_fault is None and not any(each.error for each in self.consumers)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -108,7 +119,7 @@ class Status:
             "lake_id": self.lake_id,
             "format": self.format,
             "tables": [table.to_dict() for table in self.tables],
-            "sinks": [sink.to_dict() for sink in self.sinks],
+            "consumers": [each.to_dict() for each in self.consumers],
             "state_fault": self.state_fault,
         }
 
@@ -116,66 +127,84 @@ class Status:
 def status_of(context: Context, *, exact: bool = False) -> Status:
     """The lake's status; `exact` counts the rows of tables whose statistics do not tell."""
     catalog = context.catalog.refresh()
-    tables = tuple(_checked(context, name, exact) for name in sorted(catalog.tables))
+    tables = tuple(guarded(name, partial(_table_of, context, name, exact)) for name in sorted(catalog.tables))
+    own = [_compaction(context.table(table.name)) for table in tables if isinstance(table, TableStatus)]
     fault = None
     try:
         if context.has_state:
             context.state.epoch.check()
-        sinks = _sinks(context)
+        marked = _marked(context)
     except StrandlineError as error:
-        sinks, fault = (), str(error)
-    return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, sinks, fault)
+        marked, fault = (), str(error)
+    return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, (*marked, *own), fault)
 
 
-def _sinks(context: Context) -> tuple[SinkStatus, ...]:
-    standing = standings(context)
-    known = [found.consumer for found in standing.values() if found.consumer is not None]
-    last = context.state.marks.last_receipts(known) if known else {}
-    letters = context.state.letters.counts() if known else {}
-    return tuple(_sink(context, name, found, last, letters) for name, found in standing.items())
+def _compaction(table: TableStore) -> ConsumerStatus:
+    """How far the folds of a table are behind."""
+    consumer, merge = Compaction(table), table.merge()
+    marks = dict(enumerate(merge.baseline.marks))
+    return ConsumerStatus(
+        name=consumer.name,
+        table=table.name,
+        kind=consumer.kind,
+        destination=consumer.destination,
+        marks=marks,
+        lag=lag_of(marks, 0, merge, time.time()),
+        error="; ".join(_degraded(table)) or None,
+    )
 
 
-def _said(receipt: Receipt) -> str:
-    """Why a sink's last attempt failed; an earlier version may have kept the words of others as they were."""
+def _marked(context: Context) -> tuple[ConsumerStatus, ...]:
+    """The consumers with marks in the state."""
+    all_known = context.all_known()
+    records = [known.consumer for known in all_known.values() if known.consumer is not None]
+    last = context.state.marks.last_receipts(records) if records else {}
+    letters = context.state.letters.counts() if records else {}
+    return tuple(_consumer(context, name, known, last, letters) for name, known in all_known.items())
+
+
+def _last_error(receipt: SavedReceipt | None) -> str | None:
+    """Why a consumer's last attempt failed; an earlier version may have kept the words of others as they were."""
+    if receipt is None or not receipt.body.get("error"):
+        return None
     return plain(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
 
 
-def _sink(
-    context: Context, name: str, found: ConsumerState, last: Mapping[str, Receipt], letters: Mapping[str, int]
-) -> SinkStatus:
-    declared, consumer = context.declared.get(name), found.consumer
-    generation = "" if consumer is None else consumer.generation
-    receipt = last.get(generation)
-    error = None if receipt is None or not receipt.body.get("error") else _said(receipt)
-    lag, is_retired = Lag(0, 0, None), consumer is not None and consumer.is_retired
-    plan = sink_plan(context, name, found)
+def _consumer(
+    context: Context, name: str, known: ConsumerState, last: Mapping[str, SavedReceipt], letters: Mapping[str, int]
+) -> ConsumerStatus:
+    record = known.consumer
+    generation = "" if record is None else record.generation
+    error = _last_error(last.get(generation))
+    lag, is_retired = Lag(0, 0, None), record is not None and record.is_retired
+    plan = plan_marked(context, name, known)
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:
-        lag = lag_of({} if plan.is_new else found.marks, plan.start, context.table(plan.table).merge(), time.time())
-    lease = None if consumer is None else context.state.leases.find(consumer.lease)
-    return SinkStatus(
+        lag = lag_of({} if plan.is_new else known.marks, plan.start, context.table(plan.table).merge(), time.time())
+    lease = None if record is None else context.state.leases.find(record.lease)
+    return ConsumerStatus(
         name=name,
         table=plan.table,
         kind=plan.kind,
         destination=plan.destination,
         generation=generation,
-        life=0 if consumer is None else consumer.life,
+        life=0 if record is None else record.life,
         is_retired=is_retired,
-        is_declared=declared is not None,
-        marks=found.marks,
+        is_declared=name in context.declared or name in context.consumers,
+        marks=known.marks,
         lag=lag,
-        intents=len(found.intents),
+        intents=len(known.intents),
         letters=letters.get(generation, 0),
         owner=None if lease is None else lease.owner,
-        last=receipt,
+        last=last.get(generation),
         error=None if plan.is_retired else error,
-        holds_log=consumer is not None and not is_retired,
+        holds_log=record is not None and not is_retired,
     )
 
 
-def _checked(context: Context, name: str, exact: bool) -> TableStatus | BrokenTable:
-    return guarded(name, lambda: table_status(context.table(name), exact=exact))
+def _table_of(context: Context, name: str, exact: bool) -> TableStatus:
+    return table_status(context.table(name), exact=exact)
 
 
 def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
@@ -209,12 +238,15 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         rejects=Rejects(log.storage, table.entry).count(),
         oldest_seq=table.oldest,
         pins=sum(pin.expires_s > time.time() for pin in table.pins.all(is_strict=False)),
-        degraded=tuple(
-            f"vnode {vnode}: {found['message']}: {found['path']}"
-            for vnode, found in Health(log.storage, table.entry.folder).read().items()
-        ),
+        degraded=_degraded(table),
         waits_for=_waits_for(table),
     )
+
+
+def _degraded(table: TableStore) -> tuple[str, ...]:
+    """The vnodes that the last compaction could not fold, and why."""
+    found = Health(table.log.storage, table.entry.folder).read()
+    return tuple(f"vnode {vnode}: {each['message']}: {each['path']}" for vnode, each in found.items())
 
 
 def _waits_for(table: TableStore) -> str | None:

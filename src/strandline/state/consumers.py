@@ -73,7 +73,7 @@ _all_current = (
 
 
 @dataclass(frozen=True)
-class Consumer:
+class ConsumerRecord:
     """One life of a name that reads a table. `destination` is a text that identifies where its effect goes; `life`
     counts the generations of the name, from 1."""
 
@@ -98,7 +98,7 @@ class Consumer:
         found = self.definition.get(UNDECIDED)
         return None if found is None else str(found)
 
-    def decided(self) -> Consumer:
+    def decided(self) -> ConsumerRecord:
         """The same, when a person has said what becomes of it."""
         kept = {name: value for name, value in self.definition.items() if name != UNDECIDED}
         return replace(self, definition=kept)
@@ -119,7 +119,7 @@ class Consumer:
 class Registered:
     """What `register` found or made; `why` says in words what is not as it was before."""
 
-    consumer: Consumer
+    consumer: ConsumerRecord
     is_new: bool
     why: str
 
@@ -165,24 +165,24 @@ class Registry:
                 _update(connection, decided.consumer)
         return decided
 
-    def retire(self, name: str) -> Consumer:
+    def retire(self, name: str) -> ConsumerRecord:
         """Let a consumer hold nothing and move no mark any more. Its marks and intents stay on record."""
         with self._state.transaction() as connection:
             found = current(connection, name, is_locking=True) or not_found(connection, name)
-            now: Consumer = replace(found.decided(), is_retired=True)
+            now: ConsumerRecord = replace(found.decided(), is_retired=True)
             _update(connection, now)
         return now
 
-    def get(self, name: str) -> Consumer:
+    def get(self, name: str) -> ConsumerRecord:
         with self._state.reading() as connection:
             return current(connection, name) or not_found(connection, name)
 
-    def all(self) -> list[Consumer]:
+    def all(self) -> list[ConsumerRecord]:
         """Every consumer as it is now, by name, also the retired."""
         with self._state.reading() as connection:
             return all_current(connection)
 
-    def history(self, name: str) -> list[Consumer]:
+    def history(self, name: str) -> list[ConsumerRecord]:
         """Every generation of a name, the newest last."""
         query = select(generations).where(generations.c.name == name)
         with self._state.reading() as connection:
@@ -192,10 +192,10 @@ class Registry:
 # --- inside a transaction ---------------------------------------------------------------------------------------
 
 
-def guard(connection: Connection, name: str, generation: str, fence: int) -> Consumer:
+def guard(connection: Connection, name: str, generation: str, fence: int) -> ConsumerRecord:
     """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one."""
     check_fence(connection, lease_of(name), check_int("fence", fence))
-    found: Consumer = current(connection, name, is_locking=True) or not_found(connection, name)
+    found: ConsumerRecord = current(connection, name, is_locking=True) or not_found(connection, name)
     is_current = found.generation == generation
     if not is_current or found.is_retired:
         raise Conflict(
@@ -208,23 +208,23 @@ def guard(connection: Connection, name: str, generation: str, fence: int) -> Con
     return found
 
 
-def current(connection: Connection, name: str, *, is_locking: bool = False) -> Consumer | None:
+def current(connection: Connection, name: str, *, is_locking: bool = False) -> ConsumerRecord | None:
     """The life that a name has now."""
     generation = connection.execute(_current_locked if is_locking else _current, {"name": name}).scalar()
     # A statement of its own: one that joins would look for the generation that the name had before it waited.
     return None if generation is None else by_generation(connection, generation)
 
 
-def by_generation(connection: Connection, generation: str) -> Consumer | None:
+def by_generation(connection: Connection, generation: str) -> ConsumerRecord | None:
     row = connection.execute(_life, {"generation": generation}).one_or_none()
     return None if row is None else _consumer(row)
 
 
-def all_current(connection: Connection) -> list[Consumer]:
+def all_current(connection: Connection) -> list[ConsumerRecord]:
     return [_consumer(row) for row in connection.execute(_all_current)]
 
 
-def put_life(connection: Connection, consumer: Consumer) -> Consumer:
+def put_life(connection: Connection, consumer: ConsumerRecord) -> ConsumerRecord:
     """Let a life with a given generation be the current one of its name, whose row is locked; it as it is on record."""
     found = by_generation(connection, consumer.generation)
     if found is not None and found.name != consumer.name:
@@ -262,7 +262,7 @@ def _lives(connection: Connection, name: str) -> list[int]:
     return list(connection.execute(select(generations.c.life).where(generations.c.name == name)).scalars())
 
 
-def _insert(connection: Connection, new: Consumer) -> None:
+def _insert(connection: Connection, new: ConsumerRecord) -> None:
     connection.execute(
         insert(generations).values(
             generation=new.generation, name=new.name, life=new.life, created_s=new.created_s, **_facts(new)
@@ -270,11 +270,11 @@ def _insert(connection: Connection, new: Consumer) -> None:
     )
 
 
-def _update(connection: Connection, now: Consumer) -> None:
+def _update(connection: Connection, now: ConsumerRecord) -> None:
     connection.execute(update(generations).where(generations.c.generation == now.generation).values(**_facts(now)))
 
 
-def _facts(consumer: Consumer) -> dict[str, Any]:
+def _facts(consumer: ConsumerRecord) -> dict[str, Any]:
     return {
         "kind": consumer.kind,
         "table_name": consumer.table,
@@ -300,7 +300,7 @@ def preview(
     table_generation: str,
     destination: str,
     definition: Mapping[str, Any],
-    found: Consumer | None,
+    found: ConsumerRecord | None,
     under_way: Sequence[Intent],
     revive: bool = False,
 ) -> Registered:
@@ -313,7 +313,7 @@ def preview(
 
 def _told(
     name: str, kind: str, table: str, table_generation: str, destination: str, definition: Mapping[str, Any]
-) -> Consumer:
+) -> ConsumerRecord:
     """What a caller says, checked; it has no generation yet."""
     checked_name(name)
     roles = {"kind": kind, "table": table, "table generation": table_generation, "destination": destination}
@@ -321,7 +321,7 @@ def _told(
         check_text(role, value)
     if not isinstance(definition, Mapping):
         raise Invalid(f"definition is a {type(definition).__name__}; expected a mapping", consumer=name)
-    return Consumer(
+    return ConsumerRecord(
         name=name,
         kind=kind,
         table=table,
@@ -341,7 +341,9 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _decided(found: Consumer | None, under_way: Sequence[Intent], told: Consumer, revive: bool) -> Registered:
+def _decided(
+    found: ConsumerRecord | None, under_way: Sequence[Intent], told: ConsumerRecord, revive: bool
+) -> Registered:
     """Whether the consumer on record goes on or a new life begins, and why."""
     if found is None:
         return Registered(told, True, "registered for the first time")
@@ -359,7 +361,7 @@ def _decided(found: Consumer | None, under_way: Sequence[Intent], told: Consumer
     return Registered(replace(found, table=told.table, definition=told.definition), False, "; ".join(why))
 
 
-def _changes(found: Consumer, told: Consumer) -> list[str]:
+def _changes(found: ConsumerRecord, told: ConsumerRecord) -> list[str]:
     """In which way a consumer is no longer the one on record; empty when it still is."""
     why = []
     if found.kind != told.kind:
@@ -373,8 +375,8 @@ def _changes(found: Consumer, told: Consumer) -> list[str]:
     return why
 
 
-def _consumer(row: Row[Any]) -> Consumer:
-    return Consumer(
+def _consumer(row: Row[Any]) -> ConsumerRecord:
+    return ConsumerRecord(
         name=row.name,
         kind=row.kind,
         table=row.table_name,

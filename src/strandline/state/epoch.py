@@ -43,7 +43,7 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
-from strandline.state.consumers import Consumer, all_current, consumers, current, generations, put_life
+from strandline.state.consumers import ConsumerRecord, all_current, consumers, current, generations, put_life
 from strandline.state.database import Database, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
@@ -75,7 +75,7 @@ class EpochRecord:
     lake_id: str
     epoch: int
     state: str
-    consumers: tuple[Consumer, ...]
+    consumers: tuple[ConsumerRecord, ...]
     intents: tuple[Intent, ...] = ()
 
 
@@ -147,12 +147,12 @@ class Epoch:
 
     def adopt(
         self,
-        positions: Iterable[tuple[Consumer, Mapping[int, int] | None]],
+        positions: Iterable[tuple[ConsumerRecord, Mapping[int, int] | None]],
         *,
         begun: Iterable[Intent] = (),
         heads: Mapping[str, int] | None = None,
         trimmed_epoch: int = 0,
-    ) -> list[Consumer]:
+    ) -> list[ConsumerRecord]:
         """Make this the lake's state again: a person's command, after someone found out how far each consumer came.
 
         Each consumer becomes the current life of its name, whatever was here. Its marks are those given; where the
@@ -282,11 +282,11 @@ def _record(facts: Mapping[str, Any]) -> EpochRecord:
     return record
 
 
-def _consumer(facts: Mapping[str, Any]) -> Consumer:
-    told = {field.name: facts[field.name] for field in fields(Consumer)}
+def _consumer(facts: Mapping[str, Any]) -> ConsumerRecord:
+    told = {field.name: facts[field.name] for field in fields(ConsumerRecord)}
     if not isinstance(told["definition"], dict):
         raise TypeError("a definition is a mapping")
-    return Consumer(**told)
+    return ConsumerRecord(**told)
 
 
 def _intent(facts: Mapping[str, Any]) -> Intent:
@@ -305,7 +305,7 @@ def _epochs(connection: Connection, *, is_locking: bool = False) -> _Epochs:
     return _Epochs(row.lake_id, row.epoch, row.pending)
 
 
-def _adopt(connection: Connection, consumer: Consumer, seqs: Mapping[int, int] | None) -> Consumer:
+def _adopt(connection: Connection, consumer: ConsumerRecord, seqs: Mapping[int, int] | None) -> ConsumerRecord:
     insert_missing(connection, consumers, name=consumer.name)
     current(connection, consumer.name, is_locking=True)
     kept = put_life(connection, replace(consumer, is_retired=consumer.is_retired or seqs is None))

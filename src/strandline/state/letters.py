@@ -33,7 +33,7 @@ from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model.change import RefusedRows
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
-from strandline.state.consumers import Consumer
+from strandline.state.consumers import ConsumerRecord
 from strandline.state.database import Database, insert_missing, metadata, now_s
 from strandline.state.values import check_int
 
@@ -93,7 +93,7 @@ class DeadLetters:
         self._state = state
         state.ensure(deadletters)
 
-    def save(self, consumer: Consumer, intent_id: str, dead: Sequence[RefusedRows]) -> None:
+    def save(self, consumer: ConsumerRecord, intent_id: str, dead: Sequence[RefusedRows]) -> None:
         """Keep what was refused under an intent; what is kept already stays as it is."""
         check_text("intent", intent_id)
         if not dead:

@@ -37,7 +37,15 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
-from strandline.state.consumers import Consumer, all_current, by_generation, consumers, generations, guard, not_found
+from strandline.state.consumers import (
+    ConsumerRecord,
+    all_current,
+    by_generation,
+    consumers,
+    generations,
+    guard,
+    not_found,
+)
 from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
 from strandline.state.intents import IntentDraft, busy, gone, insert_intent, intents, open_intents
@@ -74,7 +82,7 @@ _old_receipts = delete(receipts).where(_mine, receipts.c.id <= _oldest.scalar_su
 
 
 @dataclass(frozen=True)
-class Receipt:
+class SavedReceipt:
     """What one advance did, as its consumer tells it."""
 
     at_s: float
@@ -86,7 +94,7 @@ class ConsumerState:
     """A consumer as the state has it, with its marks and what it has begun; none of it if the state does not know
     it."""
 
-    consumer: Consumer | None = None
+    consumer: ConsumerRecord | None = None
     marks: Mapping[int, int] = field(default_factory=dict, hash=False)
     intents: tuple[Intent, ...] = ()
 
@@ -100,7 +108,7 @@ class Marks:
 
     # --- marks -------------------------------------------------------------------------------------------------
 
-    def load(self, consumer: Consumer) -> dict[int, int]:
+    def load(self, consumer: ConsumerRecord) -> dict[int, int]:
         """The seq up to which each vnode's effect is durable; a vnode that has not started is absent."""
         with self._state.reading() as connection:
             # Marks that are missing because the state is another one must not look like a consumer that never began.
@@ -123,7 +131,7 @@ class Marks:
                 begun[intent.generation].append(intent)
         return {each.name: ConsumerState(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
 
-    def start(self, consumer: Consumer, seqs: Mapping[int, int], fence: int) -> None:
+    def start(self, consumer: ConsumerRecord, seqs: Mapping[int, int], fence: int) -> None:
         """Set the first marks; `Conflict` for a vnode that has one."""
         check_seqs(seqs)
         with self._state.transaction() as connection:
@@ -136,7 +144,7 @@ class Marks:
 
     def advance(
         self,
-        consumer: Consumer,
+        consumer: ConsumerRecord,
         moves: Mapping[int, tuple[int, int]],
         *,
         fence: int,
@@ -198,7 +206,7 @@ class Marks:
 
     # --- intents -----------------------------------------------------------------------------------------------
 
-    def open_intent(self, consumer: Consumer, *, fence: int, **facts: Any) -> Intent:
+    def open_intent(self, consumer: ConsumerRecord, *, fence: int, **facts: Any) -> Intent:
         """Save what is about to be done (see `IntentDraft`), before it is done. Its vnodes stand at `after`; `Conflict`
         when one does not, has an open intent, or the consumer's definition is not the one that is saved any more."""
         with self._state.transaction() as connection:
@@ -206,7 +214,7 @@ class Marks:
         crash_point("marks.intent_saved")
         return intent
 
-    def intents(self, consumer: Consumer) -> list[Intent]:
+    def intents(self, consumer: ConsumerRecord) -> list[Intent]:
         """The open intents of a consumer, the oldest first."""
         with self._state.reading() as connection:
             return open_intents(connection, [consumer.generation])
@@ -226,14 +234,14 @@ class Marks:
 
     # --- receipts ----------------------------------------------------------------------------------------------
 
-    def receipts(self, consumer: Consumer, limit: int = RECEIPTS) -> list[Receipt]:
+    def receipts(self, consumer: ConsumerRecord, limit: int = RECEIPTS) -> list[SavedReceipt]:
         """What its last advances did, the newest first; at most `RECEIPTS` are kept."""
         query = select(receipts).where(receipts.c.generation == consumer.generation)
         with self._state.reading() as connection:
             rows = connection.execute(query.order_by(receipts.c.id.desc()).limit(check_int("limit", limit))).all()
-        return [Receipt(row.at_s, from_json("receipt", row.body)) for row in rows]
+        return [SavedReceipt(row.at_s, from_json("receipt", row.body)) for row in rows]
 
-    def last_receipts(self, consumers: Sequence[Consumer]) -> dict[str, Receipt]:
+    def last_receipts(self, consumers: Sequence[ConsumerRecord]) -> dict[str, SavedReceipt]:
         """The newest receipt of each that has one, by generation; one query however many they are."""
         if not consumers:
             return {}
@@ -241,7 +249,7 @@ class Marks:
         query = select(receipts).where(receipts.c.id.in_(newest.group_by(receipts.c.generation)))
         with self._state.reading() as connection:
             rows = connection.execute(query).all()
-        return {row.generation: Receipt(row.at_s, from_json("receipt", row.body)) for row in rows}
+        return {row.generation: SavedReceipt(row.at_s, from_json("receipt", row.body)) for row in rows}
 
 
 def check_seqs(seqs: Mapping[int, int]) -> None:
@@ -253,7 +261,7 @@ def check_seqs(seqs: Mapping[int, int]) -> None:
 # --- inside a transaction ---------------------------------------------------------------------------------------
 
 
-def begin_intent(connection: Connection, consumer: Consumer, draft: IntentDraft, fence: int) -> Intent:
+def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: IntentDraft, fence: int) -> Intent:
     """Save an intent; see `Marks.open_intent`."""
     lane, chosen = draft.lane, draft.checked_vnodes()
     kept = to_json("cuts", draft.cuts)
@@ -318,7 +326,7 @@ def _marks(connection: Connection, generation: str) -> dict[int, int]:
     return {vnode: seq for vnode, seq in sorted(map(tuple, rows))}
 
 
-def _generations(consumers: Sequence[Consumer]) -> list[str]:
+def _generations(consumers: Sequence[ConsumerRecord]) -> list[str]:
     return sorted({consumer.generation for consumer in consumers})
 
 
@@ -341,7 +349,7 @@ def _compare(name: str, found: Mapping[int, int], expected: Mapping[int, int]) -
 
 
 def _close(
-    connection: Connection, consumer: Consumer, moves: Mapping[int, tuple[int, int]], intent: Intent | None
+    connection: Connection, consumer: ConsumerRecord, moves: Mapping[int, tuple[int, int]], intent: Intent | None
 ) -> None:
     """Close the intent of an advance; `Conflict` when it is closed already, or another covers one of the vnodes."""
     under_way = {each.id: each for each in open_intents(connection, [consumer.generation])}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strandline.crash import crash_point
 from strandline.errors import Invalid
-from strandline.state.consumers import Consumer, Registry
+from strandline.state.consumers import ConsumerRecord, Registry
 from strandline.state.database import Database
 from strandline.state.epoch import Epoch, read_record
 from strandline.state.intents import Intent, IntentDraft
@@ -41,7 +41,7 @@ class State:
             Epoch(storage, lake_id, database),
         )
 
-    def begin(self, consumer: Consumer, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
+    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
         """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
         as an old one. The first half of the epoch shares the intents' transaction."""
         with self.database.transaction() as connection:

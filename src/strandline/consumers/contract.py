@@ -1,0 +1,148 @@
+"""What follows a log: a consumer, and what it says of its plans and runs.
+
+A consumer plans its work from commit files and marks alone (`plan`), and does one piece of work at a time (`run`).
+Everything around that is the loop's: leases, intents, epochs, marks, crash points, receipts (see `loop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from strandline.consumers.work import Work
+from strandline.errors import StrandlineError
+from strandline.model.change import RefusedRows
+from strandline.state.marks import ConsumerState
+from strandline.tables.collection import Tables
+
+
+@dataclass(frozen=True)
+class LaneStart:
+    """A lane before it begins: it is done already, it is to be cut in a way that has to be kept, or it cannot begin."""
+
+    is_done: bool = False
+    cuts: Any = None
+    error: StrandlineError | None = None
+
+
+@dataclass(frozen=True)
+class LaneEnd:
+    """How a lane ended. `dead` rows were refused for good. With `cuts` it has stopped, and runs again when they are
+    saved. With `error` it failed: its vnodes stay where they are."""
+
+    dead: tuple[RefusedRows, ...] = ()
+    cuts: Any = None
+    error: StrandlineError | None = None
+
+
+@dataclass(kw_only=True)
+class Receipt:
+    """What a run did. `rows` and `bytes` were written or sent, `rows_read` and `bytes_read` were read for it;
+    `withheld` rows passed without leaving, `dead` ones were refused for good. `facts` are a consumer's own. `ends` says
+    how lanes ended, by their vnodes; a lane that is not in it is done."""
+
+    rows: int = 0
+    bytes: int = 0
+    rows_read: int = 0
+    bytes_read: int = 0
+    withheld: int = 0
+    dead: int = 0
+    requests: int = 0
+    retries: int = 0
+    files: int = 0
+    jobs: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    ends: dict[tuple[int, ...], LaneEnd] = field(default_factory=dict)
+
+
+_COUNTS = ("rows", "bytes", "rows_read", "bytes_read", "withheld", "dead", "requests", "retries", "files", "jobs")
+_KEPT = (*_COUNTS, "facts", "replays", "is_full", "after", "upto", "seconds")
+
+
+@dataclass(kw_only=True)
+class ConsumerReport(Receipt):
+    """What a tick did for one consumer; marks moved from `after` to `upto`, None when none did.
+
+    `replays` counts the lanes that repeated an earlier run; `is_full` says that the whole table was read. `is_busy`:
+    another runner works on it. `why` says what is not as it was. `lost` are columns that its condition names and the
+    table has no more. `errors` is everything that went wrong, `error` the first of it."""
+
+    name: str
+    table: str
+    kind: str
+    destination: str
+    after: int | None = None
+    upto: int | None = None
+    replays: int = 0
+    is_full: bool = False
+    is_new: bool = False
+    is_busy: bool = False
+    why: str = ""
+    lost: tuple[str, ...] = ()
+    seconds: float = 0.0
+    errors: list[StrandlineError] = field(default_factory=list)
+
+    @property
+    def error(self) -> StrandlineError | None:
+        return self.errors[0] if self.errors else None
+
+    @property
+    def is_all_refused(self) -> bool:
+        """Whether the destination took nothing and refused something: it may be the wrong one."""
+        return bool(self.dead) and not self.rows
+
+    @property
+    def is_well(self) -> bool:
+        return not self.errors and not self.is_all_refused
+
+    def add(self, receipt: Receipt) -> None:
+        """Count a run in."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(receipt, name))
+        self.facts |= receipt.facts
+
+    def reach(self, after: int, upto: int) -> None:
+        """Marks moved over a range."""
+        self.after = after if self.after is None else min(self.after, after)
+        self.upto = upto if self.upto is None else max(self.upto, upto)
+
+    def receipt(self) -> dict[str, Any]:
+        """What the state keeps of it."""
+        error = None if self.error is None else self.error.to_dict()
+        return {**{name: getattr(self, name) for name in _KEPT}, "error": error}
+
+    def to_dict(self) -> dict[str, Any]:
+        who = {"name": self.name, "table": self.table, "kind": self.kind, "destination": self.destination}
+        what = {"is_new": self.is_new, "is_busy": self.is_busy, "why": self.why, "lost": list(self.lost)}
+        return {**who, **self.receipt(), **what}
+
+
+class Consumer(Protocol):
+    """Something that follows the log of a table. One whose effect carries its own mark, such as a fold, is all of this;
+    one with marks in the state is a `LogConsumer`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def table(self) -> str:
+        """The name of the table that it follows."""
+        ...
+
+    @property
+    def destination(self) -> str:
+        """A text that identifies where its effect goes."""
+        ...
+
+    def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
+        """What it has to do now, from commit files and marks; no data file is read. `known` is what the state has of
+        it."""
+        ...
+
+    def run(self, work: Work) -> Receipt:
+        """Do one piece of work. `Conflict` when another process was quicker and it has to be planned again."""
+        ...

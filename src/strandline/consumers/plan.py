@@ -1,0 +1,132 @@
+"""What a tick will do for one consumer, as data. A plan is made from commit files and the state alone.
+
+After a crash it is what was begun; what comes after that is planned when it is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strandline.consumers.context import Context
+from strandline.consumers.contract import Consumer
+from strandline.consumers.registration import Resolved, declared_consumer, resolve
+from strandline.consumers.work import Work
+from strandline.errors import Conflict, Internal, StrandlineError
+from strandline.sinks.definition import BACKFILL, KINDS, Start
+from strandline.state.consumers import ConsumerRecord
+from strandline.state.marks import ConsumerState
+from strandline.tables.collection import Tables
+
+
+@dataclass(frozen=True)
+class ConsumerPlan:
+    """What a tick will do for one consumer. `rows` and `bytes` are upper bounds where only some vnodes are due; `why`
+    says what is not as it was; `start` is where it begins, or began; `lost` are columns that its condition names and
+    the table has no more: nothing leaves; `epoch` is what the table's log knows of the state; with `error` nothing will
+    be done. `known` is what the state has of the consumer, `resolved` what it was planned from."""
+
+    name: str
+    table: str
+    kind: str
+    destination: str
+    works: tuple[Work, ...] = ()
+    is_new: bool = False
+    is_retired: bool = False
+    why: str = ""
+    start: Start = BACKFILL
+    lost: tuple[str, ...] = ()
+    epoch: int = 0
+    error: StrandlineError | None = None
+    known: ConsumerState = field(default_factory=ConsumerState, repr=False)
+    resolved: Resolved | None = field(default=None, repr=False)
+
+    @property
+    def is_sink(self) -> bool:
+        return self.kind in KINDS
+
+    @property
+    def title(self) -> str:
+        """How the consumer is called in a sentence."""
+        return f"{'sink' if self.is_sink else self.kind} {self.name!r}"
+
+    @property
+    def is_due(self) -> bool:
+        return not self.is_retired and bool(self.works or self.error or self.is_new or self.why)
+
+    @property
+    def rows(self) -> int:
+        return sum(work.extent.rows for work in self.works)
+
+    @property
+    def bytes(self) -> int:
+        return sum(work.extent.bytes for work in self.works)
+
+    def to_dict(self) -> dict[str, Any]:
+        error = None if self.error is None else self.error.to_dict()
+        return {
+            "name": self.name,
+            "table": self.table,
+            "kind": self.kind,
+            "destination": self.destination,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "works": [work.to_dict() for work in self.works],
+            "is_new": self.is_new,
+            "is_retired": self.is_retired,
+            "why": self.why,
+            "lost": list(self.lost),
+            "error": error,
+        }
+
+
+def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
+    """What a tick would do for a consumer with marks in the state, which has this of it."""
+    record = known.consumer
+    plan = _name_only(context, name, known)
+    if record is not None and record.undecided is not None:
+        return replace(plan, error=_undecided(record))
+    if record is not None and record.is_retired:
+        return replace(plan, is_retired=True)
+    try:
+        found = resolve(context, name, known)
+        registered = found.registered
+        plan = replace(
+            plan,
+            table=found.table.name,
+            is_new=registered.is_new,
+            why=registered.why,
+            start=found.consumer.start,
+            epoch=found.table.log.refresh().epoch,
+            resolved=found,
+        )
+        plan = replace(plan, lost=found.consumer.missing_columns(found.table, is_new=registered.is_new))
+        return replace(plan, works=tuple(found.consumer.plan(context, found.marks)))
+    except StrandlineError as error:
+        return replace(plan, error=error)
+    except Exception as error:
+        # Damage has no end of forms; whichever it is, the other consumers go on.
+        return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
+
+
+def _name_only(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
+    declared = declared_consumer(context, name, known.consumer)
+    who = declared or known.consumer
+    assert who is not None
+    return ConsumerPlan(name, who.table, who.kind, who.destination, known=known)
+
+
+def plan_own(consumer: Consumer, tables: Tables) -> ConsumerPlan:
+    """What a tick would do for a consumer whose effect carries its own mark."""
+    works = tuple(consumer.plan(tables, ConsumerState()))
+    return ConsumerPlan(consumer.name, consumer.table, consumer.kind, consumer.destination, works=works)
+
+
+def _undecided(record: ConsumerRecord) -> Conflict:
+    name = record.name
+    return Conflict(
+        f"sink {name!r} waits for you to say where it goes on: its marks were lost, and {record.undecided}",
+        hint=f"Nothing is sent. To send the table again: strandline mark reset {name} (only changes from a seq on:"
+        f" --to SEQ, --head). To give it up: strandline mark retire {name}",
+        consumer=name,
+    )

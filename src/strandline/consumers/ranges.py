@@ -1,0 +1,156 @@
+"""The ranges that a consumer has to go through to reach the head of a log, planned from marks and commit files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+
+from strandline.consumers.feed import RangeSize, extent_of, files_of
+from strandline.consumers.work import LOG, NOTHING, SNAPSHOT, Work, engine_for
+from strandline.errors import Conflict, Invalid
+from strandline.sinks.definition import BACKFILL, HEAD, Start
+from strandline.state.marks import ConsumerState
+from strandline.storage.snapshot import DataFile
+from strandline.tables.store import TableStore
+
+BATCH_ROWS = 1_000_000
+BATCH_BYTES = 512 << 20
+LANE_ROWS = 5_000
+LANE_VNODES = 256
+
+
+class Ranges:
+    """The ranges of one consumer of a table. `title` is how it is called in a sentence, `start` where it begins when it
+    has never run, `lanes` into how many parts of separate vnodes a large range may be cut."""
+
+    def __init__(self, table: TableStore, *, name: str, title: str, start: Start, lanes: int) -> None:
+        self._table = table
+        self._merge = table.merge()
+        self._name = name
+        self._title = title
+        self._start = start
+        self._lanes = lanes
+
+    def works(self, known: ConsumerState) -> tuple[Work, ...]:
+        """What has been begun, and what is new for the other vnodes. What is new for vnodes that have something begun
+        is planned when that is done."""
+        vnodes = self._merge.definition.vnodes
+        marks = {vnode: known.marks.get(vnode, 0) for vnode in range(vnodes)}
+        self._check_head(max(marks.values()))
+        works = list(self._begun(known))
+        begun = {vnode for work in works for vnode in work.vnodes}
+        by_mark: dict[int, list[int]] = defaultdict(list)
+        for vnode, seq in marks.items():
+            if vnode not in begun:
+                by_mark[seq].append(vnode)
+        groups = [(mark, group, list(self._new(mark, group))) for mark, group in sorted(by_mark.items())]
+        highest = max([*marks.values(), *(work.upto for _, _, new in groups for work in new)])
+        for mark, group, new in groups:
+            works += self._extend(mark, group, new, highest)
+        return tuple(works)
+
+    def _check_head(self, mark: int) -> None:
+        head = self._merge.log.head
+        if mark > head:
+            raise Conflict(
+                f"{self._title} has delivered up to seq {mark}, but the log of table"
+                f" {self._table.name!r} ends at {head}: the lake was restored from an older copy",
+                hint=f"Nothing was sent. Start it again: strandline mark reset {self._name}",
+                consumer=self._name,
+                expected=mark,
+                found=head,
+            )
+
+    def _begun(self, known: ConsumerState) -> Iterator[Work]:
+        intents = sorted(known.intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition)))
+        for (after, upto, schema_id, _), group in groupby(
+            intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition))
+        ):
+            same = tuple(group)
+            source = _first_source(same[0].definition.get("start", BACKFILL)) if after == 0 else LOG
+            lanes = tuple(intent.vnodes for intent in same)
+            work = self._work(after, upto, source, [vnode for lane in lanes for vnode in lane])
+            yield replace(work, lanes=lanes, schema_id=schema_id, intents=same, is_replay=True)
+
+    def _new(self, mark: int, vnodes: Sequence[int]) -> Iterator[Work]:
+        """What is new for vnodes that stand at one mark: the first range of a new consumer, then the log in parts that
+        end with a commit."""
+        log = self._merge.log
+        if mark == 0 and log.head and _first_source(self._start) != LOG:
+            mark = self._first_upto()
+            yield self._work(0, mark, _first_source(self._start), vnodes)
+        part: list[tuple[int, DataFile]] = []
+        after, rows, size = mark, 0, 0
+        files = files_of(log, mark, log.head, vnodes, self._merge.definition.vnodes) if mark < log.head else []
+        for _, commit in groupby(files, key=lambda pair: pair[0]):
+            new = list(commit)
+            more = extent_of(new)
+            rows, size = rows + more.rows, size + more.raw_bytes
+            if part and (rows > BATCH_ROWS or size > BATCH_BYTES):
+                yield self._work(after, part[-1][0], LOG, vnodes, extent_of(part))
+                after, part, rows, size = part[-1][0], [], more.rows, more.raw_bytes
+            part += new
+        if part:
+            yield self._work(after, part[-1][0], LOG, vnodes, extent_of(part))
+
+    def _extend(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
+        """The new works of some vnodes, extended to the highest seq of all. Vnodes without changes move there too:
+        their marks would otherwise stay behind and keep the log from being trimmed."""
+        if new and new[-1].source != SNAPSHOT:
+            return [*new[:-1], replace(new[-1], upto=max(highest, new[-1].upto))]
+        if new or not 0 < mark < highest:
+            return new
+        return [self._work(mark, highest, NOTHING, vnodes)]
+
+    def _first_upto(self) -> int:
+        """Where the first range of a new consumer ends."""
+        head = self._merge.log.head
+        upto = head if self._start in (BACKFILL, HEAD) else int(self._start)
+        if upto > head:
+            raise Invalid(
+                f"{self._title} starts after seq {upto}, but table {self._table.name!r} is at {head}",
+                hint="Start it at 'head', or at a seq that the table has.",
+                consumer=self._name,
+                seq=upto,
+            )
+        return upto
+
+    def _work(self, after: int, upto: int, source: str, vnodes: Sequence[int], extent: RangeSize | None = None) -> Work:
+        extent = extent or self._extent(after, upto, source, vnodes)
+        return Work(
+            self._table,
+            after,
+            upto,
+            source,
+            self._spread(vnodes, extent.rows),
+            extent,
+            self._merge.definition.schema_id,
+            engine_for(extent),
+        )
+
+    def _extent(self, after: int, upto: int, source: str, vnodes: Sequence[int]) -> RangeSize:
+        merge = self._merge
+        if source == LOG:
+            return extent_of(files_of(merge.log, after, upto, vnodes, merge.definition.vnodes))
+        if source == NOTHING:
+            return RangeSize(0, 0, 0, 0)
+        part = merge if len(vnodes) == merge.definition.vnodes else merge.part(vnodes)
+        log = part.log_files()
+        whole = extent_of([*((0, file) for file in part.base_files()), *log])
+        return replace(whole, commits=len({seq for seq, _ in log}))
+
+    def _spread(self, vnodes: Sequence[int], rows: int) -> tuple[tuple[int, ...], ...]:
+        """Few rows go in one lane; more are spread, each lane over neighbouring vnodes."""
+        if self._lanes == 1:
+            return (tuple(vnodes),)
+        wanted = min(self._lanes, -(-rows // LANE_ROWS) or 1)
+        count = max(1, min(len(vnodes), max(wanted, -(-len(vnodes) // LANE_VNODES))))
+        bounds = [len(vnodes) * at // count for at in range(count + 1)]
+        return tuple(tuple(vnodes[low:high]) for low, high in pairwise(bounds))
+
+
+def _first_source(start: object) -> str:
+    """Where the first range of a consumer comes from. After seq 0 there is no place to take: it begins with the log."""
+    return SNAPSHOT if start == BACKFILL else LOG if start == 0 else NOTHING

@@ -1,0 +1,158 @@
+"""A sink as a consumer: rows of a range go through its lanes to its destination."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from strandline.consumers.contract import LaneEnd, LaneStart, Receipt
+from strandline.consumers.delivery import LaneRun, deliver
+from strandline.consumers.feed import kept_schema
+from strandline.consumers.log_consumer import LogConsumer
+from strandline.consumers.work import NOTHING, Work
+from strandline.errors import Conflict, StrandlineError
+from strandline.sinks.contract import Batch, Delivery, Producer, Result
+from strandline.sinks.definition import SinkDef
+from strandline.sinks.outgoing import Outgoing
+from strandline.state.consumers import ConsumerRecord
+from strandline.state.intents import Intent
+from strandline.tables.store import TableStore
+
+
+class SinkConsumer(LogConsumer):
+    """One sink, for one tick. Before each work its destination is asked whether it stands where the marks do."""
+
+    def __init__(self, sink: SinkDef) -> None:
+        super().__init__(sink.name, sink.table, start=sink.start)
+        self.sink = sink
+        self._at_work: _SinkWork | None = None
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self.sink.to.kind
+
+    @property
+    def lanes(self) -> int:  # type: ignore[override]
+        return self.sink.to.lanes
+
+    @property
+    def destination(self) -> str:
+        return self.sink.to.destination
+
+    @property
+    def title(self) -> str:
+        return f"sink {self.name!r}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.sink.to_dict(), "start": self.start}
+
+    def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
+        return self.sink.shape(table.definition, is_new=is_new, with_salt=False).lost
+
+    def prepare(self, work: Work, record: ConsumerRecord, producer: Producer) -> list[LaneStart]:
+        sink = SinkDef.from_dict(self.name, self.table, record.definition, self.sink)
+        if work.is_replay:
+            sink = SinkDef.from_dict(self.name, self.table, work.intents[0].definition, sink)
+        outgoing = sink.shape(kept_schema(work.table.log.refresh(), work.schema_id).definition)
+        self._at_work = _SinkWork(sink, outgoing, sink.to.open(producer))
+        return self._at_work.starts(work)
+
+    def run(self, work: Work) -> Receipt:
+        assert self._at_work is not None
+        return self._at_work.run(work)
+
+    def finish(self, intent: Intent) -> None:
+        assert self._at_work is not None
+        self._at_work.finish(intent)
+
+    def close(self) -> None:
+        if self._at_work is not None:
+            self._at_work.delivery.close()
+            self._at_work = None
+
+
+class _SinkWork:
+    """One work of a sink, with its destination open."""
+
+    def __init__(self, sink: SinkDef, outgoing: Outgoing, delivery: Delivery) -> None:
+        self._sink = sink
+        self._outgoing = outgoing
+        self.delivery = delivery
+        self._done: dict[str, tuple[Batch, Sequence[Result]]] = {}
+
+    def starts(self, work: Work) -> list[LaneStart]:
+        return [self._start(work, at) for at in range(len(work.lanes))]
+
+    def _start(self, work: Work, at: int) -> LaneStart:
+        try:
+            batch = self._batch(work, at)
+            is_there = self.delivery.is_delivered(batch)
+            if work.is_replay:
+                return LaneStart(is_done=is_there)
+            # Asked before there is an intent, which would be taken for something that was begun.
+            if is_there:
+                raise self._ahead(batch)
+            return LaneStart(cuts=self.delivery.cuts())
+        except StrandlineError as error:
+            return LaneStart(error=error)
+
+    def _batch(self, work: Work, at: int) -> Batch:
+        batch = Batch(
+            "",
+            tuple(work.lanes[at]),
+            work.after,
+            work.upto,
+            self._outgoing.schema,
+            self._outgoing.definition.key,
+            self._outgoing.cluster_by,
+            is_first=work.after == 0,
+            is_replay=work.is_replay,
+        )
+        return replace(batch, id=work.intents[at].id, cuts=work.intents[at].cuts) if work.intents else batch
+
+    def _ahead(self, batch: Batch) -> Conflict:
+        """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
+        return Conflict(
+            f"sink {self._sink.name!r} is at seq {batch.after}, but {self._sink.to.destination} has its"
+            f" changes up to seq {batch.upto} already: the lake and its state were put back from a copy",
+            hint=f"Nothing was sent. To send the table again: strandline mark reset {self._sink.name}",
+            consumer=self._sink.name,
+            expected=batch.after,
+            found=batch.upto,
+        )
+
+    def run(self, work: Work) -> Receipt:
+        feed = None
+        receipt = Receipt()
+        is_ordered = self._sink.to.is_ordered
+        if work.source != NOTHING:
+            feed = work.feed(self._outgoing, is_ordered=is_ordered)
+            receipt.rows_read, receipt.bytes_read = feed.extent.rows, feed.extent.bytes
+        batches = [self._batch(work, at) for at in range(len(work.lanes))]
+        runs = [LaneRun(batch, self.delivery.lane(batch)) for batch in batches]
+        results, receipt.jobs = deliver(feed, runs, is_ordered=is_ordered, is_on_spark=work.engine == "spark")
+        for batch in batches:
+            self._done[batch.id] = batch, results[batch.id]
+            _count(receipt, batch, results[batch.id])
+        return receipt
+
+    def finish(self, intent: Intent) -> None:
+        self.delivery.finish(*self._done[intent.id])
+
+
+def _count(receipt: Receipt, batch: Batch, results: Sequence[Result]) -> None:
+    """Add what the lanes of a batch did to a receipt."""
+    for result in results:
+        receipt.rows += result.rows
+        receipt.withheld += result.withheld
+        receipt.dead += sum(dead.rows for dead in result.dead)
+        receipt.bytes += result.bytes
+        receipt.requests += result.requests
+        receipt.retries += result.retries
+        receipt.files += len(result.files)
+    receipt.ends[batch.vnodes] = LaneEnd(
+        dead=tuple(dead for result in results for dead in result.dead),
+        cuts=next((result.cuts for result in results if result.cuts is not None), None),
+        error=next((result.error for result in results if result.error is not None), None),
+    )
