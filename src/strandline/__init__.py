@@ -8,6 +8,9 @@ from strandline.errors import Conflict, Corrupt, Internal, Invalid, NotFound, No
 from strandline.model.change import Commit
 
 if TYPE_CHECKING:
+    from strandline.consumers.contract import Receipt
+    from strandline.consumers.log_consumer import LogConsumer
+    from strandline.consumers.work import Work
     from strandline.lake import Lake
     from strandline.pipeline.runner import TickReport
     from strandline.sinks.delta import DeltaSink
@@ -28,13 +31,16 @@ __all__ = [
     "Internal",
     "Invalid",
     "Lake",
+    "LogConsumer",
     "NotFound",
     "NotRetained",
     "ParquetSink",
+    "Receipt",
     "StrandlineError",
     "Table",
     "TickReport",
     "Unavailable",
+    "Work",
 ]
 
 _HOMES = {
@@ -43,9 +49,12 @@ _HOMES = {
     "HttpSink": "strandline.sinks.http",
     "IcebergSink": "strandline.sinks.iceberg",
     "Lake": "strandline.lake",
+    "LogConsumer": "strandline.consumers.log_consumer",
     "ParquetSink": "strandline.sinks.parquet",
+    "Receipt": "strandline.consumers.contract",
     "Table": "strandline.table",
     "TickReport": "strandline.pipeline.runner",
+    "Work": "strandline.consumers.work",
 }
 
 

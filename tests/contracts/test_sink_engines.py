@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 import strandline as sl
 from destinations import NEAR, ForeignPlace
-from forks import at_crash_points
+from forks import Interrupted, at_crash_points
 from strandline.consumers import ranges, work
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.sinks.http import HttpSink
@@ -293,10 +293,6 @@ steps = st.one_of(
     st.tuples(st.just("tick"), st.integers(1, 60)),
     st.tuples(st.just("fault"), st.sampled_from([{"lost": True}, {"cut": True}, {"status": 503}])),
 )
-
-
-class Interrupted(BaseException):
-    pass
 
 
 class Life:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from forks import at_crash_points
+from forks import Interrupted, at_crash_points
 from strandline.consumers import ranges
 from strandline.pipeline import commands
 from support import ITEMS, SECRET, refused
@@ -16,10 +16,6 @@ from support import ITEMS, SECRET, refused
 @pytest.fixture
 def parquet(place_of):
     return place_of("parquet")
-
-
-class Interrupted(BaseException):
-    """What Ctrl-C is to a tick: no one's failure, and nothing is cleaned up on its account."""
 
 
 def some(*ids, name="a", qty=1):

@@ -105,6 +105,10 @@ def _renewing_under(lock: threading.Lock) -> Iterator[None]:
         Leases.renew = plain  # type: ignore[method-assign]
 
 
+class Interrupted(BaseException):
+    """Ends what is under way at a crash point, as Ctrl-C or a kill would: nothing is cleaned up on its account."""
+
+
 @contextlib.contextmanager
 def at_crash_points(here: Callable[[str], None]) -> Iterator[None]:
     """While the block runs, every crash point of this process calls `here` with its name."""
