@@ -22,6 +22,7 @@ from strandline.jobs.backup import BackupReport, backup, copy_lake, restore
 from strandline.jobs.backup import plan as backups
 from strandline.jobs.doctor import examine
 from strandline.storage import delta
+from strandline.storage.delta_files import Chain
 from strandline.storage.open import LocalStorage, open_storage
 from strandline.tables.baseline import Baseline
 from strandline.tables.log import Log
@@ -610,8 +611,8 @@ def test_a_pointer_in_the_target_is_not_set_back(lake, target):
 
     hook = once(lambda verb, path: verb == "list" and path == table.entry.folder, meddle)
     copy_lake(Meddled(lake.storage.uri, hook), LocalStorage(str(target)))
-    pointer = f"{table.log.folder}/_delta_log/_last_checkpoint"
-    assert (target / pointer).read_bytes() == lake.storage.read(pointer)
+    pointers = [Chain(LocalStorage(str(root)), table.log.folder).checkpoints for root in (target, lake.storage.uri)]
+    assert [each.pointed() for each in pointers] == [table.head, table.head]
     check_copy(lake, sl.Lake(target))
 
 

@@ -173,7 +173,7 @@ def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.C
             raise pa.ArrowInvalid("it is not midnight")
         return typed
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        at = _first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
+        at = first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
         raise Invalid(
             f"row {offset + at}, column {field.name!r}: {_shown(shown(column[at]))} does not fit {field.type}"
             f" ({str(error).splitlines()[0]})",
@@ -259,7 +259,7 @@ def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
         try:
             return conform_column(pa.chunked_array([pa.array(values, kind)]), field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
-            at = _first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
+            at = first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
     raise _unfit(offset + at, field, values[at], moments.hint(values[at], kind))
 
 
@@ -289,7 +289,7 @@ def _shown(value: Any) -> str:
     return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
 
 
-def _first_failing(count: int, attempt: Callable[[int, int], object], values: Sequence[Any] | None = None) -> int:
+def first_failing(count: int, attempt: Callable[[int, int], object]) -> int:
     """The first row for which `attempt(at, 1)` raises, found by halving; 0 when only the whole fails."""
     low, high = 0, count
     while high - low > 1:

@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.jobs.ingest.columns import unfit
 from strandline.jobs.ingest.jsonl import JsonObject, quoted
-from strandline.model.rows import checked
+from strandline.model.rows import checked, first_failing
 from strandline.model.types import conform, is_json, storage_type
 from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed
@@ -162,10 +162,17 @@ class _Reader:
                 return self._finished(read)
             except _UNFIT:
                 for field in self._schema:
-                    at = _first_unfit(read.column(field.name), storage_type(field.type))
-                    if at is not None:
-                        raise _refused(first + at, field, read.column(field.name)[at].as_py()) from None
+                    self._refuse_unfit(read.column(field.name), field, first)
                 raise
+
+    @staticmethod
+    def _refuse_unfit(column: pa.ChunkedArray, field: pa.Field, first: int) -> None:
+        kind = storage_type(field.type)
+        try:
+            _cast(column, kind)
+        except _UNFIT:
+            at = first_failing(len(column), lambda start, count: _cast(column.slice(start, count), kind))
+            raise _refused(first + at, field, column[at].as_py()) from None
 
     def _finished(self, read: pa.Table) -> pa.Table:
         """The rows in the types of the schema: times were read as texts."""
@@ -197,19 +204,6 @@ def _refused(row: int, field: pa.Field, value: object) -> Invalid:
     except RecursionError:
         why = f"the value is not {field.type}"
     return Invalid(f"row {row}, column {field.name!r}: {why}", row=row, column=field.name)
-
-
-def _first_unfit(column: pa.ChunkedArray, kind: pa.DataType) -> int | None:
-    """The first value that cannot be cast, found by halving."""
-    start, stop = 0, len(column) + 1
-    while stop - start > 1:
-        middle = (start + stop) // 2
-        try:
-            _cast(column.slice(start, middle - start), kind)
-            start = middle
-        except _UNFIT:
-            stop = middle
-    return start if start < len(column) else None
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -50,10 +50,14 @@ class Checkpoints:
     def digest_path(self, version: int) -> str:
         return f"{self.folder}/{version:020d}.checkpoint.digest"
 
+    @property
+    def pointer_path(self) -> str:
+        return f"{self.folder}/_last_checkpoint"
+
     def pointed(self) -> int | None:
         """The version that the pointer to the last checkpoint names, -1 without one; None when it is torn."""
         try:
-            return int(json.loads(self.storage.read(f"{self.folder}/_last_checkpoint"))["version"])
+            return int(json.loads(self.storage.read(self.pointer_path))["version"])
         except FileNotFoundError:
             return -1
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -100,7 +104,7 @@ class Checkpoints:
             # A pointer to a lost checkpoint keeps the library from opening the log. It says nothing more once that
             # version is proved without it; while it is not, the pointer is the record of a loss.
             at(pointed)
-            self.storage.delete([f"{self.folder}/_last_checkpoint"])
+            self.storage.delete([self.pointer_path])
         table = DeltaTable(
             self.storage.url(self.folder.rsplit("/", 1)[0]), storage_options=dict(self.storage.delta_options) or None
         )

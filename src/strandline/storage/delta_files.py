@@ -75,13 +75,6 @@ class Chain:
                     raise
                 base = newest
 
-    def replay(self) -> Snapshot:
-        """The newest snapshot from commit files alone, from the first on; `NotFound` when that one is gone."""
-        snapshot = self.extend(NOTHING)
-        if snapshot is NOTHING:
-            raise NotFound(f"no commit 0 at {self.storage.url(self.folder)}", path=self.folder, version=0)
-        return snapshot
-
     def extend(self, snapshot: Snapshot, upto: int | None = None) -> Snapshot:
         """The snapshot with the commits after it, as far as there are any."""
         while upto is None or snapshot.version < upto:

@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Sequence
 
 from strandline.crash import crash_point
-from strandline.jobs.backup.part import CopiedCommit, CopiedLog, Streamed, pointer_path
+from strandline.jobs.backup.part import CopiedCommit, CopiedLog, Streamed
 from strandline.jobs.backup.plan import BackupPlan, Step
 from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage import digest
 from strandline.storage.commits import CommitLog
+from strandline.storage.delta_files import Chain
 from strandline.tables.catalog import COPYING, FOLDER
 
 _CHUNK_BYTES = 8 << 20
@@ -122,7 +123,7 @@ def _put(run: Run, path: str, data: bytes, what: str) -> None:
 def _point(run: Run, part: CopiedLog, what: str) -> None:
     """Write the pointer to the last checkpoint; the commits after that are there."""
     if part.pointer is not None:
-        with run.target.output(pointer_path(part.folder)) as output:
+        with run.target.output(Chain(run.target, part.folder).checkpoints.pointer_path) as output:
             output.write(part.pointer)
         run.copied(len(part.pointer))
         run.advance(len(part.pointer), what)

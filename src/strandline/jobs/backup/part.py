@@ -5,7 +5,6 @@ Comparing writes nothing, and needs nothing but the files of both sides: after a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage.commits import Action, CommitFile
 from strandline.storage.delta_files import Chain
-from strandline.storage.open import FileInfo, Storage
+from strandline.storage.open import FileInfo
 from strandline.storage.snapshot import DataFile, Snapshot, data_file
 
 
@@ -72,7 +71,8 @@ def compare(
     must be alike."""
     chain = Chain(run.source, folder)
     commits, checkpoints = _unbroken(*chain.files(), snapshot.version)
-    theirs, _ = Chain(run.target, folder).files()
+    their_chain = Chain(run.target, folder)
+    theirs, _ = their_chain.files()
     # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
 
@@ -117,15 +117,15 @@ def compare(
     digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
     known = [*checkpoints.values(), *digests]
     new_checkpoints = [Streamed(info, False) for info in lacking(known)]
-    pointer = _pointer(run.source, folder, checkpoints)
-    pointed = _pointed(_read_pointer(run.target, folder))
+    told = their_chain.checkpoints.pointed()
+    pointed, newest = -1 if told is None else told, max(checkpoints, default=-1)
     return CopiedLog(
         folder,
         snapshot.version,
         streamed,
         new_checkpoints,
         missing,
-        pointer if pointed < _pointed(pointer) else None,
+        chain.checkpoints.pointer(newest) if newest > pointed else None,
         len(data) + len(known) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
         is_gapless=all(version in commits or version in theirs for version in range(pointed + 1, snapshot.version + 1)),
     )
@@ -159,31 +159,3 @@ def _damaged(run: Run, chain: Chain, versions: Sequence[int]) -> set[int]:
         if damage is not None and not chain.leads_to(version):
             raise damage
     return {version for version, (_, damage) in found.items() if damage is not None}
-
-
-def pointer_path(folder: str) -> str:
-    return f"{folder}/_delta_log/_last_checkpoint"
-
-
-def _pointer(source: Storage, folder: str, checkpoints: Mapping[int, FileInfo]) -> bytes:
-    """The source's pointer to a checkpoint; one to the last that is copied, if it points behind the fixed state."""
-    if not checkpoints:
-        return b""
-    data = _read_pointer(source, folder)
-    if _pointed(data) in checkpoints:
-        return data
-    return Chain(source, folder).checkpoints.pointer(max(checkpoints))
-
-
-def _read_pointer(storage: Storage, folder: str) -> bytes:
-    try:
-        return storage.read(pointer_path(folder))
-    except FileNotFoundError:
-        return b""
-
-
-def _pointed(pointer: bytes) -> int:
-    try:
-        return int(json.loads(pointer)["version"])
-    except (ValueError, KeyError, TypeError):
-        return -1

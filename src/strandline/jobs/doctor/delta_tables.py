@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from strandline.storage.snapshot import NOTHING, Snapshot
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _OF_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:parquet|digest)\Z")
 _LOG_FILE = re.compile(r"_last_checkpoint\Z|\d{20}\.(json|crc|checkpoint\.(parquet|digest))\Z")
+_POINTER, _CHECKPOINT = "_delta_log/_last_checkpoint", "_delta_log/{:020d}.checkpoint.parquet"
 _OF_SEQS = ("trim", "token/", "ingest/")
 
 
@@ -88,7 +88,7 @@ class DeltaExam:
             cleaned = min(doubted, versions[0])
             if missing[0] < cleaned and doubted not in self.checkpoints:
                 error = self.delta.chain.checkpoints.missing(doubted)
-                self.add(f"{error.message}. {error.hint}", f"_delta_log/{doubted:020d}.checkpoint.parquet")
+                self.add(f"{error.message}. {error.hint}", _CHECKPOINT.format(doubted))
             missing = [version for version in missing if version >= cleaned]
         # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it. A
         # pointer far behind the last commit file is more likely wrong itself.
@@ -183,7 +183,7 @@ class DeltaExam:
         _ = self.commits
         repair: Repair | None = "checkpoint" if self.is_complete else None
         for version in self.checkpoints:
-            name = f"_delta_log/{version:020d}.checkpoint.parquet"
+            name = _CHECKPOINT.format(version)
             try:
                 checkpoint = self.delta.chain.checkpoints.read(version)
             except Corrupt as error:
@@ -199,20 +199,16 @@ class DeltaExam:
                 else:
                     what += ". No commit files say the same. Restore the digest file from a backup"
                     self.add(what, name.replace(".parquet", ".digest"))
-        pointer = f"{self.folder}/_delta_log/_last_checkpoint"
-        if pointer in self.listing:
-            try:
-                named = int(json.loads(self.storage.read(pointer))["version"])
-            except (ValueError, KeyError, TypeError):
-                self.add("_last_checkpoint is damaged", "_delta_log/_last_checkpoint", repair=repair)
-            else:
-                last = max(self.commits, default=-1)
-                is_told = self.has_finding(f"_delta_log/{named:020d}.checkpoint.parquet")
-                if named not in self.checkpoints and not is_told:
-                    what = f"_last_checkpoint names version {named}, which has no checkpoint"
-                    if named > last:
-                        what += f"; the commit files end with {last}. If there were later ones, restore them first"
-                    self.add(what, "_delta_log/_last_checkpoint", repair=repair)
+        is_listed = f"{self.folder}/{_POINTER}" in self.listing
+        named = self.delta.chain.checkpoints.pointed() if is_listed else -1
+        if named is None:
+            self.add("_last_checkpoint is damaged", _POINTER, repair=repair)
+        elif named not in (-1, *self.checkpoints) and not self.has_finding(_CHECKPOINT.format(named)):
+            last = max(self.commits, default=-1)
+            what = f"_last_checkpoint names version {named}, which has no checkpoint"
+            if named > last:
+                what += f"; the commit files end with {last}. If there were later ones, restore them first"
+            self.add(what, _POINTER, repair=repair)
 
     def check_transactions(self, limit: int | None) -> None:
         """Transactions move forward only; `limit` is a seq that none of them may pass."""

@@ -6,7 +6,7 @@ nothing needs is only told of, with the command that clears it away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from strandline.engines.duck import Duck
 from strandline.errors import StrandlineError
@@ -31,7 +31,7 @@ def examine(
     """Examine the lake in `storage`; with `repair`, put right what can be."""
     findings: list[Finding] = []
     listing = {info.path: info for info in storage.list("")}
-    state = _catalog(storage, listing, findings)
+    state = _catalog(storage, findings)
     is_sure = not findings
     exams = [TableExam(storage, entry, listing) for entry in (state.tables.values() if state else ())]
     whole = sum(path.startswith("tables/") and path.endswith(".parquet") for path in listing) * (2 if deep else 1)
@@ -71,7 +71,7 @@ def _examined(exam: TableExam, deep: bool, duck: Duck, advance: Callable[[int], 
     return exam.findings + extra
 
 
-def _catalog(storage: Storage, listing: Iterable[str], findings: list[Finding]) -> CatalogState | None:
+def _catalog(storage: Storage, findings: list[Finding]) -> CatalogState | None:
     """The lake's tables, as far as the catalog can be relied on."""
 
     def wrong(what: str, where: str = storage.url(FOLDER)) -> None:

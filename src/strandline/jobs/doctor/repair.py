@@ -39,7 +39,7 @@ def _replace_checkpoints(storage: Storage, folder: str) -> bool:
         state = delta.chain.extend(state, version)
         if _is_bad(delta.chain, version, state) and not checkpoints.says_alone(version):
             storage.delete([checkpoints.path(version), checkpoints.digest_path(version)])
-    pointer = f"{checkpoints.folder}/_last_checkpoint"
+    pointer = checkpoints.pointer_path
     if checkpoints.pointed() not in delta.chain.files()[1]:
         # It would keep a checkpoint from being written.
         storage.delete([pointer])

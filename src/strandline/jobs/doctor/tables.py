@@ -15,13 +15,10 @@ from strandline.model.types import storage_schema
 from strandline.storage import digest
 from strandline.storage.commits import RESTORE
 from strandline.storage.open import FileInfo, Storage
-from strandline.storage.snapshot import DataFile
 from strandline.tables.baseline import marks_of
 from strandline.tables.catalog import Entry
 from strandline.tables.fold_problems import Health
 from strandline.tables.log import TRIM
-
-Deep = Callable[[DeltaExam, TableDef, DataFile], None]
 
 
 class TableExam:

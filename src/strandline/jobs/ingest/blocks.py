@@ -1,4 +1,9 @@
-"""A text file as blocks of whole records, read once, hashed as it is read, never held as a whole."""
+"""A text file as blocks of whole records, read once, hashed as it is read, never held as a whole.
+
+Bytes go through steps of one shape, each an iterator over chunks: stored bytes, hashed, unzipped, without the mark of
+their encoding. Another compression or encoding is one more step in `Reading._text`. `zlib` is used itself: Arrow's
+stream refuses the zeros that some programs write after the last gzip member, and `gzip` reads files, not chunks.
+"""
 
 from __future__ import annotations
 

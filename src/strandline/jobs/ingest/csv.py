@@ -2,6 +2,11 @@
 
 An empty field is null and "" the empty text. A quoted field may hold line ends; a quote inside a field that does
 not start with one is text.
+
+Arrow splits fields and reads values. Where a record ends is found here, because no library tells: Arrow's reader gives
+no positions, which loading needs to go on in a file that has grown and to name the line of a bad row, and it takes all
+that follows an open quote for one value. DuckDB counts lines and bytes, but reads whole files alone, and takes a quote
+that is never closed for text.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A type is given only when every sampled value has it; columns of objects or lists become JSON, columns without any
 value become text. When bad rows are to be kept aside, the type of most values counts.
+
+Types are told here and not by a library, because a type must keep every value as it is written. Arrow reads 00712 as
+712, a number of 20 digits as a float and `nan` as null; DuckDB reads identifiers in JSON as floats as soon as one of
+them has 20 digits. Both find types (times of day, dates in the form of a country) that the loading does not read.
 """
 
 from __future__ import annotations
@@ -9,19 +13,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import sift
 from strandline.jobs.ingest.blocks import Reading
-from strandline.jobs.ingest.csv import Records
-from strandline.jobs.ingest.jsonl import LINES_HINT
+from strandline.jobs.ingest.csv import Delimited
+from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
-from strandline.jobs.ingest.text import delimiter_of, header_of
+from strandline.jobs.ingest.text import Format, delimiter_of, header_of
 from strandline.model.types import JSON, canonical_schema, relaxed
 
 _SAMPLE_ROWS = 10_000
@@ -35,7 +39,8 @@ _TIMES = (
     (re.compile(rf"\d{{4}}-\d\d-\d\d{_CLOCK}(Z|[+-]\d\d:?\d\d)\Z"), _UTC),
     (re.compile(rf"\d{{4}}-\d\d-\d\d{_CLOCK}\Z"), _LOCAL),
 )
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})\Z")
+_INTEGER = re.compile(r"-?(0|[1-9]\d*)\Z")
+_INTEGER_CHARS = 20
 _DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 
 
@@ -116,7 +121,9 @@ def _json_type(value: Any) -> pa.DataType:
 
 def _csv_type(text: str) -> pa.DataType:
     if _INTEGER.match(text):
-        return pa.int64()
+        # As a float it would not be the same number.
+        is_exact = len(text) <= _INTEGER_CHARS and -(1 << 63) <= int(text) < 1 << 63
+        return pa.int64() if is_exact else pa.string()
     if _DECIMAL.match(text):
         return pa.float64()
     if text in ("true", "false", "True", "False", "TRUE", "FALSE"):
@@ -137,7 +144,8 @@ def _text_type(text: str) -> pa.DataType:
 
 def _jsonl_columns(source: Source, is_tolerant: bool) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
-    for number, line in enumerate(_lines(source, lambda data: data.rfind(b"\n") + 1, _split), 1):
+    for at, line in _first_records(source, JsonLines(pa.schema([]))):
+        number = at + 1
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -162,37 +170,20 @@ def _jsonl_columns(source: Source, is_tolerant: bool) -> dict[str, list[Any]]:
     return columns
 
 
-def _split(data: bytes) -> list[bytes]:
-    return [line for line in data.split(b"\n") if line.strip()]
-
-
 def _csv_columns(source: Source, delimiter: str | None) -> dict[str, list[Any]]:
     sign = delimiter_of(source, delimiter)
     header = header_of(source, sign)
     if header is None:
         return {}
-    records = Records(sign)
-
-    def split(data: bytes) -> list[bytes]:
-        ends = [0, *records.ends(data)]
-        return [data[start:end] for start, end in pairwise(ends) if data[start:end].strip()]
-
-    columns: dict[str, list[Any]] = {name: [] for name in header.names}
-    for record in _skip_first(_lines(source, records.cut, split)):
-        for name, text in zip(header.names, records.fields(record), strict=False):
-            if text:
-                columns[name].append(text)
-    return columns
+    texts = Delimited(pa.schema([(name, pa.string()) for name in header.names]), header.names, sign)
+    records = [record for _, record in _first_records(source, texts, header.data)]
+    found = sift(len(records), lambda start, stop: texts.convert(b"".join(records[start:stop])))
+    rows = [rows for rows in found if isinstance(rows, pa.Table)]
+    return {name: [text for each in rows for text in each.column(name).to_pylist() if text] for name in header.names}
 
 
-def _skip_first(records: Iterable[bytes]) -> Iterator[bytes]:
-    rest = iter(records)
-    next(rest, None)
-    return rest
-
-
-def _lines(source: Source, cut: Callable[[bytes], int], split: Callable[[bytes], Sequence[bytes]]) -> Iterator[bytes]:
-    """The first records of a file, enough to know its columns."""
-    for block in Reading.whole(source).blocks(cut, block_bytes=_SAMPLE_BYTES):
-        yield from split(block.data)[:_SAMPLE_ROWS]
-        return
+def _first_records(source: Source, form: Format, header: bytes = b"") -> list[tuple[int, bytes]]:
+    """The first records of a file, enough to know its columns, each with the number of line ends before it."""
+    for block in Reading.whole(source).blocks(form.cut, block_bytes=_SAMPLE_BYTES):
+        return form.records(block.data.removeprefix(header))[:_SAMPLE_ROWS]
+    return []

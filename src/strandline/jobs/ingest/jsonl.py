@@ -2,6 +2,9 @@
 
 JSON columns take any value and keep its text as it stands; a string there is taken for JSON text itself. Times are
 ISO 8601 texts.
+
+Arrow parses the lines. Two things are done here before: a line that is `null` must not reach it, and values of JSON
+columns become texts as they stand. DuckDB would keep such values too, but writes their numbers anew, as floats.
 """
 
 from __future__ import annotations

@@ -30,17 +30,18 @@ from strandline.storage.snapshot import DataFile
 __all__ = ["DEFAULT", "Budget", "batch_rows", "groups", "stage_empty", "stage_files", "write_files"]
 
 _LEVEL = 3
+_BATCH_BYTES = 32 * MIB
 _PIECE_ROWS, _PIECE_BYTES = 4096, 8 * MIB
 _TINY_ROWS, _TINY_BYTES = 1024, MIB
 
 
-def batch_rows(files: Iterable[DataFile], *, most: int = 50_000, batch_bytes: int = 32 * MIB) -> int:
+def batch_rows(files: Iterable[DataFile], *, most: int = 50_000) -> int:
     """How many rows of these files make a batch that memory and Arrow's string offsets bear."""
     rows = raw_bytes = 1
     for file in files:
         rows += file.rows
         raw_bytes += file.raw_bytes
-    return max(1, min(most, batch_bytes * rows // raw_bytes))
+    return max(1, min(most, _BATCH_BYTES * rows // raw_bytes))
 
 
 def write_files(

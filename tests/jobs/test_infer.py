@@ -1,0 +1,85 @@
+"""The types of a table that is made from its first file."""
+
+import gzip
+
+import pytest
+
+import strandline as sl
+from strandline.jobs.ingest.infer import infer
+from strandline.jobs.ingest.source import find
+from support import refused
+
+
+@pytest.fixture
+def types(tmp_path):
+    """The types of the columns of a file, by name."""
+
+    def told(name, content, *, is_tolerant=False):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (source,) = find([str(tmp_path / name)], None)
+        return {field.name: str(field.type) for field in infer(source, None, is_tolerant=is_tolerant)}
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1234567890123456789", "int64"),
+        ("-9223372036854775808", "int64"),
+        ("9223372036854775808", "string"),
+        ("9" * 5000, "string"),
+        ("00712", "string"),
+        ("-0", "int64"),
+        ("1.50", "double"),
+        ("1e3", "double"),
+        ("nan", "string"),
+        ("12:30:00", "string"),
+        ("2024-01-31", "date32[day]"),
+        ("2024-02-31", "string"),
+        ("31.01.2024", "string"),
+        ("2024-01-31 12:00:00", "timestamp[us]"),
+        ("2024-01-31T12:00:00.5+01:00", "timestamp[us, tz=UTC]"),
+        ("TRUE", "bool"),
+        ("yes", "string"),
+        ("", "string"),
+    ],
+)
+def test_a_type_keeps_every_value_as_it_is_written(types, text, kind):
+    assert types("a.csv", f"id,v\n1,{text}\n") == {"id": "int64", "v": kind}
+    assert types("b.csv", f'id,v\n1,"{text}"\n') == {"id": "int64", "v": kind}
+
+
+def test_long_identifiers_are_loaded_exactly(lake, tmp_path):
+    (tmp_path / "a.csv").write_text("id,big\n1234567890123456789,12345678901234567890\n")
+    lake.ingest("made", [str(tmp_path / "a.csv")], key=["id"])
+    assert lake.table("made").to_arrow().to_pylist() == [{"id": 1234567890123456789, "big": "12345678901234567890"}]
+
+
+def test_bad_rows_say_nothing_about_types(types):
+    rows = b'id,v\n1,1.5\n2\nx,y,z\n3,\xff\n4,"a ""b""\nc"\n'
+    assert types("a.csv", rows) == {"id": "int64", "v": "string"}
+    assert types("a.csv", rows.rpartition(b"4,")[0]) == {"id": "int64", "v": "double"}
+    assert types("a.csv.gz", gzip.compress(rows)) == {"id": "int64", "v": "string"}
+    assert types("a.csv", "id,v\n") == {"id": "string", "v": "string"}
+
+
+def test_a_line_of_json_that_is_wrong_is_named_by_its_number_in_the_file(types):
+    for wrong in ('{"id":', "[1]"):
+        with refused(sl.Invalid, line=4):
+            types("a.jsonl", f'\n{{"id": 1}}\n\n{wrong}\n')
+        assert types("a.jsonl", f'\n{{"id": 1}}\n\n{wrong}\n', is_tolerant=True) == {"id": "int64"}
+
+
+def test_values_of_two_types_are_refused_or_the_rarer_ones_are_bad_rows(types):
+    rows = '{"id": 1, "v": 1}\n{"id": 2, "v": 1.5}\n{"id": 3, "v": 2}\n'
+    assert types("a.jsonl", rows) == {"id": "int64", "v": "double"}
+    with refused(sl.Invalid, column="v"):
+        types("a.jsonl", rows + '{"id": 4, "v": true}\n')
+    assert types("a.jsonl", '{"v": 1}\n{"v": 2}\n{"v": true}\n', is_tolerant=True) == {"v": "int64"}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_file_without_columns_is_refused(types, name):
+    with refused(sl.Invalid):
+        types(name, "")
