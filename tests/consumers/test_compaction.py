@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.consumers import compaction
+from strandline.consumers import compaction, fold_files
 from strandline.consumers.compaction_plan import plan
 from strandline.jobs.doctor import examine
 from strandline.model.keys import hash_keys, vnode_of
@@ -209,7 +209,7 @@ def rows_by_key(table, rows):
 def test_a_fold_on_spark_that_loses_its_race_leaves_no_file(spark, items, monkeypatch):
     fill(items, commits=2)
     # Another compactor that looked before this one had claimed its vnodes.
-    monkeypatch.setattr(compaction._Work, "_claimed", lambda self: set())
+    monkeypatch.setattr(compaction.Compaction, "_claimed", lambda self: set())
     other = sl.Lake(items.log.storage.uri).table("items")
     commit = items.baseline.commit_fold
 
@@ -363,7 +363,7 @@ KEYS = {
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("is_composite", [False, True], ids=["one", "composite"])
 def test_large_files_that_no_change_falls_into_stay(make_table, monkeypatch, kind, is_composite):
-    monkeypatch.setattr(compaction, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
     type_, make = KEYS[kind]
     schema = pa.schema([("a", type_), ("b", pa.int64()), ("n", pa.int64())])
     table = make_table(schema, key=["a", "b"] if is_composite else ["a"], vnodes=1)
@@ -401,7 +401,7 @@ def test_large_files_that_no_change_falls_into_stay(make_table, monkeypatch, kin
 
 
 def test_what_stays_and_what_is_rewritten_never_changes_the_rows(make_table, monkeypatch):
-    monkeypatch.setattr(compaction, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
     rng = random.Random(3)
     table = make_table(key=["id"], vnodes=2)
     oracle, kept = Oracle(["id"]), 0
@@ -429,7 +429,7 @@ def test_a_table_without_a_key_packs_small_files_and_leaves_large_ones(make_tabl
         table.append([{"id": n}])
         table.compact(full=True)
         assert len(table.baseline.refresh().files()) == 1, "small files are packed"
-    monkeypatch.setattr(compaction, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
     large = set(table.baseline.refresh().snapshot.files)
     table.append([{"id": 3}])
     assert table.compact(full=True).removed_files == 0

@@ -17,6 +17,7 @@ import strandline as sl
 from destinations import NEAR
 from forks import KILLED, Armed, Serving, Ticking, at_crash_points, wait_for_port
 from strandline.consumers import loop
+from strandline.consumers import sink as sink_consumer
 from strandline.sinks.http import HttpSink
 from support import ITEMS, free_ports, refused, rows_of
 
@@ -349,7 +350,7 @@ def test_a_state_from_within_a_tick_repeats_what_it_had_begun_and_nothing_double
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2, 3))
-    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop, "carry")
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, sink_consumer, "deliver")
     items.upsert(some(4))
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
@@ -377,7 +378,7 @@ def test_a_state_from_within_a_tick_is_an_old_one_after_a_purge(lake, items, nea
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(1, 2, 3))
     to = tmp_path / "kept"
-    copy_within_a_tick(lake, to, monkeypatch, loop, "carry", then=lambda: items.purge([1]))
+    copy_within_a_tick(lake, to, monkeypatch, sink_consumer, "deliver", then=lambda: items.purge([1]))
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):

@@ -805,7 +805,7 @@ def test_a_fold_whose_files_another_compactor_replaced_and_cleaned_is_no_damage(
     fill(items, 3, start=1)
     expected = by_id(items)
     other = again(items)
-    on_driver = compaction._on_driver
+    on_driver = compaction.fold_on_driver
 
     def overtaken(table, part):
         if table is items:
@@ -813,7 +813,7 @@ def test_a_fold_whose_files_another_compactor_replaced_and_cleaned_is_no_damage(
             other.vacuum(**NOW)
         return on_driver(table, part)
 
-    monkeypatch.setattr(compaction, "_on_driver", overtaken)
+    monkeypatch.setattr(compaction, "fold_on_driver", overtaken)
     assert items.compact(full=True).degraded == ()
     monkeypatch.undo()
     assert by_id(again(items)) == expected

@@ -48,7 +48,7 @@ UNFORESEEN = [
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
 def test_a_table_that_cannot_be_folded_keeps_no_other_from_it(three, monkeypatch, error):
-    fail_for_b(monkeypatch, compaction, "_on_driver", error)
+    fail_for_b(monkeypatch, compaction, "fold_on_driver", error)
     a, b, c = three.compact(full=True)
     assert (a.vnodes, c.vnodes) == (2, 2)
     assert isinstance(b, BrokenTable)
@@ -58,7 +58,7 @@ def test_a_table_that_cannot_be_folded_keeps_no_other_from_it(three, monkeypatch
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
 def test_a_tick_goes_on_behind_a_table_that_cannot_be_folded(three, monkeypatch, error):
-    fail_for_b(monkeypatch, compaction, "_on_driver", error)
+    fail_for_b(monkeypatch, compaction, "fold_on_driver", error)
     report = three.tick()
     told = {each.table: each for each in report.compacted}
     assert (told["a"].facts["vnodes"], told["c"].facts["vnodes"]) == (2, 2)
@@ -97,9 +97,9 @@ def test_the_command_line_tells_of_every_table_and_ends_with_1(three, monkeypatc
 
     error = RuntimeError("no such thing")
     for module, name in {
-        "compact": [(compaction, "_on_driver")],
+        "compact": [(compaction, "fold_on_driver")],
         "vacuum": [(table, "vacuum")],
-        "tick": [(compaction, "_on_driver")],
+        "tick": [(compaction, "fold_on_driver")],
         "status": [(sl.Table, "merge")],
         "plan": [(retention, "due")],
     }[verb]:
