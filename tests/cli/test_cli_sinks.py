@@ -26,7 +26,7 @@ from foreign_receiver import Endpoint, foreign_receiver
 from strandline.cli import app
 from strandline.cli.sinks import length, marks_text
 from strandline.cli.verb import Call
-from strandline.pipeline.redelivery import Replayed
+from strandline.pipeline.redelivery import ReplayReport
 from strandline.sinks.definition import KINDS
 from strandline.state.leases import this_worker
 from support import environment, files_below, python
@@ -611,9 +611,9 @@ def test_a_table_that_the_receiver_lacks_is_told_with_the_way_to_make_it(run: Ru
 
 
 def test_letters_that_were_not_tried_are_counted(run: Run, central: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replay(lake: sl.Lake, ids: list[str], **_: object) -> list[Replayed]:
+    def replay(lake: sl.Lake, ids: list[str], **_: object) -> list[ReplayReport]:
         away = sl.Unavailable("nobody is there")
-        return [Replayed(id, "central", 1, away) for id in ids]
+        return [ReplayReport(id, "central", 1, away) for id in ids]
 
     monkeypatch.setattr("strandline.pipeline.redelivery.replay", replay)
     said = run("deadletter", "replay", "--all", code=1)

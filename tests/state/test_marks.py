@@ -176,14 +176,14 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
     retired = registry.retire("c5")
     statements = []
     event.listen(state._engine, "before_cursor_execute", lambda *words: statements.append(words[2]))
-    standings, receipts = marks.standings(), marks.last_receipts(found)
+    standings, receipts = marks.known(), marks.last_receipts(found)
     assert len([each for each in statements if each.startswith("SELECT")]) == 4
     now = [retired if each.name == "c5" else each for each in found]
     assert standings == {each.name: ConsumerState(each, marks.load(each), tuple(marks.intents(each))) for each in now}
     assert standings["c0"].marks == {} and standings["c5"].marks == dict.fromkeys(range(5), 5)
     assert [intent.lane for intent in standings["c3"].intents] == ["x", "y"]
     assert receipts == {each.generation: marks.receipts(each, 1)[0] for each in found[1:]}
-    assert marks.standings("c3") == {"c3": standings["c3"]} and marks.standings("nobody") == {}
+    assert marks.known("c3") == {"c3": standings["c3"]} and marks.known("nobody") == {}
     assert marks.last_receipts([]) == {}
 
 

@@ -20,7 +20,7 @@ from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.model.change import SEQ
 from strandline.pipeline import redelivery
-from strandline.pipeline.redelivery import Replayed
+from strandline.pipeline.redelivery import ReplayReport
 from strandline.state.letters import DeadLetter, DeadLetters
 
 _REASON_CHARS = 80
@@ -141,9 +141,9 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
     return Answer({"replayed": [each.to_dict() for each in done]}, render, 1 if failed else 0)
 
 
-def _show_failed(out: Console, call: Call, failed: Sequence[Replayed], ids: Mapping[str, str]) -> None:
+def _show_failed(out: Console, call: Call, failed: Sequence[ReplayReport], ids: Mapping[str, str]) -> None:
     """Each reason once, with the letters that stay because of it."""
-    groups: dict[tuple[str, str, str], list[Replayed]] = {}
+    groups: dict[tuple[str, str, str], list[ReplayReport]] = {}
     for each in failed:
         assert each.error is not None
         groups.setdefault((each.consumer, each.error.kind, each.error.message), []).append(each)

@@ -83,7 +83,7 @@ def reset(
     return Answer(asdict(done), render)
 
 
-def _will(planned: commands.Reset, sink: ConsumerStatus) -> str:
+def _will(planned: commands.ResetReport, sink: ConsumerStatus) -> str:
     """What starting again causes."""
     rows = f"about {counted(planned.rows, 'row')}"
     lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)}."

@@ -67,10 +67,11 @@ def _why(plan: ConsumerPlan) -> str:
     if plan.is_retired:
         return "retired"
     new = [work for work in plan.works if not work.is_replay]
+    does = "sends" if plan.is_sink else "reads"
     parts = [
         *([f"new: {plan.why}" if plan.is_new else plan.why] if plan.why else []),
         *(["repeats what an earlier run began"] if len(new) < len(plan.works) else []),
-        *(["sends the table as it is"] if any(work.source == SNAPSHOT for work in new) else []),
+        *([f"{does} the table as it is"] if any(work.source == SNAPSHOT for work in new) else []),
         *(work.why or f"starts after seq {work.upto:,}" for work in new if work.source == NOTHING or work.why),
     ]
     return "; ".join(parts) or ("new changes" if plan.works else "up to date")

@@ -21,6 +21,7 @@ from strandline.consumers.retention import Retention
 from strandline.lake import Lake
 from strandline.pipeline.plan import marked_plans, plan_of
 from strandline.pipeline.runner import TickReport
+from strandline.sinks.definition import KINDS
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +78,7 @@ def _show_consumer(out: Console, call: Call, report: ConsumerReport) -> None:
         out.print(Text(f"{report.name}: left to another runner: {report.why}", "yellow"), soft_wrap=True)
         return
     what = f"sent {'the table' if report.is_full else 'changes of'} {report.table} to {report.destination}: "
-    done = did(report, what)
+    done = did(report, what if report.kind in KINDS else "")
     if done:
         out.print(f"{report.name}: {done}.", soft_wrap=True)
     if report.error is not None:
@@ -116,6 +117,6 @@ def did(report: ConsumerReport, what: str = "") -> str:
     ]
     if report.rows or report.is_full or extras:
         seqs = f"seq {report.after:,} → {report.upto:,}"
-        much = f"{counted(report.rows, 'row')}, {size(report.bytes)}, {seqs}, {report.seconds:.1f} s"
-        return what + "; ".join([much, *extras])
+        much = [counted(report.rows, "row"), *([size(report.bytes)] if report.kind in KINDS else []), seqs]
+        return what + "; ".join([", ".join([*much, f"{report.seconds:.1f} s"]), *extras])
     return "" if report.error is not None else f"at seq {report.upto:,}; nothing had to be sent"

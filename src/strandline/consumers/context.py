@@ -70,11 +70,11 @@ class Context(Tables):
 
     def known(self, name: str) -> ConsumerState:
         """What the state has of a consumer: its record, marks and open intents."""
-        return self.state.marks.standings(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
+        return self.state.marks.known(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
 
     def all_known(self) -> dict[str, ConsumerState]:
         """Every consumer with marks, by name: those that are declared here and those that the state has."""
-        known = self.state.marks.standings() if self.has_state else {}
+        known = self.state.marks.known() if self.has_state else {}
         names = sorted({*self.declared, *self.consumers, *known})
         return {name: known.get(name, ConsumerState()) for name in names}
 

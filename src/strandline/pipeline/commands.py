@@ -26,7 +26,7 @@ from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
-class Reset:
+class ResetReport:
     """A sink that starts again: `rows` will be sent at most, of which the destination may have some. `was` are its
     marks until then, `life` is its number from now on."""
 
@@ -40,7 +40,7 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class Retired:
+class RetireReport:
     """A sink that holds the log no more; what lies in `lag` is never sent."""
 
     name: str
@@ -69,14 +69,14 @@ def add(context: Context, sink: SinkDef) -> Registered:
     return registered
 
 
-def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> Reset:
+def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
     """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
     checked_start(start, name)
     found, consumer = _found(context, name)
     declared = declared_consumer(context, name, consumer)
     table = table_of(context, None if declared is None else declared.table, consumer)
     merge = table.merge()
-    done = Reset(
+    done = ResetReport(
         name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
     )
     if dry_run:
@@ -116,7 +116,7 @@ def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) 
         return 0
 
 
-def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
+def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireReport:
     """Let a sink send nothing more and hold the log no more."""
     found, consumer = _found(context, name)
     try:
@@ -129,7 +129,7 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> Retired:
         with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
             context.state.registry.retire(name)
             context.state.epoch.renew()
-    return Retired(name, consumer.table, consumer.destination, lag)
+    return RetireReport(name, consumer.table, consumer.destination, lag)
 
 
 def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:

@@ -27,7 +27,7 @@ from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
-class Adopted:
+class RecoveredSink:
     """A sink and the seqs from which it goes on, by vnode; None when it is retired. `why` says how that is known,
     `begun` counts the batches that it finishes first. With `is_undecided` it waits for a person to say where it goes
     on."""
@@ -54,7 +54,7 @@ class _Place:
     is_undecided: bool = False
 
 
-def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted]:
+def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[RecoveredSink]:
     """Make the state that the lake is opened with its own again. Sinks named in `skip` are retired unasked."""
     epochs = [0, *(context.table(name).log.refresh().epoch for name in context.tables())]
     if _belongs(context, max(epochs)):
@@ -72,7 +72,7 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted
             )
     decided: list[tuple[ConsumerRecord, Mapping[int, int] | None]] = []
     begun: list[Intent] = []
-    found: list[Adopted] = []
+    found: list[RecoveredSink] = []
     heads = {table.entry.generation: table.head for table in map(context.table, context.tables())}
     for name in sorted(known):
         consumer = known[name].decided()
@@ -86,7 +86,7 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Adopted
         decided.append((replace(consumer, is_retired=False), place.marks))
         begun += place.begun
         facts = (name, consumer.table, consumer.destination)
-        found.append(Adopted(*facts, place.marks, place.why, len(place.begun), place.is_undecided))
+        found.append(RecoveredSink(*facts, place.marks, place.why, len(place.begun), place.is_undecided))
     context.state.epoch.adopt(decided, begun=begun, heads=heads, trimmed_epoch=max(epochs))
     return found
 

@@ -40,7 +40,7 @@ _REFUSALS = (400, 413, 422)
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayReport:
     """A letter that was to be sent again: it is gone, or stays because of `error`."""
 
     id: str
@@ -53,14 +53,14 @@ class Replayed:
         return {"id": self.id, "consumer": self.consumer, "rows": self.rows, "error": error}
 
 
-def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent) -> list[Replayed]:
+def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent) -> list[ReplayReport]:
     """Send these letters again, each on its own; those that are accepted go."""
     state = context.state
     state.epoch.check()
     by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
     for letter in {letter.id: letter for letter in (state.letters.get(id) for id in ids)}.values():
         by_sink[letter.consumer].append(letter)
-    done: list[Replayed] = []
+    done: list[ReplayReport] = []
     proved: set[str] = set()
     for name, letters in sorted(by_sink.items()):
         consumer = state.registry.get(name)
@@ -72,7 +72,7 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
                 if away is None:
                     sent = _sent(context, consumer, letter, proved)
                 else:
-                    sent = Replayed(letter.id, name, letter.rows, away)
+                    sent = ReplayReport(letter.id, name, letter.rows, away)
                 # Who is away for one letter is for the next, and each would wait as long.
                 away = sent.error if isinstance(sent.error, Unavailable) else None
                 done.append(sent)
@@ -80,17 +80,17 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
     return done
 
 
-def _sent(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> Replayed:
+def _sent(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> ReplayReport:
     letters = context.state.letters
     try:
         rows = _send(context, consumer, letter, proved)
     except StrandlineError as error:
         if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
             letters.failed(letter.id, error.message, error.fields["status"])
-        return Replayed(letter.id, consumer.name, letter.rows, error)
+        return ReplayReport(letter.id, consumer.name, letter.rows, error)
     crash_point("redelivery.sent")
     letters.drop([letter.id])
-    return Replayed(letter.id, consumer.name, rows)
+    return ReplayReport(letter.id, consumer.name, rows)
 
 
 def _send(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> int:

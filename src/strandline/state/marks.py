@@ -116,7 +116,7 @@ class Marks:
                 not_found(connection, consumer.name)
             return _marks(connection, consumer.generation)
 
-    def standings(self, name: str | None = None) -> dict[str, ConsumerState]:
+    def known(self, name: str | None = None) -> dict[str, ConsumerState]:
         """Every consumer by name, or the one of this name, as of one moment; three queries however many they are."""
         with self._state.reading() as connection:
             found = [each for each in all_current(connection) if name in (None, each.name)]
