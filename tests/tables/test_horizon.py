@@ -159,17 +159,6 @@ def test_the_last_horizon_survives_a_trim_and_a_clean_up(make_table):
         assert len(expiry.horizons(reader.log.refresh().snapshot.txns)) == 1
 
 
-def test_retention_says_before_when(make_table):
-    now = dt.datetime.now(UTC)
-    table = make_table(schema_of("zoned"), key=["id"], time="at", retention="7d")
-    table.upsert([{"id": days, "at": now - dt.timedelta(days=days)} for days in (1, 6, 8, 30)])
-    table.expire()
-    assert ids(table.to_arrow()) == {1, 6}
-    table.configure(retention="none")
-    with refused(sl.Invalid):
-        table.expire()
-
-
 def test_a_table_without_a_key_expires_rows(make_table):
     table = make_table(schema_of("date"), time="at", vnodes=2)
     table.append(rows_for("date"))
@@ -218,40 +207,6 @@ def test_a_table_with_a_version_column_expires_nothing(make_table):
         table.configure(retention="1d")
     with refused(sl.Invalid):
         make_table(columns, key=["id"], version="rev", time="at", retention="1d")
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        "2026-01-01",
-        7,
-        True,
-        dt.datetime(9999, 12, 31, 1),
-        dt.datetime.max,
-        dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=2))),
-        dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-2))),
-    ],
-    ids=str,
-)
-def test_a_moment_that_no_read_could_hold_is_refused_and_the_table_stays_readable(make_table, before):
-    """A day that begins after the last one, a time that has no UTC."""
-    table = make_table(schema_of("date"), key=["id"], time="at")
-    table.upsert(rows_for("date"))
-    with refused(sl.Invalid):
-        table.expire(before)
-    assert table.to_arrow().num_rows == len(MOMENTS)
-
-
-@pytest.mark.parametrize("retention", ["3000000d", 1e300])
-def test_a_retention_longer_than_there_are_years_hides_nothing_or_is_refused(make_table, retention):
-    table = make_table(schema_of("date"), key=["id"], time="at")
-    table.upsert(rows_for("date"))
-    try:
-        table.configure(retention=retention)
-        table.expire()
-    except sl.StrandlineError as error:
-        assert isinstance(error, sl.Invalid)
-    assert table.to_arrow().num_rows == len(MOMENTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,98 @@
+"""The rows of a range: a function of the log alone, the same on both engines."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from folding import keys_in, put
+from strandline.consumers.feed import Feed, extent_of, files_of, kept_schema
+from strandline.sinks.outgoing import Outgoing
+from support import refused
+
+
+def feed(
+    table: sl.Table, after: int = 0, vnodes=range(4), *, is_snapshot: bool = False, upto: int | None = None
+) -> Feed:
+    log = table.log.refresh()
+    upto = log.head if upto is None else upto
+    return Feed(table, Outgoing.of(log.definition), log, after, upto, vnodes, is_snapshot=is_snapshot, is_ordered=True)
+
+
+def rows(made: Feed) -> list[dict[str, object]]:
+    with made.kept(), made.batches() as batches:
+        return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def filled(items: sl.Table) -> sl.Table:
+    put(items, range(30))
+    items.compact(full=True)
+    put(items, range(5), "later")
+    items.delete([7])
+    return items
+
+
+@pytest.mark.parametrize("is_snapshot", [True, False])
+@pytest.mark.parametrize("vnodes", [(0, 1, 2, 3), (1, 3)], ids=["all", "some"])
+def test_driver_and_spark_give_the_same_rows(spark, filled, is_snapshot, vnodes):
+    filled.spark = spark
+    made = feed(filled, 0 if is_snapshot else 1, vnodes, is_snapshot=is_snapshot)
+    on_spark = [row.asDict() for row in made.frame(spark).collect()]
+
+    def order(row):
+        return row["_vnode"], row["_seq"], row["id"]
+
+    assert rows(made) == sorted(on_spark, key=order)
+    assert {row["_vnode"] for row in rows(made)} <= set(vnodes)
+
+
+def test_a_snapshot_is_the_table_at_its_seq_as_upserts_of_that_seq(filled):
+    found = rows(feed(filled, is_snapshot=True))
+    assert {row["id"] for row in found} == set(range(30)) - {7}
+    assert {(row["_op"], row["_seq"]) for row in found} == {("upsert", filled.head)}
+    before = rows(feed(filled, is_snapshot=True, upto=1))
+    assert {row["id"] for row in before} == set(range(30)) and {row["_seq"] for row in before} == {1}
+
+
+def test_changes_are_those_of_the_range(filled):
+    found = rows(feed(filled, 1))
+    assert sorted((row["_op"], row["id"]) for row in found) == [("delete", 7), *(("upsert", n) for n in range(5))]
+
+
+def test_only_files_that_may_have_changes_of_a_vnode_count(lake):
+    table = lake.create_table("wide", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], vnodes=4)
+    put(table, keys_in(0, 5))
+    put(table, keys_in(3, 7))
+    log = table.log.refresh()
+    assert extent_of(files_of(log, 0, 2, [0], 4)).rows == 5
+    assert extent_of(files_of(log, 0, 2, [0, 3], 4)).commits == 2
+    assert files_of(log, 0, 2, [1], 4) == []
+
+
+def test_a_column_that_came_meanwhile_changes_nothing(items):
+    put(items, [1])
+    planned = items.log.refresh().definition.schema_id
+    items.evolve(pa.schema([*items.schema, pa.field("extra", pa.int64())]))
+    now = items.log.refresh()
+    assert "extra" in now.definition.schema.names
+    assert "extra" not in kept_schema(now, planned).definition.schema.names
+    assert kept_schema(now, now.definition.schema_id) is now
+
+
+def test_rows_of_some_keys_are_found(filled):
+    keys = pa.table({"id": pa.array([3, 7, 12], pa.int64())})
+    proved: set[str] = set()
+    found = feed(filled, is_snapshot=True).matching(keys, proved)
+    assert sorted(found.column("id").to_pylist()) == [3, 12] and proved
+
+
+def test_a_damaged_file_is_named(filled, lake):
+    made = feed(filled, 1)
+    path = next(iter(made.files))
+    damaged = filled.log.storage.url(path)
+    with open(damaged, "r+b") as file:
+        file.truncate(10)
+    with refused(sl.Corrupt):
+        rows(feed(filled, 1))

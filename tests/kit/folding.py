@@ -1,0 +1,32 @@
+"""Keys of one vnode, rows for them, and which vnodes are due for a fold."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+
+from strandline.consumers.compaction_plan import plan
+from strandline.model.keys import hash_keys, vnode_of
+
+AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+TIMED = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())])
+
+
+def keys_in(vnode, count, *, vnodes=4, start=0):
+    """The first `count` whole numbers from `start` on whose key falls into a vnode."""
+    numbers = range(start, start + 64 * vnodes * (count + 1))
+    hashes = hash_keys([pa.array(numbers, pa.int64())]).to_pylist()
+    return [n for n, hash_ in zip(numbers, hashes, strict=True) if vnode_of(hash_, vnodes) == vnode][:count]
+
+
+def put(table, keys, name="x"):
+    return table.upsert([{"id": key, "name": name} for key in keys])
+
+
+def due(table, **options):
+    return [need.vnode for need in plan(table, **options).due]
+
+
+def rows_by_key(table, rows):
+    return {name: pa.array([row[name] for row in rows], table.schema.field(name).type) for name in table.definition.key}
