@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.consumers import compaction
 from strandline.consumers.compaction_plan import plan
+from strandline.engines.choice import BULK
 from strandline.jobs.doctor import examine
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.tables.broken import BrokenTable
@@ -467,7 +468,7 @@ def test_a_rewrite_for_expired_rows_is_not_repeated(request, make_table, engine)
     table.compact()
     table.expire(AT + dt.timedelta(days=90))
     assert sorted(due(table)) == [0, 1]
-    compaction.compact(table, driver_rows=0 if engine == "spark" else compaction.DRIVER_ROWS)
+    compaction.compact(table, driver_rows=0 if engine == "spark" else BULK.rows)
     version = table.baseline.refresh().version
     for full in (False, True):
         assert table.compact(full=full).vnodes == 0
@@ -663,7 +664,7 @@ def test_a_damaged_file_degrades_its_vnode_and_no_other(request, folded, lake, p
     path = Path(lake.storage.uri) / (folded.baseline if part == "baseline" else folded.log).folder / file.path
     whole = path.read_bytes()
     DAMAGES[damage](path)
-    rows = 0 if engine == "spark" else compaction.DRIVER_ROWS
+    rows = 0 if engine == "spark" else BULK.rows
     fresh = sl.Lake(lake.storage.uri).table("items")
     for _ in range(2):
         report = compaction.compact(fresh, driver_rows=rows)

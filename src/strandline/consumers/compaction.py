@@ -23,6 +23,7 @@ from strandline.consumers.account import ExpectedRows, changes_of, check, rows_b
 from strandline.consumers.compaction_plan import VnodeNeed, has_dropped, plan_of
 from strandline.consumers.damage import Degraded, damage
 from strandline.crash import crash_point
+from strandline.engines.choice import BULK
 from strandline.engines.lanes import RECEIPT, BaselineLane, counts_of, files_of
 from strandline.engines.scan import duck_type, listed, literal, quoted
 from strandline.engines.spark import collected, run_lane, running, session
@@ -43,8 +44,6 @@ from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.spark_merge import check_files, spark_frame
 from strandline.tables.store import TableStore
 
-DRIVER_ROWS = 2_000_000
-DRIVER_BYTES = 512 << 20
 LOADED_BYTES = 128 << 20
 SPARK_VNODES = 1024
 SPARK_TASKS = 64
@@ -75,7 +74,7 @@ class CompactReport:
 
 
 def compact(
-    table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
+    table: TableStore, *, full: bool = False, driver_rows: int = BULK.rows, progress: Progress = silent
 ) -> CompactReport:
     """Fold every due vnode up to the head; nothing when none is."""
     started_s = time.monotonic()
@@ -163,10 +162,8 @@ class _Work:
         return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
     def _group(self, merge: TableAt, left: Sequence[VnodeNeed], idle: Sequence[int]) -> None:
-        is_small = (
-            sum(n.rows + n.base_rows for n in left) <= self.driver_rows
-            and sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files()) <= DRIVER_BYTES
-        )
+        raw_bytes = sum(n.base_bytes for n in left) + sum(f.raw_bytes for _, f in merge.log_files())
+        is_small = sum(n.rows + n.base_rows for n in left) <= self.driver_rows and BULK.holds(raw_bytes=raw_bytes)
         # The folds of a group land together, so what is done is kept when a later group fails.
         chosen = [need.vnode for need in (left if is_small else left[:SPARK_VNODES])]
         claim = new_pin(

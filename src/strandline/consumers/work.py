@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from strandline.consumers.feed import RangeSize, extent_of, files_of
+from strandline.engines.choice import DELIVERY
 from strandline.errors import Conflict, Invalid
 from strandline.sinks.definition import BACKFILL, HEAD, SinkDef
 from strandline.state.intents import Intent
@@ -17,8 +18,6 @@ from strandline.storage.snapshot import DataFile
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt
 
-DRIVER_ROWS = 200_000
-DRIVER_BYTES = 64 << 20
 BATCH_ROWS = 1_000_000
 BATCH_BYTES = 512 << 20
 LANE_ROWS = 5_000
@@ -47,7 +46,7 @@ class Work:
 
     @property
     def engine(self) -> str:
-        is_small = self.extent.rows <= DRIVER_ROWS and self.extent.raw_bytes <= DRIVER_BYTES
+        is_small = DELIVERY.holds(rows=self.extent.rows, raw_bytes=self.extent.raw_bytes)
         return "driver" if is_small or self.source == NOTHING else "spark"
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.engines.choice import BULK
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, quoted
 from strandline.engines.spark import session
@@ -39,7 +40,6 @@ from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DRIVER_FOLD_ROWS = 1_000_000
 At = int | str | dt.datetime | None
 
 
@@ -219,7 +219,8 @@ class TableStore:
     def fold_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame | None:
         """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
         rows = sum(file.rows for _, file in merge.log_files())
-        if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
+        # Keys count twice: the driver holds them, and so does each executor.
+        if not merge.definition.is_keyed or not rows or not BULK.holds(rows=2 * rows):
             return None
         with self.lock:
             place = (spark, merge.baseline.marks, merge.seq, merge.log.purged)
