@@ -155,8 +155,7 @@ class TableStore:
         wanted = _selected(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
         with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
-            for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
-                yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
+            yield from schemas.conform_batches(relation.to_arrow_reader(merge.batch_rows(most=batch_rows)), wanted)
 
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
         """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
