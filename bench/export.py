@@ -30,6 +30,7 @@ import strandline as sl
 import strandline.jobs.export.export as exports
 from common import Samples, ratio, say, show, significant
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages
+from strandline.engines.choice import DriverLimit
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
 from strandline.engines.spark import TASK_BYTES, parallelism, run_lane, running, session
 from strandline.jobs.export.source import new_source
@@ -176,7 +177,7 @@ def measure(
 
     The first round does not count either: the JVM goes on compiling long after a small table."""
     # So few rows would be exported on the driver.
-    with mock.patch.object(exports, "DRIVER_BYTES", 0):
+    with mock.patch.object(exports, "BULK", DriverLimit(0, 0)):
         for name in names:
             say(f"warming up {name}")
             run_once(name, warmup, folder / name)

@@ -30,6 +30,7 @@ import common
 import peers
 import strandline as sl
 from strandline.consumers import work
+from strandline.engines.choice import DriverLimit
 from strandline.engines.spark import is_running, session
 
 CHUNK_ROWS, LANES, VNODES = 5_000, 4, 16
@@ -60,7 +61,8 @@ class Sender:
 
     def __init__(self, folder: str, url: str, engine: str = "") -> None:
         if engine:
-            work.DRIVER_ROWS, work.DRIVER_BYTES = (0, 0) if engine == "spark" else (1 << 60, 1 << 60)
+            most = 0 if engine == "spark" else 1 << 60
+            work.DELIVERY = DriverLimit(most, most)
         self.connects = 0
         sys.addaudithook(self._heard)
         self.lake = sl.Lake(folder)

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 import strandline as sl
 from folding import AT, TIMED, due, keys_in, put
 from strandline.consumers import compaction
+from strandline.engines.choice import BULK
 from strandline.jobs.doctor import examine
 from strandline.tables.broken import BrokenTable
 from strandline.tables.pins import new_pin
@@ -345,7 +346,7 @@ def test_a_damaged_file_degrades_its_vnode_and_no_other(request, folded, lake, p
     path = Path(lake.storage.uri) / (folded.baseline if part == "baseline" else folded.log).folder / file.path
     whole = path.read_bytes()
     DAMAGES[damage](path)
-    rows = 0 if engine == "spark" else compaction.DRIVER_ROWS
+    rows = 0 if engine == "spark" else BULK.rows
     fresh = sl.Lake(lake.storage.uri).table("items")
     for _ in range(2):
         report = compaction.compact(fresh, driver_rows=rows)

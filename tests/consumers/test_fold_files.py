@@ -13,6 +13,7 @@ import pytest
 import strandline as sl
 from folding import AT, TIMED, due, keys_in, rows_by_key
 from strandline.consumers import compaction, fold_files
+from strandline.engines.choice import BULK
 from strandline.jobs.doctor import examine
 from support import ITEMS, Oracle, rows_of
 
@@ -172,7 +173,7 @@ def test_a_rewrite_for_expired_rows_is_not_repeated(request, make_table, engine)
     table.compact()
     table.expire(AT + dt.timedelta(days=90))
     assert sorted(due(table)) == [0, 1]
-    compaction.compact(table, driver_rows=0 if engine == "spark" else compaction.DRIVER_ROWS)
+    compaction.compact(table, driver_rows=0 if engine == "spark" else BULK.rows)
     version = table.baseline.refresh().version
     for full in (False, True):
         assert table.compact(full=full).vnodes == 0

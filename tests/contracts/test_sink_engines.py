@@ -14,6 +14,7 @@ import strandline as sl
 from destinations import NEAR, ForeignPlace
 from forks import Interrupted, at_crash_points
 from strandline.consumers import ranges, work
+from strandline.engines.choice import DriverLimit
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.sinks.http import HttpSink
 from strandline.state.leases import leases
@@ -47,7 +48,7 @@ def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatc
 
     def deliver():
         with monkeypatch.context() as patched:
-            patched.setattr(work, "DRIVER_ROWS", 0)
+            patched.setattr(work, "DELIVERY", DriverLimit(0, 0))
             by_spark = lake.tick(only=["large"]).sinks[0]
         by_driver = lake.tick(only=["small"]).sinks[0]
         assert (by_spark.error, by_driver.error) == (None, None)
@@ -136,7 +137,7 @@ def test_a_vnode_that_fell_behind_and_has_no_changes_does_not_hold_the_log(lake,
 
 def test_lanes_on_spark_fail_and_advance_alone(spark, lake, lanes, monkeypatch):
     items, place = lanes
-    monkeypatch.setattr(work, "DRIVER_ROWS", 0)
+    monkeypatch.setattr(work, "DELIVERY", DriverLimit(0, 0))
     report = lake.tick().sinks[0]
     assert (type(report.error), report.jobs > 0) == (sl.Unavailable, True)
     assert marks(lake) == {vnode: 0 if vnode == VNODE else 1 for vnode in range(4)}
@@ -162,7 +163,7 @@ def test_a_row_that_is_refused_in_one_lane_disturbs_no_other(lake, lanes):
 
 def test_a_row_that_is_refused_in_one_lane_on_spark_disturbs_no_other(spark, lake, lanes, monkeypatch):
     """[12]"""
-    monkeypatch.setattr(work, "DRIVER_ROWS", 0)
+    monkeypatch.setattr(work, "DELIVERY", DriverLimit(0, 0))
     assert refused_in_one_lane(lake, lanes).jobs
 
 

@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.consumers import compaction
+from strandline.engines.choice import BULK, DriverLimit
 from strandline.jobs import vacuum
 from strandline.jobs.doctor import examine
 from strandline.jobs.restore import restore
@@ -358,6 +359,9 @@ def parts(tmp_path):
     return table, history
 
 
+LIMITS = {"driver": BULK, "spark": DriverLimit(0, 0)}
+
+
 @pytest.mark.parametrize("engine", ["driver", "spark"])
 def test_a_table_is_restored_to_any_seq_on_the_driver_as_on_spark(request, parts, engine):
     if engine == "spark":
@@ -365,7 +369,7 @@ def test_a_table_is_restored_to_any_seq_on_the_driver_as_on_spark(request, parts
     table, history = parts
     for at in (5, 3, 1, 4, 0, 2):
         head = table.head
-        commit = restore(table, at, driver_rows=0 if engine == "spark" else 1_000_000)
+        commit = restore(table, at, limit=LIMITS[engine])
         assert commit.seq in (head, head + 1)
         for handle in (table, sl.Lake(table.log.storage.uri).table("parts")):
             assert rows_of(handle.to_arrow()) == history[at]
@@ -395,7 +399,7 @@ def test_a_restore_that_another_commit_overtakes_never_undoes_it_unseen(request,
         return commit(files, **options)
 
     table.log.commit = overtaken
-    restored = restore(table, 3, driver_rows=0 if engine == "spark" else 1_000_000)
+    restored = restore(table, 3, limit=LIMITS[engine])
     assert len(tried) == (1 if is_disjoint else 3)
     late = [("new", 1, "late", None)] if is_disjoint else []
     assert restored.seq == table.head
@@ -414,7 +418,7 @@ def test_restoring_after_a_column_was_dropped_brings_back_rows_without_it(reques
     table.upsert([{"part": "p0", "id": 6, "colour": "red"}])
     expected = sorted(((part, id_, n, None) for part, id_, _, n in history[1]), key=repr)
     assert rows_of(table.to_arrow(at=1)) == expected
-    restore(table, 1, driver_rows=0 if engine == "spark" else 1_000_000)
+    restore(table, 1, limit=LIMITS[engine])
     fresh = sl.Lake(table.log.storage.uri).table("parts")
     for handle in (table, fresh):
         assert rows_of(handle.to_arrow()) == expected
@@ -422,7 +426,7 @@ def test_restoring_after_a_column_was_dropped_brings_back_rows_without_it(reques
         fresh.evolve(pa.schema([("name", pa.string())]))
     with refused(sl.Invalid, column="name"):
         fresh.evolve(pa.schema([("name", pa.int64())]))
-    compaction.compact(fresh, full=True, driver_rows=0 if engine == "spark" else compaction.DRIVER_ROWS)
+    compaction.compact(fresh, full=True, driver_rows=0 if engine == "spark" else BULK.rows)
     assert rows_of(table.to_arrow()) == expected
     assert not [file for file in fresh.baseline.refresh().files() if not file.path.startswith("0002-")]
     assert examine(table.log.storage, deep=True).is_sound

@@ -11,6 +11,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 import pyarrow as pa
 import strandline as sl
+from strandline.engines.choice import DriverLimit
 from strandline.tables import writing
 from strandline.model.change import UPSERT
 from strandline.consumers import compaction
@@ -35,7 +36,7 @@ answers = {"expected": rows(table.to_arrow()), "connect": rows(table.to_spark().
 answers["where"] = sorted(row["id"] for row in table.to_spark(where="name = 'driver' AND id < 33").collect())
 answers["before"] = table.to_spark(at=1).count()
 pieces = checked([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
-writing.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, driver_bytes=1)
+writing.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, limit=DriverLimit(0, 1))
 try:
     table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))
 except sl.Invalid as error:
@@ -45,7 +46,7 @@ answers["folded"] = rows(sl.Lake(sys.argv[1]).table("items").to_arrow(where="id 
 answers["spooled"] = table.to_arrow(where="name = 'spool'").num_rows
 import strandline.jobs.export.export as exports
 import pyarrow.parquet as pq
-exports.DRIVER_BYTES = -1
+exports.BULK = DriverLimit(-1, -1)
 answers["rising"] = True
 for wide in (0, 1 << 40):
     exports.WIDE_ROW_BYTES = wide
@@ -57,7 +58,7 @@ for wide in (0, 1 << 40):
 answers["marks"] = list(table.baseline.refresh().marks)
 import strandline.consumers.ranges as ranges
 import strandline.consumers.work as work
-work.DRIVER_ROWS, ranges.LANE_ROWS = -1, 5
+work.DELIVERY, ranges.LANE_ROWS = DriverLimit(-1, -1), 5
 lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
 lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))
 assert {work["engine"] for sink in lake.plan().to_dict()["consumers"] for work in sink["works"]} == {"spark"}

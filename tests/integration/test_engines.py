@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.engines.choice import DriverLimit
 from support import rows_of
 
 SCHEMA = pa.schema(
@@ -168,7 +169,7 @@ def test_a_dataframe_stays_at_its_seq_however_late_it_runs(spark, tmp_path):
 def test_spark_computes_a_large_fold_itself_and_finds_the_same(spark, tmp_path, monkeypatch):
     from strandline.tables import store as table_module
 
-    monkeypatch.setattr(table_module, "DRIVER_FOLD_ROWS", 0)
+    monkeypatch.setattr(table_module, "BULK", DriverLimit(0, 0))
     for shape in OPTIONS:
         table = build(tmp_path / shape, shape)
         assert plain(table.to_spark().toArrow()) == plain(table.to_arrow()), shape

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
+from strandline.engines.choice import DriverLimit
 from strandline.jobs.export import export as exports
 from strandline.jobs.export.destination import MANIFEST
 from strandline.jobs.export.lock import LOCK
@@ -119,7 +120,7 @@ def tables(tmp_path_factory):
 @pytest.fixture
 def on_spark(spark, monkeypatch):
     """Every export is too large for the driver."""
-    monkeypatch.setattr(exports, "DRIVER_BYTES", -1)
+    monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
 
 
 def plain(table):
@@ -226,7 +227,7 @@ def test_progress_of_a_job_on_spark_rises(on_spark, tables, tmp_path):
 def test_every_engine_reads_an_export(spark, tables, tmp_path, monkeypatch, engine):
     table = tables["clustered"]
     if engine == "spark":
-        monkeypatch.setattr(exports, "DRIVER_BYTES", -1)
+        monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
     assert table.export(str(tmp_path / "out")).engine == engine
     files = [str(tmp_path / "out" / file["path"]) for file in manifest_of(tmp_path / "out")["files"]]
     schema = pa.schema([field.with_nullable(True) for field in storage_schema(table.schema)])
@@ -292,6 +293,7 @@ def test_a_lane_that_reads_files_itself_compares_them_with_their_digests(on_spar
 DOOMED = """
 import json, os, signal, sys
 import strandline as sl
+from strandline.engines.choice import DriverLimit
 from strandline.jobs.export import export as exports
 
 lake, name, first, mark, second, options = sys.argv[1:]
@@ -306,7 +308,7 @@ def dying(lane, batches):
 
 run_lane = exports.run_lane
 exports.run_lane = lambda rows, lane, schema: run_lane(rows, lambda batches: dying(lane, batches), schema)
-exports.DRIVER_BYTES = -1
+exports.BULK = DriverLimit(-1, -1)
 table = sl.Lake(lake).table(name)
 print(json.dumps(table.export(first).to_dict()), flush=True)
 table.export(second, options=json.loads(options))
@@ -367,7 +369,7 @@ def read_s3(store, schema):
 def test_an_export_to_s3_holds_the_rows_and_is_replaced_when_asked_for(spark, tables, store, monkeypatch, engine):
     table = tables["clustered"]
     if engine == "spark":
-        monkeypatch.setattr(exports, "DRIVER_BYTES", -1)
+        monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
     report = to_s3(table, store)
     assert (report.engine, report.uri) == (engine, store.uri)
     assert plain(read_s3(store, table.schema)) == plain(table.to_arrow())
@@ -390,7 +392,7 @@ def test_a_lake_on_s3_is_exported_by_driver_and_spark(spark, s3_lake, store, tmp
     expected = plain(table.to_arrow())
     table.export(str(tmp_path / "driver"))
     assert plain(read(tmp_path / "driver", table.schema)) == expected
-    monkeypatch.setattr(exports, "DRIVER_BYTES", -1)
+    monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
     assert to_s3(table, store).engine == "spark"
     assert plain(read_s3(store, table.schema)) == expected
     with refused(sl.Invalid):
@@ -401,7 +403,7 @@ def test_a_lake_on_s3_is_exported_by_driver_and_spark(spark, s3_lake, store, tmp
 def test_a_failure_on_the_way_to_s3_leaves_no_object_and_no_upload(spark, tables, store, seaweed, monkeypatch, engine):
     table = tables["clustered"]
     if engine == "spark":
-        monkeypatch.setattr(exports, "DRIVER_BYTES", -1)
+        monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
     with proxied(seaweed) as proxy:
         proxy.is_aimed = is_part
         proxy.faults = [(403, "AccessDenied")] * 20

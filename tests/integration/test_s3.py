@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.consumers import compaction
+from strandline.engines.choice import DriverLimit
 from strandline.jobs.doctor import examine
 from strandline.model.change import UPSERT
 from strandline.model.rows import checked
@@ -110,7 +111,7 @@ def test_spark_writes_reads_and_folds(spark, s3_lake):
     assert by_id(s3_lake().table("items")) == expected
     rows = checked([{"id": n % 50, "name": f"spool {n}"} for n in range(100)], table.schema)
     definition = table.definition
-    commit = writing.write(table.log, rows, definition, UPSERT, tokens=(), spark=None, driver_bytes=1)
+    commit = writing.write(table.log, rows, definition, UPSERT, tokens=(), spark=None, limit=DriverLimit(0, 1))
     assert commit.rows == 50
     assert by_id(table) == {n: f"spool {n + 50}" for n in range(50)}
     assert not [info for info in table.log.storage.list(table.log.folder) if "spool" in info.path]

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JJavaError
 import strandline as sl
 import strandline.jobs.export.export as exports
 from strandline.consumers import compaction
+from strandline.engines.choice import DriverLimit
 from strandline.engines.scan import spark_schema
 from strandline.jobs.doctor import examine
 from strandline.model.types import conform
@@ -162,7 +163,7 @@ def test_no_setting_of_a_session_changes_a_result(spark, table, tmp_path, monkey
         assert plain(conform(again.toArrow(), SCHEMA)) == expected
         assert plain(conform(fresh.table("t").to_spark(where=WHERE).toArrow(), SCHEMA)) == chosen
 
-        monkeypatch.setattr(exports, "DRIVER_ROWS", -1)
+        monkeypatch.setattr(exports, "BULK", DriverLimit(-1, -1))
         report = fresh.table("t").export(tmp_path / "out")
         assert report.engine == "spark"
         exported = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "out").glob("*.parquet"))
@@ -214,12 +215,12 @@ def test_no_setting_lets_a_damaged_file_pass_for_one_with_fewer_rows(spark, tabl
             fresh.to_spark().toArrow()
         report = compaction.compact(fresh, full=True, driver_rows=-1)
         assert report.degraded and path.name in report.degraded[0].path
-        exports_rows, exports.DRIVER_ROWS = exports.DRIVER_ROWS, -1
+        limit, exports.BULK = exports.BULK, DriverLimit(-1, -1)
         try:
             with refused(sl.Corrupt) as caught:
                 fresh.export(tmp_path / "out")
         finally:
-            exports.DRIVER_ROWS = exports_rows
+            exports.BULK = limit
         assert path.name in caught.value.fields["path"]
     path.write_bytes(bytes(data) if damage != "flipped" else _unflipped(data, start))
     assert plain(sl.Lake(table.log.storage.uri).table("t").to_arrow()) == expected, "put back, all is there"

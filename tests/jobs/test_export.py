@@ -18,6 +18,7 @@ import pytest
 
 import strandline as sl
 import strandline.jobs.export.export as exports
+from strandline.engines.choice import DriverLimit
 from strandline.jobs.export import lock as locks
 from strandline.jobs.export.destination import MANIFEST, Destination
 from strandline.jobs.export.lock import LOCK
@@ -961,7 +962,7 @@ def test_a_place_below_a_file_is_refused(parts, tmp_path):
 def test_the_driver_takes_what_a_filter_or_few_columns_make_small(many, dest, monkeypatch):
     """What is known of the files is of all rows and columns; a look into them says how little is asked for."""
     whole = many.export(dest, dry_run=True).raw_bytes
-    monkeypatch.setattr(exports, "DRIVER_BYTES", whole // 2)
+    monkeypatch.setattr(exports, "BULK", DriverLimit(2_000_000, whole // 2))
     assert many.export(dest, dry_run=True).engine == "spark"
     for options in ({"where": "k = 3"}, {"columns": ["k"]}):
         plan = many.export(dest, dry_run=True, **options)

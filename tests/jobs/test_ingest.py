@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
+from strandline.engines.choice import DriverLimit
 from strandline.jobs.ingest import load as loading
 from strandline.jobs.ingest.loaded_files import Loaded
 from support import ITEMS, answer_of, by_id, python, refused, start_python
@@ -437,7 +438,7 @@ def test_two_threads_load_a_growing_file_once(events: sl.Table, lake: sl.Lake, t
 def test_a_file_too_large_for_the_driver_goes_through_spark_whole_and_once(
     events: sl.Table, load: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: object
 ) -> None:
-    monkeypatch.setitem(loading.write.__kwdefaults__, "driver_bytes", 1000)
+    monkeypatch.setitem(loading.write.__kwdefaults__, "limit", DriverLimit(0, 1000))
     (tmp_path / "a.jsonl").write_text(lines(*range(500)) + "bad\n" + lines(*range(500, 1000)))
     with refused(sl.Invalid, line=501):
         load(events, "a.jsonl")

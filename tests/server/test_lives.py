@@ -27,7 +27,8 @@ from strandline.server.memory_cost import Weight
 from strandline.server.requests import hidden_columns, posts_of
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.forward.lane import HttpLane
-from strandline.sinks.forward.message import HEADER, ChunkHeader
+from strandline.sinks.forward.message import ChunkHeader
+from strandline.sinks.forward.protocol import CHUNK_HEADER, KEY_HEADER
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, by_id, nothing_written
 
@@ -105,7 +106,7 @@ def test_sinks_do_not_end_each_others_lives(client, items):
 
 
 def posts(table, ranges, rows, **told):
-    chunk = ChunkHeader.parse(chunk_of(*ranges, **told)[HEADER])
+    chunk = ChunkHeader.parse(chunk_of(*ranges, **told)[CHUNK_HEADER])
     body = decode(arrow(rows), Form(True, False), Weight(1 << 24, 1000, 100))
     columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
     return posts_of(body.rows(columns), table.definition, chunk=chunk)
@@ -163,7 +164,7 @@ def recording(status=503):
 
         def do_POST(self):
             content = self.rfile.read(int(self.headers["Content-Length"]))
-            kept = ("Content-Type", HEADER, "Idempotency-Key")
+            kept = ("Content-Type", CHUNK_HEADER, KEY_HEADER)
             sent.append((content, {name: self.headers[name] for name in kept if self.headers[name]}))
             self.answer(status, b"{}")
 

@@ -21,7 +21,8 @@ from strandline.server.idempotency import Key
 from strandline.server.memory_cost import Weight
 from strandline.server.requests import Post, hidden_columns, posts_of
 from strandline.sinks.forward.client import Connection
-from strandline.sinks.forward.message import REPLAY_HEADER, ChunkHeader, Replay, Sender
+from strandline.sinks.forward.message import ChunkHeader, Replay, Sender
+from strandline.sinks.forward.protocol import REPLAY_HEADER
 from support import by_id, nothing_written
 
 

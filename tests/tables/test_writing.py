@@ -10,6 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.consumers import compaction
+from strandline.engines.choice import DriverLimit
 from strandline.engines.scan import spark_schema
 from strandline.model.change import DELETE, UPSERT
 from strandline.model.rows import checked
@@ -71,7 +72,7 @@ def spooled(table, rows, op=UPSERT):
     if op == DELETE:
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
     pieces = checked(rows, columns)
-    return writing.write(table.log, pieces, definition, op, tokens=(), spark=table.spark, driver_bytes=1)
+    return writing.write(table.log, pieces, definition, op, tokens=(), spark=table.spark, limit=DriverLimit(0, 1))
 
 
 @pytest.mark.parametrize("key", [["k"], ["day", "n"], []], ids=["one", "two", "none"])

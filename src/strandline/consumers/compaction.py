@@ -23,6 +23,7 @@ from strandline.consumers.fold_files import discard, fold_on_driver, fold_on_spa
 from strandline.consumers.loop import adding_up, run_own
 from strandline.consumers.work import LOG, Work
 from strandline.crash import crash_point
+from strandline.engines.choice import BULK, DriverLimit
 from strandline.errors import Conflict, Corrupt
 from strandline.progress import Progress, silent
 from strandline.state.marks import ConsumerState
@@ -33,8 +34,6 @@ from strandline.tables.merge import TableAt
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.store import TableStore
 
-DRIVER_ROWS = 2_000_000
-DRIVER_BYTES = 512 << 20
 SPARK_VNODES = 1024
 
 
@@ -67,12 +66,13 @@ class Compaction:
     kind = "compaction"
     destination = "baseline"
 
-    def __init__(self, table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS) -> None:
+    def __init__(self, table: TableStore, *, full: bool = False, driver_rows: int = BULK.rows) -> None:
         self.name = f"{self.kind}/{table.name}"
         self.table = table.name
         self._table = table
         self._is_full = full
-        self._driver_rows = driver_rows
+        self._limit = DriverLimit(driver_rows, BULK.raw_bytes)
+        self._removed_files = 0
         self._folded: set[int] = set()
         self.degraded: dict[int, Degraded] = {}
         self.claimed = 0
@@ -89,7 +89,7 @@ class Compaction:
             return ()
         log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
         rows = sum(need.rows + need.base_rows for need in due)
-        is_small = rows <= self._driver_rows and sum(need.base_bytes for need in due) + log_bytes <= DRIVER_BYTES
+        is_small = self._limit.holds(rows=rows, raw_bytes=sum(need.base_bytes for need in due) + log_bytes)
         size = len(due) if is_small else SPARK_VNODES
         engine = "driver" if is_small else "spark"
         return [self._work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
@@ -178,13 +178,13 @@ class Compaction:
         receipt.rows += sum(file.rows for file in added)
         receipt.bytes += sum(file.size for file in added)
         receipt.files += len(added)
-        removed_files = receipt.facts.get("removed_files", 0) + len(removed)
-        receipt.facts |= {"removed_files": removed_files, "engine": engine}
+        self._removed_files += len(removed)
+        receipt.facts |= {"removed_files": self._removed_files, "engine": engine}
         return {}
 
 
 def compact(
-    table: TableStore, *, full: bool = False, driver_rows: int = DRIVER_ROWS, progress: Progress = silent
+    table: TableStore, *, full: bool = False, driver_rows: int = BULK.rows, progress: Progress = silent
 ) -> CompactReport:
     """Fold every due vnode up to the head; nothing when none is."""
     consumer = Compaction(table, full=full, driver_rows=driver_rows)

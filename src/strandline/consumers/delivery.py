@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from strandline.engines.spark import collected, run_lane, running, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
-from strandline.model.types import conform
+from strandline.model.types import conform_batches
 from strandline.sinks.contract import Batch, Lane, Result
 
 if TYPE_CHECKING:
@@ -140,11 +140,6 @@ class _Task:
         if first is None:
             return
         run = self.runs[first.column(VNODE)[0].as_py()]
-        exact = (
-            piece
-            for batch in chain([first], some)
-            for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
-        )
-        for result in run.run(exact):
+        for result in run.run(conform_batches(chain([first], some), self.schema)):
             row: dict[str, Any] = {"batch": run.batch.id, "result": pickle.dumps(result)}
             yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -53,6 +53,16 @@ def extent_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
         sum(file.size for _, file in files),
         sum(file.raw_bytes for _, file in files),
     )
+
+
+@contextmanager
+def ordered(
+    relation: Any, order: Sequence[str], schema: pa.Schema, batch_rows: int
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The rows of a DuckDB relation in order, with exactly the columns of `schema`."""
+    # A lane may stop early, and a transaction does not end while a result is open.
+    with (relation.order(listed(order)) if order else relation).to_arrow_reader(batch_rows) as reader:
+        yield schemas.conform_batches(reader, schema)
 
 
 def kept_schema(log: LogState, schema_id: int) -> LogState:
@@ -116,11 +126,11 @@ class Feed:
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The rows in order, through DuckDB, from files that are not damaged."""
         self._verify(self.files)
-        with self.table.duck.transaction() as cursor:
-            relation = cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}")
-            # A lane may stop early, and a transaction does not end while a result is open.
-            with relation.to_arrow_reader(self._batch_rows) as reader:
-                yield self._conformed(reader)
+        with (
+            self.table.duck.transaction() as cursor,
+            ordered(cursor.sql(self._sql(cursor)), self.order, self.schema, self._batch_rows) as rows,
+        ):
+            yield rows
 
     def _verify(self, files: Mapping[str, DataFile], spark: SparkSession | None = None) -> None:
         self.table.verify(files, spark=spark, is_folded=self._merge is not None)
@@ -140,10 +150,6 @@ class Feed:
             finally:
                 cursor.unregister("_wanted")
         return schemas.conform(table, self.schema)
-
-    def _conformed(self, reader: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in reader:
-            yield from schemas.conform(pa.Table.from_batches([batch]), self.schema).to_batches()
 
     def _sql(self, cursor: object) -> str:
         row = [] if self.definition.is_keyed else [ROW]

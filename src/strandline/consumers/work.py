@@ -10,12 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.consumers.feed import Feed, RangeSize, kept_schema
+from strandline.engines.choice import DELIVERY
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.intents import Intent
 from strandline.tables.store import TableStore
-
-DRIVER_ROWS = 200_000
-DRIVER_BYTES = 64 << 20
 
 SNAPSHOT, LOG, NOTHING = "snapshot", "log", "nothing"
 
@@ -91,4 +89,4 @@ class Work:
 
 def engine_for(extent: RangeSize) -> str:
     """What delivers so many rows."""
-    return "driver" if extent.rows <= DRIVER_ROWS and extent.raw_bytes <= DRIVER_BYTES else "spark"
+    return "driver" if DELIVERY.holds(rows=extent.rows, raw_bytes=extent.raw_bytes) else "spark"

@@ -26,7 +26,7 @@ from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json
 from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
-from strandline.model.types import conform, storage_schema, storage_type
+from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
 from strandline.storage.open import Staged, Storage
 from strandline.storage.parquet import reader, writer
@@ -210,11 +210,7 @@ class BaselineLane:
         counts: Counter[tuple[int, int]] = Counter()
         runs = _VnodeRuns(_counted(batches, counts))
         for vnode in runs:
-            exact = (
-                piece
-                for batch in runs.rows()
-                for piece in conform(pa.Table.from_batches([batch]), columns).to_batches()
-            )
+            exact = conform_batches(runs.rows(), columns)
             for file in writer.write_files(
                 self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
             ):
@@ -255,9 +251,7 @@ class ExportLane:
         return f"{self.id}-{uuid4().hex}.parquet"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.write(
-            piece for batch in batches for piece in conform(pa.Table.from_batches([batch]), self.schema).to_batches()
-        )
+        return self.write(conform_batches(batches, self.schema))
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The receipts for rows that have the columns of `schema` already."""

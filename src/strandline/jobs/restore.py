@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from strandline.engines.choice import BULK, DriverLimit
 from strandline.engines.scan import listed
 from strandline.engines.spark import session
 from strandline.errors import Conflict, Invalid
@@ -26,11 +27,9 @@ from strandline.tables.spark_merge import changed_keys, spark_frame
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import write_frame
 
-DRIVER_ROWS = 1_000_000
 
-
-def restore(table: TableStore, at: At, *, driver_rows: int = DRIVER_ROWS) -> Commit:
-    """Commit what makes the table equal to what it was at `at`; more than `driver_rows` changes go to Spark."""
+def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:
+    """Commit what makes the table equal to what it was at `at`; changes past `limit` go to Spark."""
 
     def attempt() -> Commit:
         then = table.merge(at)
@@ -38,7 +37,7 @@ def restore(table: TableStore, at: At, *, driver_rows: int = DRIVER_ROWS) -> Com
         changed = [file for _, file in then.log.files(then.seq, then.log.head)]
         if not changed:
             return Commit(then.log.head, 0)
-        is_small = sum(file.rows for file in changed) <= driver_rows
+        is_small = limit.holds(rows=sum(f.rows for f in changed), raw_bytes=sum(f.raw_bytes for f in changed))
         return (_on_driver if is_small else _on_spark)(table, then)
 
     return until_landed(attempt)

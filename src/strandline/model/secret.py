@@ -1,18 +1,32 @@
-"""Secrets by reference: `env:NAME` and `file:PATH` say where one is, so that a definition can be kept without it.
+"""What is secret: settings by their names, parts of an address, and references to secrets.
 
-A secret that was given as it is works in the process that declared it and is never written down."""
+`env:NAME` and `file:PATH` say where a secret is, so that a definition can be kept without it. A secret that is given
+as it is works in the process that declared it and is never written down. `scrub` takes secrets out of messages."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from strandline.errors import Invalid
 
 GIVEN = "given"
 """What is kept of a secret that was given as it is: that there was one."""
 _NAMES = ("secret", "token", "password", "encryption_key", "customer_key")
+# How names of settings end that hold no secret, or an address; whatever ends otherwise may be a secret as a whole.
+_PLAIN = re.compile(
+    r"(?:^|[._-])(?:type|name|username|prefix|scope|audience|resource|version|impl|region|separator|path|timeout|retries"
+    r"|mode|signer|key[_-]id|client[_-]id|glue\.id|role-arn|cabundle|client\.cert|ssl\.client\.key|access-delegation)$"
+)
+_ADDRESS = re.compile(r"(?:^|[._-])(?:uri|url|endpoint|warehouse)$")
+_SWITCHES = ("true", "false", "0", "1")
+_STORES = ("s3", "s3a", "s3n", "gs")
+_WEB = ("http", "https", "thrift", "abfs", "abfss", *_STORES)
+_HOST = re.compile(r"(?:\[[^][/]*\]|[^][:/]*)(?::[0-9]+)?(?:/|$)")
+_PLAIN_QUERY = re.compile(r"sslmode|sslrootcert|host|port|user|connect_timeout|timeout|charset|mode|uri")
 
 
 def is_reference(text: str) -> bool:
@@ -22,6 +36,63 @@ def is_reference(text: str) -> bool:
 def is_secret_name(name: str) -> bool:
     """Whether a store's setting of that name holds a secret; a file that holds one is named, and read by its client."""
     return not name.lower().endswith("_file") and any(word in name.lower() for word in _NAMES)
+
+
+def is_plain(name: str, value: object) -> bool:
+    """Whether a catalog's setting may be written down as it is: a switch, or one with a name of harmless things."""
+    if str(value).lower() in _SWITCHES:
+        return True
+    return bool(_PLAIN.search(name.lower())) and not is_secret_name(name) and not str(value).startswith("env:")
+
+
+def is_address_name(name: str) -> bool:
+    return bool(_ADDRESS.search(name.lower()))
+
+
+def change_address(text: str, change: Callable[[str], str]) -> str:
+    """An address with its password and the values of its query changed; as a whole when it is not clear what they are.
+
+    The same text when nothing changes."""
+    scheme, mark, rest = text.partition("://")
+    if not mark or scheme == "file" or not set(text) & set("@?#;"):
+        # A path, a name, or an address that holds nothing else.
+        is_plain = mark or text.startswith("/") or not (text == GIVEN or set(text) & set("@?#;="))
+        return text if is_plain else change(text)
+    is_web = scheme in _WEB
+    before, _, query = rest.partition("?")
+    authority = before.partition("/")[0]
+    # A path may hold an @, and so may a password.
+    is_path = (scheme in _STORES and ":" not in authority) or not (authority or is_web)
+    place = authority if is_path else before
+    who, at, host = place.rpartition("@")
+    user, colon, password = who.partition(":")
+    # In front of a server of the web, a name without a password may be a token.
+    known = unquote(password if colon or not is_web else user)
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        return change(text)
+    is_clear = "@" not in (who if is_web else who + query) and "/" not in (who if is_web else user)
+    is_whole = _HOST.match(host) and all(value for _, value in pairs)
+    if not is_clear or not is_whole or set("#;") & set(text if is_web else "" if is_path else user + host):
+        return change(text)
+    now = change(known) if known else known
+    changed = [(key, value if not is_web and _PLAIN_QUERY.fullmatch(key) else change(value)) for key, value in pairs]
+    if now == known and changed == pairs:
+        return text
+    who = f"{user}:{quote(now, safe=':')}" if colon else quote(now, safe=":") if is_web else user
+    asked = f"?{urlencode(changed, safe=':/')}" if changed else ""
+    return f"{scheme}://{who}{at}{host}{before[len(place) :]}{asked}"
+
+
+def place_of(text: str) -> str:
+    """An address without whatever is not needed to say which place it is."""
+    known = change_address(text, lambda _: GIVEN)
+    scheme, mark, rest = known.partition("://")
+    if known == GIVEN or not mark or scheme in ("file", "sqlite") or text.startswith("env:"):
+        return known.partition("?")[0] if scheme == "sqlite" else known
+    before, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
 
 
 def of_store(options: Mapping[str, Any]) -> list[str]:

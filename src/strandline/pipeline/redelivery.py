@@ -31,12 +31,13 @@ from strandline.model.change import DELETE, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.progress import Progress, silent
 from strandline.sinks.contract import Redelivery
 from strandline.sinks.definition import SinkDef
+from strandline.sinks.forward.protocol import REFUSED, TOO_LARGE
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.leases import this_worker
 from strandline.state.letters import DeadLetter
 from strandline.tables.store import TableStore
 
-_REFUSALS = (400, 413, 422)
+_REFUSALS = REFUSED | {TOO_LARGE}
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ import pyarrow as pa
 from strandline.model.change import SEQ, VNODE
 from strandline.server import arrow, ndjson
 from strandline.server.memory_cost import Weight, rows_bytes, slots
+from strandline.sinks.forward.protocol import ARROW_TYPE, INDEX, NDJSON_TYPE
 from strandline.sinks.forward.refusal import malformed, too_large, too_slow, unsupported
 
-INDEX = "_index"
 PLACE = (VNODE, SEQ, INDEX)
-ARROW = "application/vnd.apache.arrow.stream"
-NDJSON = "application/x-ndjson"
 _TIMEOUT_S = 300.0
 _PIECE_BYTES = 1 << 20
 _AHEAD_BYTES = 1 << 10
@@ -33,17 +31,17 @@ class Form:
 
     @property
     def name(self) -> str:
-        return f"{ARROW if self.is_arrow else NDJSON} {'gzip' if self.is_gzip else 'identity'}"
+        return f"{ARROW_TYPE if self.is_arrow else NDJSON_TYPE} {'gzip' if self.is_gzip else 'identity'}"
 
     @staticmethod
     def of(content_type: str | None, encoding: str | None) -> Form:
         kind = (content_type or "").partition(";")[0].strip().lower()
-        if kind not in (ARROW, NDJSON):
-            raise unsupported(f"the body is {kind or 'of no type'}", hint=f"Send {ARROW} or {NDJSON}.")
+        if kind not in (ARROW_TYPE, NDJSON_TYPE):
+            raise unsupported(f"the body is {kind or 'of no type'}", hint=f"Send {ARROW_TYPE} or {NDJSON_TYPE}.")
         coding = (encoding or "identity").strip().lower()
         if coding not in ("identity", "gzip"):
             raise unsupported(f"the body is encoded with {coding!r}", hint="Send it plain or with gzip.")
-        return Form(kind == ARROW, coding == "gzip")
+        return Form(kind == ARROW_TYPE, coding == "gzip")
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError, Unavailable
+from strandline.sinks.forward import protocol
 from strandline.sinks.forward.refusal import Refusal
 
 RETRY_AFTER_S = 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STATUSES: dict[type[StrandlineError], int] = {
-    NotFound: 404,
-    NotRetained: 410,
-    Invalid: 422,
-    Conflict: 409,
-    Unavailable: 503,
-    Corrupt: 500,
-    Internal: 500,
+    NotFound: protocol.NOT_FOUND,
+    NotRetained: protocol.GONE,
+    Invalid: protocol.INVALID,
+    Conflict: protocol.CONFLICT,
+    Unavailable: protocol.UNAVAILABLE,
+    Corrupt: protocol.FAULT,
+    Internal: protocol.FAULT,
 }
 
 
@@ -31,9 +32,9 @@ def answer(error: Exception) -> JSONResponse:
     """The answer to a request that failed."""
     status, said = _said(error)
     headers = {}
-    if status in (429, 503):
+    if status in (protocol.BUSY, protocol.UNAVAILABLE):
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    if status == 401:
+    if status == protocol.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": _told(said)}, status, headers)
 
@@ -44,17 +45,17 @@ def _said(error: Exception) -> tuple[int, StrandlineError]:
     if isinstance(error, StrandlineError):
         return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), error
     if isinstance(error, HTTPException):
-        kind = NotFound if error.status_code == 404 else Invalid
+        kind = NotFound if error.status_code == protocol.NOT_FOUND else Invalid
         return error.status_code, kind(str(error.detail))
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        return 400, Invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return protocol.MALFORMED, Invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     if isinstance(error, ClientDisconnect):
-        return 400, Invalid("the connection ended before the body did")
+        return protocol.MALFORMED, Invalid("the connection ended before the body did")
     if isinstance(error, OSError):
-        return 503, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
+        return protocol.UNAVAILABLE, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
     # What nobody expected is for the server's log, not for the client.
-    return 500, Internal("a fault in Strandline", hint="Please report it with the server's log.")
+    return protocol.FAULT, Internal("a fault in Strandline", hint="Please report it with the server's log.")
 
 
 def _told(error: StrandlineError) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from strandline.errors import Invalid
+from strandline.sinks.forward.protocol import KEY_HEADER
 
 DIGEST_BITS = 31
 _DIGESTS = 1 << DIGEST_BITS
@@ -49,7 +50,7 @@ def app_of(text: str) -> str:
 
 def reused(text: str, what: str, **fields: int) -> Invalid:
     return Invalid(
-        f"the Idempotency-Key {text!r} was used before, for another body",
+        f"the {KEY_HEADER} {text!r} was used before, for another body",
         hint=f"{what} Send the same bytes again, or give other rows a key of their own.",
         **fields,
     )

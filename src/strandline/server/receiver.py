@@ -29,8 +29,9 @@ from strandline.server.queue import Claim, MemoryBudget, Result, TableQueue
 from strandline.server.requests import Post, hidden_columns, posts_of
 from strandline.server.table_growth import check_cuts, grown, growth_of, lacking, narrowed, widest
 from strandline.sinks.forward import positions
-from strandline.sinks.forward.message import HEADER, REPLAY_HEADER, ChunkHeader, Replay, Sender
-from strandline.sinks.forward.refusal import TOO_LARGE, Refusal, malformed, too_large
+from strandline.sinks.forward.message import ChunkHeader, Replay, Sender
+from strandline.sinks.forward.protocol import CHUNK_HEADER, KEY_HEADER, REPLAY_HEADER, TOO_LARGE
+from strandline.sinks.forward.refusal import Refusal, malformed, too_large
 from strandline.table import Table
 
 _CHECKERS = min(8, (os.cpu_count() or 1) + 2)
@@ -89,13 +90,13 @@ class Head:
     def of(headers: Mapping[str, str]) -> Head:
         """The headers, checked; a chunk's positions say more than its `Idempotency-Key`, which is then left alone."""
         form = Form.of(headers.get("Content-Type"), headers.get("Content-Encoding"))
-        said, again = headers.get(HEADER), headers.get(REPLAY_HEADER)
+        said, again = headers.get(CHUNK_HEADER), headers.get(REPLAY_HEADER)
         if said is not None and again is not None:
-            raise malformed(f"the request has both {HEADER} and {REPLAY_HEADER}; expected one of them")
+            raise malformed(f"the request has both {CHUNK_HEADER} and {REPLAY_HEADER}; expected one of them")
         chunk = None if said is None else ChunkHeader.parse(said)
-        key = headers.get("Idempotency-Key")
+        key = headers.get(KEY_HEADER)
         if key is not None and not (1 <= len(key) <= 256 and key.isprintable()):
-            raise malformed(f"the Idempotency-Key has {len(key)} characters; expected 1 to 256 that can be printed")
+            raise malformed(f"the {KEY_HEADER} has {len(key)} characters; expected 1 to 256 that can be printed")
         length = headers.get("Content-Length")
         return Head(
             form,

@@ -17,10 +17,11 @@ from strandline.model.change import DELETE, OP, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
 from strandline.model.rows import checked
-from strandline.server.body import INDEX, PLACE
+from strandline.server.body import PLACE
 from strandline.server.idempotency import Key
 from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Numbers, Places, Replay
+from strandline.sinks.forward.protocol import INDEX
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What sinks that write files share: the lane that turns changes into Parquet files, and the place they go to.
+"""What sinks that write files, and the export, share: the lane that turns changes into Parquet files, the place they go
+to, and the notes there that say which files count.
 
 A lane's files count only when `finish` says so: they are staged, or they lie where nothing looks before a commit names
 them. After a crash: they are leftovers that no reader takes for data.
@@ -7,18 +8,20 @@ them. After a crash: they are leftovers that no reader takes for data.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 
-from strandline.errors import Internal, Invalid, NotFound, StrandlineError, Unavailable
+from strandline.errors import Corrupt, Internal, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.change import OP, SEQ
 from strandline.model.types import conform, conform_column
@@ -28,6 +31,7 @@ from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 
 Written = tuple[DataFile, Staged | None]
+Note = TypeVar("Note")
 
 _COPIED_BYTES = 8 << 20
 _SPOOL = "files"
@@ -39,8 +43,8 @@ class FileLane:
     """Write the rows that leave as Parquet files below `folder`, with the columns of `schema`.
 
     The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`. A staged
-    file may be named by its content instead, by a digest of its bytes: the same rows, written again, are then the same
-    file, and a name never stands for other bytes. Such a file is whole on the local disk before it is sent."""
+    file is named by a digest of its bytes instead: the same rows, written again, are then the same file, and a name
+    never stands for other bytes. It is whole on the local disk before it is sent."""
 
     storage: Storage
     batch: Batch
@@ -48,7 +52,6 @@ class FileLane:
     prefix: str
     is_staged: bool
     schema: pa.Schema | None = None
-    is_named_by_content: bool = False
 
     @property
     def columns(self) -> pa.Schema:
@@ -86,13 +89,11 @@ class FileLane:
         columns = self.columns
         in_file = set(columns.names)
         cluster_by = self.batch.cluster_by if in_file.issuperset(self.batch.cluster_by) else ()
-        if self.is_staged and self.is_named_by_content:
+        if self.is_staged:
             with TemporaryDirectory(prefix="strandline-") as place:
                 spool = LocalStorage(place)
                 for file in writer.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
                     yield self._send(spool, file)
-        elif self.is_staged:
-            yield from writer.stage_files(self.storage, self._new_path, exact, columns, cluster_by=cluster_by)
         else:
             for file in writer.write_files(
                 self.storage, self.folder, self._new_name, exact, columns, cluster_by=cluster_by
@@ -113,9 +114,6 @@ class FileLane:
 
     def _new_name(self) -> str:
         return f"{self.prefix}-{uuid4().hex}.parquet"
-
-    def _new_path(self) -> str:
-        return f"{self.folder}/{self._new_name()}"
 
     def _give_up(self, done: Sequence[Written]) -> None:
         # What brought us here counts.
@@ -242,10 +240,31 @@ def _unreachable(uri: str, error: OSError) -> StrandlineError:
     return Unavailable(f"{uri} cannot be written or read: {error}", path=uri)
 
 
-def clear_unfinished(storage: Storage, folder: str) -> None:
-    """Remove what attempts that are over left behind unfinished."""
+def describe(files: Sequence[DataFile]) -> dict[str, Any]:
+    """The files of a batch or an export, for the note that makes them count."""
+    return {
+        "rows": sum(file.rows for file in files),
+        "files": [{"path": file.path, "rows": file.rows, "size": file.size} for file in files],
+    }
+
+
+def read_note(storage: Storage, path: str, take: Callable[[Any], Note], hint: str) -> Note | None:
+    """What `take` finds in a JSON file of ours; None when there is no file, `Corrupt` when it is not as we write it."""
     try:
-        storage.delete([info.path for info in storage.temporaries(folder)])
+        return take(json.loads(storage.read(path)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{storage.url(path)} is not readable: {error!r}", hint=hint, path=path) from error
+
+
+def clear_unfinished(
+    storage: Storage, folder: str = "", *, named: re.Pattern[str] | None = None, kept: Collection[str] = ()
+) -> None:
+    """Remove unfinished files that earlier attempts left behind; with `named`, those whose path has that pattern."""
+    try:
+        found = [info.path for info in storage.temporaries(folder)]
+        storage.delete([path for path in found if path not in kept and (named is None or named.search(path))])
     except (StrandlineError, OSError) as error:
         # A store may not let us list them; what was delivered counts.
         _log.warning("unfinished files in %s could not be removed: %s", storage.url(folder), error)

@@ -23,10 +23,11 @@ from strandline.model import duration, secret
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
 from strandline.sinks.forward.chunks import Rule
-from strandline.sinks.forward.client import CONFLICT, GONE, Connection
+from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.encode import ARROW, FORMATS, NDJSON
 from strandline.sinks.forward.endpoint import Secrets
 from strandline.sinks.forward.lane import HttpLane, described, held_positions, outlived
+from strandline.sinks.forward.protocol import CONFLICT, GONE, KEY_HEADER, REPLAY_HEADER
 
 STRANDLINE, ANY = "strandline", "any"
 
@@ -197,9 +198,9 @@ class HttpDelivery:
         positions takes nothing when it may have newer rows: a request that was given up may still arrive."""
         data, headers = encode.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
-        headers = {**headers, "Idempotency-Key": key}
+        headers = {**headers, KEY_HEADER: key}
         if self._sink.keeps_positions:
-            headers["Strandline-Replay"] = json.dumps({**described(self._producer), "as_of": as_of})
+            headers[REPLAY_HEADER] = json.dumps({**described(self._producer), "as_of": as_of})
         answer = self._opened().post(data, headers)
         if answer.status == GONE and self._sink.keeps_positions:
             raise outlived(self._producer, self._sink, answer)

@@ -7,11 +7,11 @@ have it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
@@ -22,39 +22,6 @@ _opening = threading.Lock()
 TIMEOUT_S = 60.0
 """How long a REST catalog may take for an answer."""
 
-# What is written down as it is. Everything else may be a secret: a header, a connection string, what a library adds.
-_PLAIN_NAMES = """
-    type name prefix scope audience resource schema_version pool_pre_ping init_catalog_tables echo py-io-impl
-    rest.sigv4-enabled rest.signing-region rest.signing-name namespace-separator view-endpoints-supported
-    ssl.cabundle ssl.client.cert ssl.client.key header.x-iceberg-access-delegation
-    auth.type auth.basic.username auth.oauth2.client_id auth.oauth2.scope auth.google.credentials_path
-    client.region client.access-key-id client.profile-name client.role-arn client.role-session-name
-    s3.region s3.access-key-id s3.profile-name s3.role-arn s3.role-session-name s3.path-style-access
-    s3.force-virtual-addressing s3.anonymous s3.resolve-region s3.connect-timeout s3.request-timeout s3.signer
-    glue.region glue.id glue.profile-name glue.skip-archive glue.max-retries glue.retry-mode glue.access-key-id
-    dynamodb.region dynamodb.table-name hive.hive2-compatible hive.kerberos-authentication
-    region access_key_id allow_http virtual_hosted_style_request timeout connect_timeout
-    aws_region aws_access_key_id aws_allow_http aws_virtual_hosted_style_request
-"""
-_ADDRESS_NAMES = """
-    uri warehouse oauth2-server-uri auth.oauth2.token_url s3.endpoint s3.proxy-uri s3.signer.uri glue.endpoint
-    endpoint aws_endpoint endpoint_url aws_endpoint_url
-"""
-_PLAIN, _ADDRESSES = frozenset(_PLAIN_NAMES.split()), frozenset(_ADDRESS_NAMES.split())
-_STORES = ("s3", "s3a", "s3n", "gs")
-_WEB = ("http", "https", "thrift", "abfs", "abfss", *_STORES)
-_PLAIN_QUERY = (
-    "sslmode",
-    "sslrootcert",
-    "host",
-    "port",
-    "user",
-    "connect_timeout",
-    "timeout",
-    "charset",
-    "mode",
-    "uri",
-)
 _S3 = {
     "endpoint": ("s3.endpoint",),
     "region": ("s3.region", "client.region"),
@@ -125,90 +92,21 @@ class CatalogSettings(Mapping[str, Any]):
             role, path = f"{name!r} of the {self._role}", f"{within}{name}".lower()
             if isinstance(value, CatalogSettings):
                 changed[name] = value._with_secrets(change, f"{path}.")
-            elif isinstance(value, bool) or (path in _PLAIN and not str(value).startswith("env:")):
+            elif secret.is_plain(path, value):
                 changed[name] = value
-            elif path in _ADDRESSES and not str(value).startswith("env:"):
-                changed[name] = _address(str(value), partial(change, role=f"password in {role}"))
+            elif secret.is_address_name(path) and not str(value).startswith("env:"):
+                changed[name] = secret.change_address(str(value), partial(change, role=f"password in {role}"))
             else:
                 now = change(str(value), role)
                 changed[name] = value if now == str(value) else now
         return changed
 
 
-def _address(text: str, change: Callable[[str], str]) -> str:
-    """An address with its password and the values of its query changed; as a whole when it is not clear what they are.
-
-    The same text when nothing changes."""
-    scheme, mark, _ = text.partition("://")
-    if not mark or scheme == "file" or not set(text) & set("@?#;"):
-        # A path, a name, or an address that holds nothing else.
-        is_plain = mark or text.startswith("/") or not (text == secret.GIVEN or set(text) & set("@?#;="))
-        return text if is_plain else change(text)
-    try:
-        return (_web if scheme in _WEB else _sql)(text, change)
-    except ValueError:
-        return change(text)
-
-
-def _web(text: str, change: Callable[[str], str]) -> str:
-    parts = urlsplit(text)
-    user, at, host = parts.netloc.rpartition("@")
-    query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []
-    is_path = parts.scheme in _STORES and ":" not in parts.netloc
-    is_clear = "@" not in (user if is_path else user + parts.path) and ";" not in text and not parts.fragment
-    if not is_clear or not all(value for _, value in query):
-        raise ValueError("it may hold a secret anywhere")
-    name, colon, password = user.partition(":")
-    # A name without a password may be a token.
-    secret_part = change(unquote(password if colon else name)) if user else ""
-    changed = [(key, change(value)) for key, value in query]
-    if secret_part == unquote(password if colon else name) and changed == query:
-        return text
-    who = f"{name}{colon}{quote(secret_part, safe=':')}" if colon else quote(secret_part, safe=":")
-    return urlunsplit((parts.scheme, f"{who}{at}{host}", parts.path, urlencode(changed, safe=":/"), ""))
-
-
-def _sql(text: str, change: Callable[[str], str]) -> str:
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(text)
-    except ArgumentError as error:
-        raise ValueError("it is no address of a database") from error
-    is_file = url.host is None and url.username is None
-    if set("@;") & set((url.host or "") + (url.username or "") + ("" if is_file else url.database or "")):
-        raise ValueError("it may hold a secret anywhere")
-    query = {
-        name: value if name in _PLAIN_QUERY else change(value) if isinstance(value, str) else tuple(map(change, value))
-        for name, value in url.query.items()
-    }
-    password = None if url.password is None else change(str(url.password))
-    if password == url.password and query == dict(url.query):
-        return text
-    bare = url.set(query={})._replace(password=None).render_as_string(hide_password=False)
-    if password is not None:
-        user = bare.index("@")
-        bare = f"{bare[:user]}:{quote(password, safe=':')}{bare[user:]}"
-    return f"{bare}?{urlencode(query, doseq=True, safe=':/')}" if query else bare
-
-
 def described(settings: CatalogSettings) -> str:
     """Which catalog it is, without secrets, users and queries: another text is another catalog."""
     parts = [str(settings[name]) for name in ("type", "name") if name in settings]
-    if "uri" in settings:
-        parts.append(_place(str(settings["uri"])))
-    return " ".join([*parts, *([f"warehouse {_place(str(settings['warehouse']))}"] if "warehouse" in settings else [])])
-
-
-def _place(text: str) -> str:
-    """An address without whatever is not needed to say which place it is."""
-    known = _address(text, lambda _: secret.GIVEN)
-    scheme, mark, rest = known.partition("://")
-    if known == secret.GIVEN or not mark or scheme in ("file", "sqlite") or text.startswith("env:"):
-        return known.partition("?")[0] if scheme == "sqlite" else known
-    before, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
+    places = {name: secret.place_of(str(settings[name])) for name in ("uri", "warehouse") if name in settings}
+    return " ".join([*parts, *(f"warehouse {at}" if name == "warehouse" else at for name, at in places.items())])
 
 
 def open_catalog(settings: CatalogSettings, destination: str, *, timeout_s: float = TIMEOUT_S) -> Any:

@@ -25,7 +25,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.model.change import OP, SEQ, UPSERT
 from strandline.model.keys import same_as_next
-from strandline.model.types import conform, conform_column
+from strandline.model.types import conform, conform_batches, conform_column
 from strandline.sinks.contract import Batch
 from strandline.sinks.iceberg_types import stored_type, widens
 from strandline.storage.open import Storage
@@ -150,8 +150,7 @@ class _Old:
         stream = self._table.io.new_input(self.data.file_path).open()
         with pq.ParquetFile(stream, page_checksum_verification=True) as file:
             inside = [name for name in self._names(file.schema_arrow) if name in columns.names]
-            for batch in reader.batches(file, inside):
-                yield from conform(pa.Table.from_batches([batch]), columns).to_batches()
+            yield from conform_batches(reader.batches(file, inside), columns)
 
     def _names(self, schema: pa.Schema) -> Iterator[str]:
         """The columns of the table that the file has, if they are there under the names that they have now."""

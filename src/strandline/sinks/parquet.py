@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Corrupt
+from strandline.errors import Conflict
 from strandline.sinks import contract
 from strandline.sinks.contract import Batch, Producer, Result
-from strandline.sinks.files import FileLane, FileSink, Written, claimed, clear_unfinished, reaching
+from strandline.sinks.files import FileLane, FileSink, Written, claimed, clear_unfinished, describe, reaching, read_note
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 
@@ -71,7 +71,7 @@ class ParquetDelivery:
         if batch.is_first:
             with reaching(self.storage):
                 self.storage.check_put_new()
-        return FileLane(self.storage, batch, self._folder(batch), "part", is_staged=True, is_named_by_content=True)
+        return FileLane(self.storage, batch, self._folder(batch), "part", is_staged=True)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         written = claimed(results)
@@ -116,17 +116,13 @@ class ParquetDelivery:
 
     def _successor(self, batch: Batch) -> tuple[str, int] | None:
         """The batch that was begun from where this one begins: its id, and up to which seq it goes."""
-        try:
-            told = json.loads(self.storage.read(self._next(batch)))
-            return str(told["batch"]), int(told["upto"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(
-                f"{self.storage.url(self._next(batch))} is not readable: {error!r}",
-                hint=f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}",
-                path=self._next(batch),
-            ) from error
+        return read_note(
+            self.storage, self._next(batch), lambda note: (str(note["batch"]), int(note["upto"])), self._hint
+        )
+
+    @property
+    def _hint(self) -> str:
+        return f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}"
 
     def _claim(self, batch: Batch) -> None:
         """Be the one batch that follows the one before. One that was begun from there and never counted, because the
@@ -178,27 +174,19 @@ class ParquetDelivery:
             "after": batch.after,
             "upto": batch.upto,
             "columns": batch.outgoing.names,
-            "rows": sum(file.rows for file in files),
-            "files": [{"path": file.path, "rows": file.rows, "size": file.size} for file in files],
+            **describe(files),
             "written_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
 
     def _named(self, batch: Batch) -> Collection[str] | None:
         """The files that the batch's manifest names, if it has one; `Conflict` when it is another batch's."""
         path = self._path(batch.upto)
-        try:
-            text = self.storage.read(path)
-        except FileNotFoundError:
+        found = read_note(
+            self.storage, path, lambda note: (note["batch"], {str(f["path"]) for f in note["files"]}), self._hint
+        )
+        if found is None:
             return None
-        try:
-            manifest = json.loads(text)
-            id_, named = manifest["batch"], {str(file["path"]) for file in manifest["files"]}
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(
-                f"{self.storage.url(path)} is not readable: {error!r}",
-                hint=f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}",
-                path=path,
-            ) from error
+        id_, named = found
         if batch.id and id_ != batch.id:
             raise Conflict(
                 f"sink {self.producer.consumer!r} is to deliver batch {batch.id} up to seq {batch.upto}, but"

@@ -8,6 +8,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from strandline.errors import Invalid
+from strandline.model.secret import is_secret_name
 from strandline.model.text import check_text
 
 _DRIVERS = {
@@ -18,7 +19,6 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
-_SECRETS = ("password", "sslpassword")
 
 
 def checked_url(url: object) -> URL:
@@ -65,5 +65,5 @@ def shown_url(url: URL) -> str:
 
 def secrets_of(url: URL) -> list[str]:
     """What nobody may repeat of an address."""
-    found = [url.password, *(url.query.get(name) for name in _SECRETS)]
+    found = [url.password, *(value for name, value in url.query.items() if is_secret_name(name))]
     return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]

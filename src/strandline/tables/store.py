@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.engines.choice import BULK
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, quoted
 from strandline.engines.spark import session
@@ -39,7 +40,6 @@ from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DRIVER_FOLD_ROWS = 1_000_000
 At = int | str | dt.datetime | None
 
 
@@ -155,8 +155,7 @@ class TableStore:
         wanted = _selected(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
         with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
-            for batch in relation.to_arrow_reader(merge.batch_rows(most=batch_rows)):
-                yield from schemas.conform(pa.Table.from_batches([batch]), wanted).to_batches()
+            yield from schemas.conform_batches(relation.to_arrow_reader(merge.batch_rows(most=batch_rows)), wanted)
 
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
         """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
@@ -219,7 +218,8 @@ class TableStore:
     def fold_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame | None:
         """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
         rows = sum(file.rows for _, file in merge.log_files())
-        if not merge.definition.is_keyed or not 0 < rows <= DRIVER_FOLD_ROWS:
+        # Keys count twice: the driver holds them, and so does each executor.
+        if not merge.definition.is_keyed or not rows or not BULK.holds(rows=2 * rows):
             return None
         with self.lock:
             place = (spark, merge.baseline.marks, merge.seq, merge.log.purged)

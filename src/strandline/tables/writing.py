@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.crash import crash_point
+from strandline.engines.choice import BULK, DriverLimit
 from strandline.engines.lanes import RECEIPT, LogLane, files_of
 from strandline.engines.scan import spark_dtype, spark_type
 from strandline.engines.spark import collected, run_lane, session
@@ -26,7 +27,6 @@ from strandline.tables.pins import new_pin
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DRIVER_BYTES = 512 << 20
 MAX_TASKS = 64
 
 
@@ -38,16 +38,17 @@ def write(
     *,
     tokens: Sequence[str],
     spark: SparkSession | None,
-    driver_bytes: int = DRIVER_BYTES,
+    limit: DriverLimit = BULK,
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit checked rows. More than `driver_bytes` of them go to Spark by way of files in their order."""
+    """Commit checked rows. Those that take more memory than `limit` go to Spark by way of files in their order; their
+    number does not matter here: they are in columns already."""
     held: list[pa.Table] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.nbytes
-        if size > driver_bytes:
+        if not limit.holds(raw_bytes=size):
             with _uploading(log), Spool(log.storage, log.folder) as spool:
                 spool.add_all(held, pieces)
                 return write_frame(

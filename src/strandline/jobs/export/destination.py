@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import logging
 import os
 import re
 import uuid
@@ -21,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.crash import crash_point
-from strandline.errors import Corrupt, Invalid, StrandlineError
+from strandline.errors import Invalid
 from strandline.jobs.export import lock
+from strandline.sinks.files import clear_unfinished, describe, read_note
 from strandline.storage.open import Staged, Storage, open_storage
 from strandline.storage.snapshot import DataFile
 
 MANIFEST = "_export.json"
 _FORMAT = 1
 _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.parquet|_export\.json")
-_log = logging.getLogger(__name__)
 
 
 class Destination:
@@ -100,21 +99,14 @@ class Destination:
         return [path for path in paths if path in visible]
 
     def _manifest(self) -> dict[str, Any] | None:
-        try:
-            found = json.loads(self.storage.read(MANIFEST))
+        def take(note: Any) -> dict[str, Any]:
             return {
-                "id": found["id"],
-                "files": [str(file["path"]) for file in found["files"]],
-                "replaces": [str(path) for path in found["replaces"]],
+                "id": note["id"],
+                "files": [str(file["path"]) for file in note["files"]],
+                "replaces": [str(path) for path in note["replaces"]],
             }
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(
-                f"{self.storage.url(MANIFEST)} is not readable: {error!r}",
-                hint="Choose another destination: what is there stays.",
-                path=MANIFEST,
-            ) from error
+
+        return read_note(self.storage, MANIFEST, take, "Choose another destination: what is there stays.")
 
 
 @dataclass(frozen=True)
@@ -141,8 +133,7 @@ class DestinationClaim:
             "id": self.id,
             **facts,
             "exported_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "rows": sum(file.rows for file in files),
-            "files": [{"path": file.path, "size": file.size, "rows": file.rows} for file in files],
+            **describe(files),
             "replaces": list(self.earlier),
         }
         with self.storage.output(MANIFEST) as stream:
@@ -159,9 +150,4 @@ class DestinationClaim:
     def sweep_unfinished(self, kept: Collection[str]) -> None:
         """Remove files that were staged and that nobody will publish: of exports that are gone, of tasks that ran twice
         or went on after their job had failed. Who holds the lock is alone here, so all but the kept ones are such."""
-        try:
-            found = [info.path for info in self.storage.temporaries("")]
-            self.storage.delete([path for path in found if _OURS.search(path) and path not in kept])
-        except StrandlineError as error:
-            # A store may not let us list them; what was exported counts.
-            _log.warning("unfinished files in %s could not be removed: %s", self.storage.uri, error)
+        clear_unfinished(self.storage, named=_OURS, kept=kept)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.engines.choice import BULK
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
 from strandline.engines.spark import Lane, collected, run_lane, running, session, tasks_for
 from strandline.errors import Invalid
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-DRIVER_ROWS = 2_000_000
-DRIVER_BYTES = 256 << 20
 # From this many bytes a row on, blocks cost less than rows.
 WIDE_ROW_BYTES = 4 << 10
 
@@ -90,9 +89,9 @@ def export(source: ExportSource, destination: Destination, *, dry_run: bool, pro
 
 
 def _is_small(source: ExportSource) -> bool:
-    if source.rows > DRIVER_ROWS or source.raw_bytes > DRIVER_BYTES:
+    if not BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes):
         source.look_closer()
-    return source.rows <= DRIVER_ROWS and source.raw_bytes <= DRIVER_BYTES
+    return BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes)
 
 
 def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from strandline.engines.process import is_gone, this_process
-from strandline.errors import Conflict, Corrupt, StrandlineError
+from strandline.errors import Conflict, StrandlineError
+from strandline.sinks.files import read_note
 from strandline.storage.open import Storage
 
 LOCK = "_export.lock"
+_HINT = "If no export is at work there, delete that file and try again."
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,12 @@ def acquire(storage: Storage, id_: str) -> Lock:
     try:
         path = LOCK
         while not storage.put_new(path, json.dumps(facts).encode()):
-            try:
-                held = json.loads(storage.read(path))
-                holder, since, other = held["holder"], held["since"], held["id"]
-            except FileNotFoundError:
+            held = read_note(storage, path, lambda note: (note["holder"], note["since"], note["id"]), _HINT)
+            if held is None:
                 # Released just now: from the start.
                 path, dead = LOCK, []
                 continue
-            except (ValueError, KeyError, TypeError) as error:
-                raise Corrupt(f"{storage.url(path)} is not readable: {error}", path=path) from error
+            holder, since, other = held
             if other == id_:
                 # It was created, and the answer got lost on the way.
                 break

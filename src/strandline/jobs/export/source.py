@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
-from strandline.engines.duck import translated
+from strandline.consumers.feed import ordered
+from strandline.engines.duck import is_of_duckdb
 from strandline.engines.lanes import ReadLane
-from strandline.engines.scan import ScanFile, listed
+from strandline.engines.scan import ScanFile
 from strandline.errors import Corrupt, Invalid
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ
@@ -31,7 +31,7 @@ from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, needed_columns
-from strandline.tables.pins import new_pin
+from strandline.tables.pins import Pin, new_pin
 from strandline.tables.spark_merge import log_scan, spark_frame
 from strandline.tables.store import At, TableStore
 
@@ -58,21 +58,19 @@ class Scan:
 
 class ExportSource(ABC):
     """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
-    first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts."""
+    first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts. `read` are the columns that are
+    read, `deciding` the files that say which rows count, and `pin` keeps all that from being cleaned away."""
 
     schema: pa.Schema
     needed: pa.Schema
     order: Sequence[str]
     after: int | None = None
     seq: int
+    read: Sequence[str]
+    deciding: Mapping[str, DataFile] = {}
+    pin: Pin
 
-    def __init__(
-        self,
-        table: TableStore,
-        log: LogState,
-        columns: Sequence[str] | None,
-        where: str | None,
-    ) -> None:
+    def __init__(self, table: TableStore, log: LogState, columns: Sequence[str] | None, where: str | None) -> None:
         definition = log.definition
         self.table = table
         self.definition = definition
@@ -89,19 +87,30 @@ class ExportSource(ABC):
         self._row_bytes = self.raw_bytes // max(1, self.rows)
         self._batch_rows = writer.batch_rows(files)
 
-    @abstractmethod
     def kept(self) -> AbstractContextManager[None]:
-        """Keeps what is read from being cleaned away, however long the block takes."""
+        return self.table.pins.held(self.pin)
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The rows in order, through DuckDB."""
+        with self._relation() as relation:
+            try:
+                with ordered(relation, self.order, self.schema, self._batch_rows) as rows:
+                    yield rows
+            except Exception as error:
+                if is_of_duckdb(error):
+                    self.blame(error)
+                raise
 
     @abstractmethod
-    def batches(self) -> AbstractContextManager[Iterator[pa.RecordBatch]]: ...
+    def _relation(self) -> AbstractContextManager[Any]: ...
 
     @abstractmethod
     def frame(self, spark: SparkSession) -> DataFrame: ...
 
+    @abstractmethod
     def scan(self) -> Scan | None:
         """The files of which every row leaves as it is; None when there is something to merge or to filter."""
-        return None
 
     def described(self) -> dict[str, Any]:
         return {
@@ -117,7 +126,8 @@ class ExportSource(ABC):
         """Count what the filter lets through, and weigh the columns that are asked for, by a look into the files: what
         is known of them is of whole rows. It costs less than starting Spark for a few."""
         if self.where is not None and self.rows <= _COUNTED_ROWS:
-            self.rows = self._count()
+            with self._relation() as relation:
+                self.rows = int(relation.aggregate("count(*)").fetchall()[0][0])
         if self.files and len(self.needed) < len(self.definition.schema):
             with reader.open_file(self.table.log.storage, next(iter(self.files))) as file:
                 inside = [name for name in self.needed.names if name in file.schema_arrow.names]
@@ -125,28 +135,17 @@ class ExportSource(ABC):
             self._row_bytes = min(self._row_bytes, first.nbytes // first.num_rows) if first else self._row_bytes
         self.raw_bytes = self.rows * self._row_bytes
 
-    def _count(self) -> int:
-        return self.rows
-
     def check(self, spark: SparkSession | None) -> None:
         """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
-        columns = None if self._reads_all() else self._columns()
-        self.table.verify(self._looked_into(), columns, spark=spark, is_folded=True)
+        columns = None if self._reads_all() else self.read
+        self.table.verify({**self.files, **self.deciding}, columns, spark=spark, is_folded=True)
 
     def _reads_all(self) -> bool:
-        return set(self._columns()) >= set(self.definition.schema.names)
+        return set(self.read) >= set(self.definition.schema.names)
 
     def _whole_files(self) -> Mapping[str, DataFile]:
         """The files to compare with their digests as they are read; none when some of their columns are not."""
         return self.files if self._reads_all() else {}
-
-    @abstractmethod
-    def _columns(self) -> Sequence[str]:
-        """The columns that are read."""
-
-    def _looked_into(self) -> Mapping[str, DataFile]:
-        """The files that decide what leaves: those whose rows do, and those that say which rows count."""
-        return self.files
 
     def blame(self, error: Exception) -> None:
         """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
@@ -157,20 +156,6 @@ class ExportSource(ABC):
                 hint="See what is affected: strandline doctor --deep",
                 path=path,
             ) from error
-
-    def _batches(self, relation: Any, order: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        ordered = relation.order(listed(order)) if order else relation
-        try:
-            for batch in ordered.to_arrow_reader(self._batch_rows):
-                yield from schemas.conform(pa.Table.from_batches([batch]), schema).to_batches()
-        except duckdb.Error as error:
-            self.blame(error)
-            raise translated(error, self.table.log.storage.uri) from error
-        except RuntimeError as error:
-            if "interrupted" not in str(error):
-                raise
-            # What DuckDB makes of Ctrl-C.
-            raise KeyboardInterrupt from error
 
 
 class WholeTable(ExportSource):
@@ -188,25 +173,12 @@ class WholeTable(ExportSource):
         self._needed = list(dict.fromkeys([*self.names, *self.order]))
         self.needed = pa.schema([self.definition.schema.field(name) for name in self._needed])
 
-    def kept(self) -> AbstractContextManager[None]:
-        merge = self._merge
-        pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
-        return self.table.pins.held(pin)
+        filtered = needed_columns(self.definition, self._needed, merge.filter(self.predicate))
+        self.read, self.deciding = [*filtered, HASH, OP, SEQ, ROW], merge.deciding()
+        self.pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
 
-    @contextmanager
-    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        with self.table.reading(self._merge, self._needed, self.predicate) as relation:
-            yield self._batches(relation, self.order, self.schema)
-
-    def _count(self) -> int:
-        with self.table.reading(self._merge, self._needed[:1], self.predicate) as relation:
-            return int(relation.aggregate("count(*)").fetchall()[0][0])
-
-    def _columns(self) -> Sequence[str]:
-        return [*needed_columns(self.definition, self._needed, self._merge.filter(self.predicate)), HASH, OP, SEQ, ROW]
-
-    def _looked_into(self) -> Mapping[str, DataFile]:
-        return {**self.files, **self._merge.deciding()}
+    def _relation(self) -> AbstractContextManager[Any]:
+        return self.table.reading(self._merge, self._needed, self.predicate)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         fold = self.table.fold_frame(spark, self._merge)
@@ -244,40 +216,32 @@ class ChangeRange(ExportSource):
         key, version = self.definition.key, self.definition.version
         self.names = list(dict.fromkeys([*key, *self.names, *([version] if version else [])]))
         self.cluster_by = self.definition.clustering(self.names)
-        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
-        fields = [self.definition.schema.field(name) for name in self.names]
-        self.schema = pa.schema([*hidden, *(f if f.name in key else f.with_nullable(True) for f in fields)])
         self.order = list(dict.fromkeys([*self.lane_by, SEQ, *key])) if self.lane_by else []
         self._shape = Outgoing.of(
             self.definition, where=where, columns=list(dict.fromkeys([*self.names, *self.lane_by]))
         )
-        more = [self.definition.schema.field(name).with_nullable(True) for name in self._shape.names]
-        self.needed = pa.schema([*hidden, *(field for field in more)])
-        self._read = [OP, *self._shape.needed]
-
-    def _columns(self) -> Sequence[str]:
-        return self._read
-
-    def kept(self) -> AbstractContextManager[None]:
-        return self.table.pins.held(new_pin("export", seq=self.after, log_version=self._log.head))
+        hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
+        self.needed = pa.schema([*hidden, *self._shape.schema])
+        self.schema = pa.schema([self.needed.field(name) for name in (OP, SEQ, *self.names)])
+        self.read = [OP, *self._shape.needed]
+        self.pin = new_pin("export", seq=after, log_version=log.head)
 
     @contextmanager
-    def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        changes = changes_sql(self._log, self._files, self._read, None)
+    def _relation(self) -> Iterator[Any]:
+        changes = changes_sql(self._log, self._files, self.read, None)
         exprs = ", ".join([SEQ, *self._shape.duckdb()])
         with self.table.duck.transaction() as cursor:
-            relation = cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
-            yield self._batches(relation, self.order, self.schema)
+            yield cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        changes = log_scan(spark, self._log, self._files, self._read)
+        changes = log_scan(spark, self._log, self._files, self.read)
         return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
 
     def scan(self) -> Scan | None:
         if self.predicate is not None:
             return None
         lane = ReadLane(
-            self._log.storage, tuple(self.definition.log_schemas), tuple(self._read), SEQ, self._whole_files()
+            self._log.storage, tuple(self.definition.log_schemas), tuple(self.read), SEQ, self._whole_files()
         )
         return Scan(self._log.scans(self._files), lane)
 

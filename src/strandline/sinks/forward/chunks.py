@@ -27,11 +27,10 @@ from strandline.errors import Internal
 from strandline.model.change import OP, ROW, SEQ, VNODE
 from strandline.model.types import conform
 from strandline.sinks.contract import WITHHELD, Batch
+from strandline.sinks.forward.protocol import INDEX, INDEXES, SEQS
 from strandline.storage.parquet.rowgroup import Sizes, row_bytes
 
-INDEX = "_index"
 # A receiver keeps `seq << 31 | index` in 63 bits.
-_MOST_SEQ, _MOST_INDEX = 1 << 32, 1 << 31
 
 Position = tuple[int, int, int]
 Span = tuple[Position, Position]
@@ -301,7 +300,7 @@ def _is_range(told: object) -> bool:
     if not isinstance(told, list) or len(told) != 4 or not all(type(number) is int for number in told):
         return False
     first, last, seq, index = cast(list[int], told)
-    return 0 <= first <= last and 0 <= seq < _MOST_SEQ and 0 <= index < _MOST_INDEX
+    return 0 <= first <= last and 0 <= seq < SEQS and 0 <= index < INDEXES
 
 
 def _numbers(rows: pa.RecordBatch, name: str) -> _Numbers:

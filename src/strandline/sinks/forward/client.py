@@ -25,15 +25,8 @@ from strandline.model import secret
 from strandline.model.scrub import plain
 from strandline.sinks.forward.connection import Failed, Untrusted, Wire
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
-from strandline.sinks.forward.refusal import TOO_LARGE
+from strandline.sinks.forward.protocol import AGAIN, DECIDED, UNAUTHORIZED
 
-REFUSED = frozenset({400, 422})
-CONFLICT = 409
-GONE = 410
-
-_UNAUTHORIZED = 401
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-_DECIDED = REFUSED | {CONFLICT, GONE, TOO_LARGE}
 _AGENT = f"strandline/{strandline.__version__}"
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 10.0
@@ -121,13 +114,13 @@ class Connection:
             self.requests += 1
             self.bytes += len(body)
             answer, fault = self._attempt("POST", self._sink.url, headers, {}, content=body)
-            if answer is not None and answer.status == _UNAUTHORIZED and not is_refreshed:
+            if answer is not None and answer.status == UNAUTHORIZED and not is_refreshed:
                 is_refreshed = True
                 self._refresh()
                 self.retries += 1
                 continue
-            if answer is not None and answer.status not in _AGAIN:
-                if answer.is_ack or answer.status in _DECIDED:
+            if answer is not None and answer.status not in AGAIN:
+                if answer.is_ack or answer.status in DECIDED:
                     return answer
                 raise self.stopped(answer)
             now_s = time.monotonic()
@@ -142,10 +135,10 @@ class Connection:
         """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
         url = f"{self._sink.url.rstrip('/')}/positions"
         answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
-        if answer is not None and answer.status == _UNAUTHORIZED:
+        if answer is not None and answer.status == UNAUTHORIZED:
             self._refresh()
             answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
-        if answer is None or answer.status in _AGAIN:
+        if answer is None or answer.status in AGAIN:
             raise self._silent(answer, fault, 1)
         return answer
 
@@ -154,7 +147,7 @@ class Connection:
         sink = self._sink
         location = answer.location
         hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
-        if answer.status == _UNAUTHORIZED:
+        if answer.status == UNAUTHORIZED:
             hint = _token_hint(sink.token)
         if location is not None:
             hint = f"Redirects are not followed. Point the sink at the right place: it names {location}"
@@ -195,7 +188,7 @@ class Connection:
                 f"{self._sink.url} answered 401, and to read the token again failed: {error.message}",
                 hint=error.hint,
                 url=self._sink.url,
-                status=_UNAUTHORIZED,
+                status=UNAUTHORIZED,
             ) from error
 
     def _silent(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.model.change import ROW
+from strandline.sinks.forward.protocol import ARROW_TYPE, NDJSON_TYPE
 
 ARROW = "arrow"
 NDJSON = "ndjson"
@@ -32,9 +33,9 @@ def encode(rows: pa.RecordBatch, format: str) -> tuple[bytes, Mapping[str, str]]
     if ROW in rows.schema.names:
         rows = rows.drop_columns([ROW])
     if format == ARROW:
-        return stream(rows), {"Content-Type": "application/vnd.apache.arrow.stream"}
+        return stream(rows), {"Content-Type": ARROW_TYPE}
     body = gzip.compress(_lines(rows), _GZIP_LEVEL, mtime=0)
-    return body, {"Content-Type": "application/x-ndjson", "Content-Encoding": "gzip"}
+    return body, {"Content-Type": NDJSON_TYPE, "Content-Encoding": "gzip"}
 
 
 def stream(rows: pa.RecordBatch) -> bytes:

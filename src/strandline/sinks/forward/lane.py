@@ -29,13 +29,11 @@ from strandline.errors import Conflict, Internal, Invalid, StrandlineError, Unav
 from strandline.model.change import RefusedRows
 from strandline.model.definition import MAX_VNODES
 from strandline.sinks.contract import Batch, Producer, Result
-from strandline.sinks.forward import encode
+from strandline.sinks.forward import encode, protocol
 from strandline.sinks.forward.chunks import Chunk, Cutter, Rule, positions_of
-from strandline.sinks.forward.client import CONFLICT, GONE, Connection, Reply
+from strandline.sinks.forward.client import Connection, Reply
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
-from strandline.sinks.forward.refusal import TOO_LARGE
 
-_VERSION = 1
 # A chunk of which more rows are refused, one by one, is cut in half; one that goes on so from its first rows on, or is
 # no longer than a few of those, is refused as a whole.
 NAMED_ROWS = 16
@@ -133,7 +131,7 @@ class _Run:
         """What to send instead of a chunk that was refused; itself alone when that is final. Positions know rows, not
         chunks, so it may be cut anywhere."""
         rows = chunk.rows.num_rows
-        if answer.status == TOO_LARGE and rows > 1:
+        if answer.status == protocol.TOO_LARGE and rows > 1:
             self._cutter.shrink(bytes=chunk.bytes // 2)
             return chunk.halves()
         if not rows:
@@ -151,7 +149,7 @@ class _Run:
         if answer.is_ack:
             self._acknowledged(chunk)
             return None
-        if answer.status == TOO_LARGE and chunk.rows.num_rows > 1:
+        if answer.status == protocol.TOO_LARGE and chunk.rows.num_rows > 1:
             self._cutter.shrink(bytes=chunk.bytes // 2)
             return replace(self._cutter.rule, done=chunk.start)
         if _is_for_halves(chunk, answer):
@@ -167,13 +165,13 @@ class _Run:
 
     def _post(self, chunk: Chunk) -> Reply:
         data, headers = encode.encode(chunk.rows, self._sink.body_format)
-        told = {"Idempotency-Key": chunk.key(self._producer.generation)}
+        told = {protocol.KEY_HEADER: chunk.key(self._producer.generation)}
         if self._sink.keeps_positions:
-            told["Strandline-Chunk"] = json.dumps(self._described(chunk))
+            told[protocol.CHUNK_HEADER] = json.dumps(self._described(chunk))
         answer = self._line.post(data, {**headers, **told})
-        if answer.status == CONFLICT:
+        if answer.status == protocol.CONFLICT:
             raise self._conflict(chunk, answer)
-        if answer.status == GONE:
+        if answer.status == protocol.GONE:
             raise (
                 outlived(self._producer, self._sink, answer)
                 if self._sink.keeps_positions
@@ -196,7 +194,7 @@ class _Run:
                 hint="Nothing is lost: the next tick sends them again under the same key.",
                 consumer=consumer,
                 url=url,
-                status=CONFLICT,
+                status=protocol.CONFLICT,
             )
         held = positions_of(answer.error.get("positions"), max(chunk.of.vnodes) + 1) or {}
         gaps = [
@@ -213,7 +211,7 @@ class _Run:
             hint=f"Nothing of the chunk was applied. To send the table again: strandline mark reset {consumer}",
             consumer=consumer,
             url=url,
-            status=CONFLICT,
+            status=protocol.CONFLICT,
             vnode=vnode,
             expected=list(expected),
             found=None if found is None else list(found),
@@ -228,20 +226,20 @@ def described(producer: Producer) -> dict[str, Any]:
         "table": producer.table,
         "table_generation": producer.table_generation,
     }
-    return {"version": _VERSION, "sink": producer.sink, "life": producer.life, "source": source}
+    return {"version": protocol.VERSION, "sink": producer.sink, "life": producer.life, "source": source}
 
 
 def held_positions(line: Connection, sink: Endpoint, producer: Producer) -> dict[int, tuple[int, int]]:
     """The position of each vnode at a receiver that keeps them: what lies before it is done, what follows is not there.
     Asked before a batch and, when rows are refused, within one."""
     answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
-    if answer.status == GONE:
+    if answer.status == protocol.GONE:
         raise outlived(producer, sink, answer)
     told = answer.document
     held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
     if held is not None:
         return held
-    if answer.is_ack or answer.status in (404, 405):
+    if answer.is_ack or answer.status in (protocol.NOT_FOUND, 405):
         raise _not_a_receiver(producer, sink, answer)
     raise line.stopped(answer)
 
@@ -278,7 +276,7 @@ def outlived(producer: Producer, sink: Endpoint, answer: Reply) -> Conflict:
         hint=f"To send the table again, as the newest life: strandline mark reset {producer.consumer}",
         consumer=producer.consumer,
         url=sink.url,
-        status=GONE,
+        status=protocol.GONE,
         life=producer.life,
         found=newest,
     )
@@ -296,7 +294,7 @@ def _named(chunk: Chunk, answer: Reply) -> int | None:
     """The one row that is refused; None when all are."""
     row = answer.row
     is_usable = row is not None and 0 <= row < chunk.rows.num_rows
-    return row if is_usable and answer.status != TOO_LARGE else None
+    return row if is_usable and answer.status != protocol.TOO_LARGE else None
 
 
 def _is_for_halves(chunk: Chunk, answer: Reply) -> bool:

@@ -14,14 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strandline.model.definition import MAX_VNODES
+from strandline.sinks.forward.protocol import CHUNK_HEADER, INDEX, INDEX_BITS, INDEXES, REPLAY_HEADER, SEQS, VERSION
 from strandline.sinks.forward.refusal import malformed, other_version
 
-VERSION = 1
-HEADER = "Strandline-Chunk"
-REPLAY_HEADER = "Strandline-Replay"
-INDEX_BITS = 31
-_SEQS = 1 << 32
-_INDEXES = 1 << INDEX_BITS
 _LIVES = 1 << 53
 _SINK = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
 
@@ -33,7 +28,7 @@ def pack(seq: int, index: int) -> int:
 
 
 def unpack(position: int) -> tuple[int, int]:
-    return position >> INDEX_BITS, position & (_INDEXES - 1)
+    return position >> INDEX_BITS, position & (INDEXES - 1)
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,8 @@ class Replay:
         facts = _facts(text, REPLAY_HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         as_of = facts.get("as_of")
-        if type(as_of) is not int or not 0 <= as_of < _SEQS:
-            raise malformed(f"as_of is {as_of!r:.40}; expected a number from 0 to {_SEQS - 1}")
+        if type(as_of) is not int or not 0 <= as_of < SEQS:
+            raise malformed(f"as_of is {as_of!r:.40}; expected a number from 0 to {SEQS - 1}")
         return Replay(sender, as_of)
 
 
@@ -105,7 +100,7 @@ class ChunkHeader:
 
     @staticmethod
     def parse(text: str) -> ChunkHeader:
-        facts = _facts(text, HEADER)
+        facts = _facts(text, CHUNK_HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         if not isinstance(facts.get("is_first"), bool):
             raise malformed(f"is_first is {facts.get('is_first')!r:.40}; expected true or false")
@@ -124,8 +119,8 @@ class ChunkHeader:
     def places(self, vnodes: Numbers, seqs: Numbers, indexes: Numbers) -> Places:
         """The places of the body's rows, which must lie in the ranges and rise within each vnode."""
         _refuse(vnodes, "_vnode", (vnodes < 0) | (vnodes >= MAX_VNODES), "expected a vnode of the chunk")
-        _refuse(seqs, "_seq", (seqs < 0) | (seqs >= _SEQS), f"expected 0 to {_SEQS - 1}")
-        _refuse(indexes, "_index", (indexes < 0) | (indexes >= _INDEXES), f"expected 0 to {_INDEXES - 1}")
+        _refuse(seqs, "_seq", (seqs < 0) | (seqs >= SEQS), f"expected 0 to {SEQS - 1}")
+        _refuse(indexes, INDEX, (indexes < 0) | (indexes >= INDEXES), f"expected 0 to {INDEXES - 1}")
         positions = seqs << INDEX_BITS | indexes
         starts, ends = np.zeros(MAX_VNODES, np.int64), np.full(MAX_VNODES, -1, np.int64)
         for vnode, (start, end) in self.ranges.items():
@@ -174,14 +169,14 @@ def _checked(one: Any) -> tuple[int, int, int, int]:
     if is_whole:
         first, last, from_seq, from_index, to_seq, to_index = one
         is_known = 0 <= first <= last < MAX_VNODES
-        is_held = all(0 <= seq < _SEQS for seq in (from_seq, to_seq)) and all(
-            0 <= index < _INDEXES for index in (from_index, to_index)
+        is_held = all(0 <= seq < SEQS for seq in (from_seq, to_seq)) and all(
+            0 <= index < INDEXES for index in (from_index, to_index)
         )
         if is_known and is_held and (from_seq, from_index) <= (to_seq, to_index):
             return first, last, pack(from_seq, from_index), pack(to_seq, to_index)
     raise malformed(
         f"range {one!r:.100} is not [first_vnode, last_vnode, from_seq, from_index, to_seq, to_index]: vnodes below"
-        f" {MAX_VNODES}, seqs below {_SEQS}, indexes below {_INDEXES}, none of them backward"
+        f" {MAX_VNODES}, seqs below {SEQS}, indexes below {INDEXES}, none of them backward"
     )
 
 

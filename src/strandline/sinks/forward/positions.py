@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from strandline.errors import Conflict
 from strandline.model.definition import MAX_VNODES
-from strandline.sinks.forward.message import INDEX_BITS, ChunkHeader, Places, Replay, Sender, unpack
+from strandline.sinks.forward.message import ChunkHeader, Places, Replay, Sender, unpack
+from strandline.sinks.forward.protocol import INDEX_BITS
 from strandline.sinks.forward.refusal import outlived
 
 

@@ -1,16 +1,11 @@
-"""How a receiver refuses a request: a status, and an error that says why. A sender acts by the status alone.
-
-400 and 422 are for good: the rows become dead letters. 413 asks for fewer rows, 408, 429 and 503 for another attempt,
-409, 410 and 412 for a person: the sender keeps its rows.
-"""
+"""How a receiver refuses a request: a status of the protocol, and an error that says why."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
-
-TOO_LARGE = 413
+from strandline.sinks.forward import protocol
 
 
 class Refusal(Exception):
@@ -27,51 +22,50 @@ Failure = StrandlineError | Refusal
 
 def malformed(message: str, **fields: Any) -> Refusal:
     """The body or a header is not what it says it is."""
-    return Refusal(400, Invalid(message, **fields))
+    return Refusal(protocol.MALFORMED, Invalid(message, **fields))
 
 
 def unauthorized(message: str, hint: str) -> Refusal:
-    return Refusal(401, Invalid(message, hint=hint))
+    return Refusal(protocol.UNAUTHORIZED, Invalid(message, hint=hint))
 
 
 def forbidden(message: str, hint: str) -> Refusal:
-    return Refusal(403, Invalid(message, hint=hint))
+    return Refusal(protocol.FORBIDDEN, Invalid(message, hint=hint))
 
 
 def outlived(message: str, **fields: Any) -> Refusal:
     """The sender is an older life of a sink of which a newer one has sent rows already."""
-    return Refusal(410, Conflict(message, hint="Nothing was applied.", **fields))
+    return Refusal(protocol.GONE, Conflict(message, hint="Nothing was applied.", **fields))
 
 
 def other_version(message: str) -> Refusal:
     """The sender speaks another version: it must wait for the upgrade, not give its rows up."""
-    return Refusal(
-        412, Conflict(message, hint="Nothing was applied. Upgrade the older side: pip install -U strandline")
-    )
+    hint = "Nothing was applied. Upgrade the older side: pip install -U strandline"
+    return Refusal(protocol.NOT_READY, Conflict(message, hint=hint))
 
 
 def too_slow(message: str) -> Refusal:
-    return Refusal(408, Unavailable(message))
+    return Refusal(protocol.TOO_SLOW, Unavailable(message))
 
 
 def unprepared(error: Invalid, hint: str) -> Refusal:
     """The table is not ready for a sender's rows, whichever they are: that sender must wait, not give them up."""
     told = {name: value for name, value in error.fields.items() if name != "row"}
-    return Refusal(412, Conflict(error.message, hint=hint, **told))
+    return Refusal(protocol.NOT_READY, Conflict(error.message, hint=hint, **told))
 
 
 def too_wide(message: str, hint: str, **fields: Any) -> Refusal:
     """The body has too many columns, or names of them: fewer rows would not help, so it is not 413."""
-    return Refusal(412, Conflict(message, hint=hint, **fields))
+    return Refusal(protocol.NOT_READY, Conflict(message, hint=hint, **fields))
 
 
 def too_large(message: str, hint: str = "Send fewer rows at once.", **fields: Any) -> Refusal:
-    return Refusal(TOO_LARGE, Invalid(message, hint=hint, **fields))
+    return Refusal(protocol.TOO_LARGE, Invalid(message, hint=hint, **fields))
 
 
 def unsupported(message: str, hint: str) -> Refusal:
-    return Refusal(415, Invalid(message, hint=hint))
+    return Refusal(protocol.UNSUPPORTED, Invalid(message, hint=hint))
 
 
 def busy(message: str) -> Refusal:
-    return Refusal(429, Unavailable(message, hint="Send it again in a moment."))
+    return Refusal(protocol.BUSY, Unavailable(message, hint="Send it again in a moment."))
