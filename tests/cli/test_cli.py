@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli import app
-from strandline.cli.table.set_ import MEANINGS
+from strandline.cli.table.change import MEANINGS
 from strandline.model.settings import TableSettings
 from support import environment, files_below
 
