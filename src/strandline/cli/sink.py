@@ -152,7 +152,8 @@ def show(call: Call, name: SinkName) -> Answer:
         if lives:
             yield ""
             state = "retired" if found.is_retired else "now"
-            rows = [(e.life, e.created_at, e.table, e.destination, state if e is now else "") for e in lives]
+            words = ("life", "created_at", "table", "destination")
+            rows = [(*map(life.to_dict().get, words), state if life is now else "") for life in lives]
             yield Rows(("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows)
         if found.error:
             yield fault("failed: ", found.error)

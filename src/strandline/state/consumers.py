@@ -93,13 +93,9 @@ class ConsumerRecord:
     def lease(self) -> str:
         return lease_of(self.name)
 
-    @property
-    def created_at(self) -> dt.datetime:
-        return dt.datetime.fromtimestamp(self.created_s, dt.UTC)
-
     def to_dict(self) -> dict[str, Any]:
         facts = {name: value for name, value in vars(self).items() if name != "created_s"}
-        return {**facts, "created_at": self.created_at}
+        return {**facts, "created_at": dt.datetime.fromtimestamp(self.created_s, dt.UTC)}
 
     @property
     def undecided(self) -> str | None:
@@ -346,11 +342,7 @@ def _told(
 
 def checked_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
-        raise Invalid(
-            f"a sink or another consumer cannot have the name {name!r}",
-            hint="Use letters, digits, '_', '.' and '-'.",
-            consumer=name,
-        )
+        raise Invalid(f"a sink cannot have the name {name!r}", hint="Use letters, digits, _ . and -", consumer=name)
     return name
 
 
