@@ -325,7 +325,7 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
                 f"table {taken!r} exists",
                 hint=f"See: strandline table show {taken}. Choose another name, or drop it first:"
                 f" strandline table drop {taken}",
-                table=taken,
+                table=name,
             )
 
 
