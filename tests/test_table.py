@@ -336,3 +336,36 @@ def test_threads_share_a_table(items):
     assert failures == []
     assert items.head == 45
     assert by_id(items) == {number * 100 + n: f"{number}-14" for number in range(3) for n in range(4)}
+
+
+def test_a_plan_of_a_restore_counts_the_keys_that_changed_since(items):
+    items.upsert([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
+    items.upsert([{"id": 1, "name": "c"}])
+    items.upsert([{"id": 1, "name": "d"}])
+    items.delete([2])
+    assert items.plan_restore(1).to_dict() == {"table": "items", "at": 1, "changed": 2}
+    assert items.plan_restore(4).changed == 0
+    assert items.head == 4
+
+
+def test_a_pin_ends_by_its_name(items):
+    items.pin(name="mine")
+    assert items.unpin("mine").seq == 0
+    assert items.pins.all() == []
+    with refused(sl.NotFound, table="items", pin="mine"):
+        items.unpin("mine")
+
+
+def test_rows_are_hidden_before_the_moment_of_the_last_expiry(lake):
+    table = lake.create_table("events", "id:int64, at:timestamp", key=["id"], time="at")
+    assert table.hidden_before is None
+    table.upsert([{"id": 1, "at": dt.datetime(2024, 1, 1, tzinfo=UTC)}])
+    table.expire(dt.datetime(2024, 2, 1, tzinfo=UTC))
+    assert table.hidden_before == dt.datetime(2024, 2, 1, tzinfo=UTC)
+
+
+def test_a_table_describes_itself(lake):
+    table = lake.create_table("events", "id:int64!, at:timestamp", key=["id"], time="at", keep="7d")
+    found = table.describe()
+    assert (found["key"], found["time"], found["settings"]["keep"]) == (("id",), "at", 7 * 86400)
+    assert [each["type"] for each in found["columns"]] == ["int64", "timestamp"]

@@ -12,25 +12,34 @@ from typing import Any, cast
 import pyarrow as pa
 
 from strandline.consumers.compaction import CompactReport, compact_tables
+from strandline.consumers.compaction_plan import CompactPlan
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.errors import Invalid
 from strandline.jobs import import_table as imports
-from strandline.jobs.backup import BackupReport, backup
+from strandline.jobs.backup import BackupReport, backup, restore
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
+from strandline.jobs.ingest.source import Kind
 from strandline.jobs.leftovers import Leftover, leftovers, sweep
 from strandline.jobs.vacuum import VacuumReport
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
+from strandline.model.schema_text import parse_schema
 from strandline.model.settings import TableSettings
-from strandline.pipeline import runner
+from strandline.pipeline import redelivery, runner
+from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
 from strandline.pipeline.plan import Plan, plan_of
+from strandline.pipeline.recover_marks import RecoveredSink, adopt_state
+from strandline.pipeline.redelivery import ReplayReport
+from strandline.pipeline.resolve import sinks_needing
 from strandline.pipeline.runner import TickReport
 from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
 from strandline.query import sql as query
 from strandline.sinks.contract import Sink
 from strandline.sinks.definition import BACKFILL, SinkDef, Start
+from strandline.state.letters import DeadLetter
+from strandline.state.tokens import Tokens
 from strandline.table import Table
 from strandline.tables.broken import BrokenTable, guarded
 
@@ -57,7 +66,7 @@ class Lake(Context):
     def create_table(
         self,
         name: str,
-        schema: pa.Schema,
+        schema: pa.Schema | str,
         *,
         key: Sequence[str] = (),
         cluster_by: Sequence[str] = (),
@@ -66,15 +75,16 @@ class Lake(Context):
         time: str | None = None,
         **settings: object,
     ) -> Table:
-        """A new table. Without a `key` it is append-only.
+        """A new table. Without a `key` it is append-only. The schema may be a text: `id:int64, name:string!`.
 
         `cluster_by` are columns that repeat together, `vnodes` a power of two: the parallelism of later work. A
         `version` column keeps an older version of a row from replacing a newer one, whatever the order they arrive
         in. A `time` column is what rows expire by. `settings` are for example `retention="90d"` (see
         `TableSettings`)."""
         check_name(name)
+        columns = parse_schema(schema) if isinstance(schema, str) else schema
         definition = TableDef.declare(
-            schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
+            columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
         )
         return cast(Table, self.create(name, definition))
 
@@ -96,6 +106,7 @@ class Lake(Context):
         vnodes: int = 16,
         version: str | None = None,
         order_by: str | None = None,
+        progress: Progress = silent,
     ) -> Table:
         """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
 
@@ -109,6 +120,7 @@ class Lake(Context):
             vnodes=vnodes,
             version=version,
             order_by=order_by,
+            progress=progress,
         )
         return self.table(name)
 
@@ -124,13 +136,35 @@ class Lake(Context):
         rejects: bool = False,
         again: bool = False,
         dry_run: bool = False,
+        kind: Kind | None = None,
+        delimiter: str | None = None,
+        progress: Progress = silent,
     ) -> IngestReport:
         """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
-        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already."""
-        create = None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version)
-        return ingest(self, name, files, create=create, rejects=rejects, again=again, dry_run=dry_run)
+        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` says
+        what the files are when their names do not, `delimiter` what separates the fields of CSV files."""
+        return ingest(
+            self,
+            name,
+            files,
+            create=None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version),
+            rejects=rejects,
+            again=again,
+            dry_run=dry_run,
+            kind=kind,
+            delimiter=delimiter,
+            progress=progress,
+        )
+
+    def plan_compaction(self, names: Sequence[str] = (), *, full: bool = False) -> list[CompactPlan | BrokenTable]:
+        """Which vnodes of these tables, or of all, `compact` would fold now, and why."""
+
+        def plan(name: str) -> CompactPlan:
+            return self.table(name).plan_compaction(full=full)
+
+        return [guarded(name, partial(plan, name)) for name in self._named(names)]
 
     def compact(
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
@@ -173,6 +207,13 @@ class Lake(Context):
     ) -> BackupReport:
         """Copy the lake to another place, as a lake of its own; a place that holds an older copy gets what is new."""
         return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
+
+    @staticmethod
+    def restore_backup(
+        source: str | os.PathLike[str], to: str | os.PathLike[str], *, progress: Progress = silent
+    ) -> BackupReport:
+        """Copy a backup to a place that holds nothing, as the lake that it was made of."""
+        return restore(os.fspath(source), os.fspath(to), progress=progress)
 
     def sink(
         self,
@@ -235,7 +276,49 @@ class Lake(Context):
         runner.run(self, duration.seconds(every, "every"), stop=stop)
 
     def _named(self, names: Sequence[str]) -> list[str]:
-        return [self.catalog.refresh().get(check_name(name)).name for name in names] or self.tables()
+        return [self.catalog.refresh().get(check_name(name)).name for name in dict.fromkeys(names)] or self.tables()
+
+    def plan_sink(self, sink: SinkDef) -> SinkChange:
+        """What `add_sink` would change."""
+        return plan_sink(self, sink)
+
+    def add_sink(self, sink: SinkDef) -> AddedSink:
+        """Keep a declared sink in the state: every tick of the lake serves it, also one of another program."""
+        return add_sink(self, sink)
+
+    def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
+        """After the state was lost, or put back from an old copy: ask every destination how far it has come, and go on
+        from there. The sinks named in `skip` are retired unasked."""
+        return adopt_state(self, skip=skip)
+
+    def sinks_needing(self, table: str, column: str) -> list[str]:
+        """The sinks whose conditions need a column: without it, nothing leaves for them."""
+        return sinks_needing(self, self.table(table), column)
+
+    def replay(self, letters: Sequence[DeadLetter], *, progress: Progress = silent) -> list[ReplayReport]:
+        """Send dead letters again, for each key what it is now. Those that arrive are dead letters no more."""
+        return redelivery.replay(self, [letter.id for letter in letters], progress=progress) if letters else []
+
+    def rows_of(self, letter: DeadLetter) -> pa.Table | None:
+        """The rows of a dead letter as they are now; None when its table was dropped."""
+        return redelivery.rows_of(self, letter)
+
+    def tokens(self) -> Tokens:
+        """The tokens of the lake's server; `Conflict` when lake and state do not belong together."""
+        self.state.epoch.check()
+        return Tokens(self.state.database)
+
+    def add_token(self, name: str, role: str) -> str:
+        """A new token's secret, which nothing keeps."""
+        secret = self.tokens().add(name, role)
+        # From here on the lake knows of it: a state without the token is an older one, and is not served.
+        self.state.epoch.renew()
+        return secret
+
+    def revoke_token(self, name: str) -> None:
+        """End a token; servers notice within a second or so."""
+        self.tokens().revoke(name)
+        self.state.epoch.renew()
 
     def status(self, *, exact: bool = False) -> Status:
         """What the lake holds and how far its folds are behind; `exact` counts rows that statistics only bound."""
@@ -268,6 +351,7 @@ class LakeVacuum:
         gone = [found for found in self.leftovers if found.is_deletable]
         return {
             "tables": [table.to_dict() for table in self.tables],
+            "leftovers": [found.to_dict() for found in self.leftovers],
             "leftover_files": sum(len(found.infos) for found in gone),
             "leftover_bytes": sum(found.bytes for found in gone),
             "is_dry_run": self.is_dry_run,

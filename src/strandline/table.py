@@ -6,7 +6,7 @@ import datetime as dt
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -14,21 +14,26 @@ from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.compaction_plan import CompactPlan, plan
 from strandline.consumers.retention import ExpiryPlan
-from strandline.errors import Invalid, NotRetained
+from strandline.errors import Invalid, NotFound, NotRetained
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.export import ExportReport, export
 from strandline.jobs.export.source import new_source
+from strandline.jobs.ingest.key_text import parse_keys
 from strandline.jobs.purge import PurgePlan, PurgeReport, plan_purge, purge
-from strandline.jobs.restore import restore
+from strandline.jobs.restore import RestorePlan, plan_restore, restore
 from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.rows import checked, is_spark
+from strandline.model.schema_text import columns_of
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
+from strandline.pipeline.status import TableStatus, table_status
 from strandline.progress import Progress, silent
-from strandline.tables.pins import HeldPin, new_pin
+from strandline.tables.horizon import moment
+from strandline.tables.pins import HeldPin, Pin, new_pin
+from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import checked_frame, write, write_frame
 
@@ -186,6 +191,15 @@ class Table(TableStore):
             raise
         return HeldPin(pin, self.pins, check)
 
+    def unpin(self, name: str) -> Pin:
+        """End a pin: what it held may be trimmed by the next vacuum."""
+        found = {pin.name: pin for pin in self.pins.all()}
+        if name not in found:
+            hint = f"Pins: {', '.join(found)}" if found else f"See: strandline table pins {self.name}"
+            raise NotFound(f"table {self.name!r} has no pin {name!r}", hint=hint, table=self.name, pin=name)
+        self.pins.release(name)
+        return found[name]
+
     def plan_compaction(self, *, full: bool = False) -> CompactPlan:
         """Which vnodes `compact` would fold now, and why."""
         return plan(self, full=full)
@@ -228,6 +242,16 @@ class Table(TableStore):
         not acknowledged stay: they hold the retention back, and are a `Conflict` with `before`."""
         return retention.expire(self, before)
 
+    @property
+    def hidden_before(self) -> dt.datetime | None:
+        """Rows whose time lies before this moment are hidden; None when none are."""
+        horizon = self.merge().horizon
+        return None if horizon is None else moment(horizon).replace(tzinfo=dt.UTC)
+
+    def plan_restore(self, at: At) -> RestorePlan:
+        """How many keys `restore` would change."""
+        return plan_restore(self, at)
+
     def restore(self, at: At) -> Commit:
         """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost. Rows
         that have expired since stay hidden."""
@@ -237,6 +261,10 @@ class Table(TableStore):
         """Take a column out of the table; its name is not used again. Its bytes go as files are rewritten: at once
         with `compact(full=True)` and vacuum."""
         return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
+
+    def parse_keys(self, texts: Sequence[str]) -> pa.Table:
+        """Keys as people type them: a value for a key of one column, a JSON object for one of several."""
+        return parse_keys(texts, self._keyed("purge"))
 
     def plan_purge(self, keys: object) -> PurgePlan:
         """How many of these keys `purge` would find in the table now."""
@@ -251,6 +279,28 @@ class Table(TableStore):
         with self.readers.paused():
             self.readers.forget(rows)
             return purge(self, rows, progress=progress)
+
+    def rejects(self) -> Rejects:
+        """The rows that ingests refused."""
+        return Rejects(self.log.storage, self.entry)
+
+    def describe(self) -> dict[str, Any]:
+        """What the table is: its columns with their types in words, its key and settings, its folder."""
+        definition = self.definition
+        return {
+            "key": definition.key,
+            "cluster_by": definition.cluster_by,
+            "version": definition.version,
+            "time": definition.time,
+            "settings": definition.settings.to_dict(),
+            "generation": self.entry.generation,
+            "folder": self.entry.folder,
+            "columns": columns_of(definition.schema),
+        }
+
+    def status(self) -> TableStatus:
+        """What the table holds and how far its fold is behind; rows from statistics."""
+        return table_status(self)
 
 
 def _key_rows(keys: object, definition: TableDef) -> object:

@@ -1,4 +1,8 @@
-"""What a verb has to say, for a person or as JSON, and how it is printed."""
+"""What a verb has to say, for a person or as JSON, and the one place that prints it.
+
+A verb makes an `Answer`: a report, and the parts that a person sees. A part is a line, a line with a style (`note`,
+`warning`, `fault`) or a table (`Rows`). Parts are usually yielded by a generator, which does not run for `--json`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import decimal
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -18,13 +22,57 @@ from rich.text import Text
 _PIPE_COLUMNS = 100_000
 
 
+class Reported(Protocol):
+    """Whatever can be told as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table for people. Numbers stand right, and so do the columns named in `numbers`; times are in UTC. A table that
+    is wider than the window is shown row by row, a line a value. Of rows after the first `most` only the count is
+    told."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    numbers: Collection[str] = ()
+    most: int | None = None
+
+
+Part = str | Text | Rows | Callable[[Console], None]
+
+
 @dataclass(frozen=True)
 class Answer:
-    """`data` is the JSON document; `show` writes the same for a person; `code` is the process's exit code."""
+    """`data` is the JSON document; `show` is the same for a person; `code` is the process's exit code."""
 
-    data: Mapping[str, Any]
-    show: Callable[[Console], None]
+    data: Reported | Mapping[str, Any]
+    show: Part | Iterable[Part]
     code: int = 0
+
+
+def would(what: str, data: Reported | Mapping[str, Any]) -> Answer:
+    """The answer of a dry run: what would happen, and that it did not."""
+    facts = data if isinstance(data, Mapping) else data.to_dict()
+    return Answer({**facts, "is_dry_run": True}, [f"Would {what}.", "Nothing was written."])
+
+
+def note(text: str) -> Text:
+    return Text(text, "dim")
+
+
+def warning(text: str) -> Text:
+    return Text(text, "yellow")
+
+
+def fault(title: str, text: str = "") -> Text:
+    return Text.assemble((title, "bold red"), text)
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Words and what they are, a line each."""
+    return (f"{word:16}{fact}" for word, fact in pairs)
 
 
 def stdout() -> Console:
@@ -45,22 +93,36 @@ def _console(file: TextIO) -> Console:
 
 def print_answer(answer: Answer, *, is_json: bool) -> None:
     if is_json:
-        sys.stdout.write(json.dumps(plain(answer.data), ensure_ascii=False, indent=2) + "\n")
-        sys.stdout.flush()
+        _print_json(answer.data if isinstance(answer.data, Mapping) else answer.data.to_dict())
     else:
-        answer.show(stdout())
+        show(stdout(), answer.show)
+
+
+def show(out: Console, parts: Part | Iterable[Part]) -> None:
+    """Print parts for a person. Lines are not broken here, so that a command in one can be copied."""
+    if isinstance(parts, str | Text):
+        out.print(parts, soft_wrap=True)
+    elif isinstance(parts, Rows):
+        show_rows(out, parts.columns, parts.rows[: parts.most], numbers=parts.numbers)
+        if parts.most is not None and len(parts.rows) > parts.most:
+            out.print(f"… and {len(parts.rows) - parts.most:,} more")
+    elif callable(parts):
+        parts(out)
+    else:
+        for part in parts:
+            show(out, part)
+
+
+def _print_json(document: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(plain(document), ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.flush()
 
 
 def print_error(kind: str, message: str, hint: str | None, fields: Mapping[str, Any], *, is_json: bool) -> None:
     if is_json:
-        error = {"kind": kind, "message": message, "hint": hint, **fields}
-        sys.stdout.write(json.dumps(plain({"error": error}), ensure_ascii=False, indent=2) + "\n")
-        sys.stdout.flush()
-        return
-    console = stderr()
-    console.print(Text.assemble((f"{kind}: ", "bold red"), message), soft_wrap=True)
-    if hint:
-        console.print(Text(hint, "dim"), soft_wrap=True)
+        _print_json({"error": {"kind": kind, "message": message, "hint": hint, **fields}})
+    else:
+        show(stderr(), [fault(f"{kind}: ", message), *([note(hint)] if hint else [])])
 
 
 def plain(value: Any) -> Any:
@@ -81,11 +143,11 @@ def plain(value: Any) -> Any:
 
 
 def show_rows(
-    out: Console, columns: Sequence[str], rows: Sequence[Sequence[Text | str]], *, numbers: Collection[str] = ()
+    out: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Collection[str] = ()
 ) -> None:
-    """A table for people; the columns named in `numbers` stand right. One that is wider than the window is shown
-    row by row, a line a value."""
-    cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+    """Print the table that `Rows` describes."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    numbers = {*numbers, *(name for at, name in enumerate(columns) if any(isinstance(row[at], int) for row in rows))}
     widths = [
         max(len(name), *(row[at].cell_len for row in cells)) if cells else len(name) for at, name in enumerate(columns)
     ]
@@ -98,6 +160,14 @@ def show_rows(
     for row in cells:
         made.add_row(*row)
     out.print(made)
+
+
+def _cell(value: object) -> Text:
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    return Text("" if value is None else moment(value) if isinstance(value, dt.datetime) else str(value))
 
 
 def _show_records(out: Console, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
@@ -121,6 +191,11 @@ def size(count: int) -> str:
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def moment(at: dt.datetime) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from strandline.cli.answer import Answer, counted, size
+from strandline.cli.answer import Answer, Part, counted, size
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.jobs.backup import BackupReport
+
+if TYPE_CHECKING:
+    from strandline.jobs.backup import BackupReport
 
 
 def register(app: typer.Typer) -> None:
@@ -28,16 +30,16 @@ def backup(
     lake = call.lake()
     with progress_bar("Copying") as progress:
         report = lake.backup(dest, progress=progress)
+    return Answer(report, _tell(report, dest))
 
-    def show(out: Console) -> None:
-        if report.files_copied:
-            out.print(f"Copied {copied(report)}.", soft_wrap=True)
-        else:
-            there = counted(report.files_skipped, "file is", "files are")
-            out.print(f"Nothing is new: {there} in {report.uri} already.", soft_wrap=True)
-        out.print(f"The backup is a lake: strandline --lake {shlex.quote(dest)} status", soft_wrap=True)
 
-    return Answer(report.to_dict(), show)
+def _tell(report: BackupReport, dest: str) -> Iterator[Part]:
+    if report.files_copied:
+        yield f"Copied {copied(report)}."
+    else:
+        there = counted(report.files_skipped, "file is", "files are")
+        yield f"Nothing is new: {there} in {report.uri} already."
+    yield f"The backup is a lake: strandline --lake {shlex.quote(dest)} status"
 
 
 def copied(report: BackupReport) -> str:

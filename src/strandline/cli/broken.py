@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
+from strandline.cli.answer import Part, fault, show
 from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
 
-def broken_data(table: BrokenTable) -> dict[str, Any]:
+def broken_data(table: Any) -> dict[str, Any]:
+    """The report of a table, or what is wrong with it."""
+    if not isinstance(table, BrokenTable):
+        return dict(table.to_dict())
     return {"table": table.name, "error": {"kind": table.kind, "message": table.message}}
 
 
-def show_broken(out: Console, call: Call, tables: Iterable[BrokenTable]) -> None:
-    """What is wrong with each, then what to do about it, each way once."""
-    found = list(tables)
+def broken_parts(call: Call, tables: Iterable[object]) -> Iterator[Part]:
+    """What is wrong with each table that is broken, then what to do about it, each way once."""
+    found = [table for table in tables if isinstance(table, BrokenTable)]
     for table in found:
-        out.print(Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message), soft_wrap=True)
-    for way in dict.fromkeys(_way(table) for table in found):
-        out.print(call.for_lake(way), soft_wrap=True)
+        yield fault(f"{table.name}: {table.kind}: ", table.message)
+    yield from dict.fromkeys(call.for_lake(_way(table)) for table in found)
 
 
 def _way(table: BrokenTable) -> str:
@@ -30,11 +32,18 @@ def _way(table: BrokenTable) -> str:
     return table.hint if table.kind == "Unavailable" and table.hint else "See: strandline doctor"
 
 
-def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:
+def degraded_parts(call: Call, table: str, degraded: Iterable[str]) -> Iterator[Part]:
     """Vnodes that compaction had to leave alone, each with the file at fault, and the way on."""
     found = list(degraded)
     for each in found:
-        out.print(Text.assemble((f"{table}: not folded: ", "bold red"), each), soft_wrap=True)
+        yield fault(f"{table}: not folded: ", each)
     if found:
-        again = call.command(f"compact {table} --all")
-        out.print(f"Put that file back from a backup, then: {again}", soft_wrap=True)
+        yield f"Put that file back from a backup, then: {call.command(f'compact {table} --all')}"
+
+
+def show_broken(out: Console, call: Call, tables: Iterable[object]) -> None:
+    show(out, broken_parts(call, tables))
+
+
+def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:
+    show(out, degraded_parts(call, table, degraded))

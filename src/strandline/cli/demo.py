@@ -6,15 +6,16 @@ import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from strandline.cli.answer import Answer, stdout
+from strandline.cli.answer import Answer, show, stdout
 from strandline.cli.verb import Call, verb
-from strandline.demo.tour import QUESTION, TABLE, Stop, Tour
+
+if TYPE_CHECKING:
+    from strandline.demo.tour import Stop
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +32,9 @@ def demo(
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out the part that starts Spark.")] = False,
 ) -> Answer:
     """Run the main job end to end on made-up data: recorded AI-agent conversations."""
+    # No other verb needs what the demo is made of.
+    from strandline.demo.tour import QUESTION, TABLE, Tour
+
     started_s = time.monotonic()
     on_stop = (lambda stop: None) if call.is_json else _show_stop
     tour = Tour(folder, rows, not no_spark, is_fresh=fresh, on_stop=on_stop)
@@ -43,23 +47,19 @@ def demo(
         "seconds": seconds,
     }
 
-    def show(out: Console) -> None:
-        out.print()
-        out.print(f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on:")
-        here = f"strandline --lake {shlex.quote(str(folder))}"
-        for command in (
-            f"{here} status",
-            f'{here} query "{" ".join(QUESTION.split())}"',
-            f"{here} table history {TABLE}",
-            f"{here} tick",
-            f"{here} ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}",
-            f"{here} doctor --deep",
-        ):
-            out.print(f"  {command}", soft_wrap=True)
-
-    return Answer(data, show)
+    here = f"strandline --lake {shlex.quote(str(folder))}"
+    commands = (
+        "status",
+        f'query "{" ".join(QUESTION.split())}"',
+        f"table history {TABLE}",
+        "tick",
+        f"ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}",
+        "doctor --deep",
+    )
+    done = f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on:"
+    return Answer(data, ["", done, *(f"  {here} {command}" for command in commands)])
 
 
 def _show_stop(stop: Stop) -> None:
     line = f"{stop.what:18} {stop.rows:>9,} rows {stop.seconds:6.1f} s  "
-    stdout().print(Text.assemble(line, (stop.result, "dim")), soft_wrap=True)
+    show(stdout(), Text.assemble(line, (stop.result, "dim")))

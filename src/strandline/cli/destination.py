@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
+import strandline as sl
+from strandline.cli.options import pairs
 from strandline.errors import Invalid
-from strandline.sinks.contract import Sink
-from strandline.sinks.definition import BACKFILL, HEAD, Start
 
+if TYPE_CHECKING:
+    from strandline.sinks.contract import Sink
+    from strandline.sinks.definition import Start
+
+BACKFILL = "backfill"
 # Such as htp://host/path or localhost:8701/path. A folder of that name can be written with ./ before it.
 _ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)
 
@@ -35,22 +41,11 @@ def destination(
             raise typer.BadParameter(f"--{option} is for a sink of the kind {own}, and this one is of the kind {kind}")
     if kind == "iceberg" and not catalog:
         raise typer.BadParameter("a sink of the kind iceberg needs its --catalog, such as --catalog type=rest")
-    # Each kind brings libraries of its own; few calls need them.
     if kind == "http":
-        from strandline.sinks.http import STRANDLINE, HttpSink
-
-        return HttpSink(to, token=token, receiver=receiver or STRANDLINE)
+        return sl.HttpSink(to, token=token, receiver=receiver or "strandline")
     if kind == "iceberg":
-        from strandline.sinks.iceberg import IcebergSink
-
-        return IcebergSink(pairs(catalog or (), "--catalog", "uri=https://…"), to)
-    if kind == "delta":
-        from strandline.sinks.delta import DeltaSink
-
-        return DeltaSink(to)
-    from strandline.sinks.parquet import ParquetSink
-
-    return ParquetSink(to)
+        return sl.IcebergSink(pairs(catalog or (), "--catalog", "uri=https://…"), to)
+    return sl.DeltaSink(to) if kind == "delta" else sl.ParquetSink(to)
 
 
 def _guessed(to: str) -> str:
@@ -64,22 +59,9 @@ def _guessed(to: str) -> str:
     return "parquet"
 
 
-def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
-    """What texts such as `name=value` say."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, sign, value = (part.strip() for part in text.partition("="))
-        if not (name and sign and value):
-            raise typer.BadParameter(f"{option} is {text!r}; expected NAME=VALUE, such as {example}")
-        if name in found:
-            raise typer.BadParameter(f"{option} gives {name} twice")
-        found[name] = value
-    return found
-
-
 def start_of(text: str) -> Start:
-    if text in (BACKFILL, HEAD):
+    if text in (BACKFILL, "head"):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, {HEAD} or a seq")
+    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, head or a seq")

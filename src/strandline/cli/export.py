@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from strandline.cli.answer import Answer, counted, size
-from strandline.cli.options import DryRun, names, seq_or_time, would
+from strandline.cli.answer import Answer, Part, counted, note, size, would
+from strandline.cli.options import DryRun, names, seq_or_time
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.jobs.export.export import ExportReport
+
+if TYPE_CHECKING:
+    from strandline.jobs.export.export import ExportReport
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)\Z", re.ASCII)
 
@@ -40,33 +41,30 @@ def export(
 ) -> Answer:
     """Write a table, or a range of its changes, as Parquet files that any engine reads."""
     wanted: dict[str, Any] = {
-        "at": None if at is None else seq_or_time(at),
+        "at": seq_or_time(at),
         "changes": None if changes is None else _range(changes),
         "columns": None if columns is None else names(columns),
         "where": where,
     }
-    source = call.lake().table(table)
+    source = call.table(table)
     if dry_run:
         plan = source.export(dest, overwrite=overwrite, dry_run=True, **wanted)
         what = f"{counted(plan.rows, 'row')} at most, {size(plan.raw_bytes)} in memory, to {plan.uri}"
-        return would(f"write {what}, {_engine(plan)}", **plan.to_dict())
+        return would(f"write {what}, {_engine(plan)}", plan)
     with progress_bar(f"Exporting {table}") as progress:
         report = source.export(dest, overwrite=overwrite, progress=progress, **wanted)
-    return Answer(report.to_dict(), lambda out: _show(out, report))
+    return Answer(report, _tell(report))
 
 
-def _show(out: Console, report: ExportReport) -> None:
-    what = "rows" if report.after is None else "changes"
+def _tell(report: ExportReport) -> Iterator[Part]:
+    noun = "row" if report.after is None else "change"
     which = f"at seq {report.seq}" if report.after is None else f"after seq {report.after} up to {report.seq}"
-    times = f", {report.raw_bytes / report.bytes:,.0f} times smaller than in memory"
-    times = times if report.raw_bytes >= 2 * report.bytes else ""
-    out.print(
-        f"Wrote {counted(report.rows, what[:-1])} of {report.table}, {which}, to {report.uri}:"
-        f" {counted(report.files, 'file')}, {size(report.bytes)}{times}, {report.seconds:.1f} s {_engine(report)}.",
-        soft_wrap=True,
-    )
+    is_smaller = report.raw_bytes >= 2 * report.bytes
+    times = f", {report.raw_bytes / report.bytes:,.0f} times smaller than in memory" if is_smaller else ""
+    files = f"{counted(report.files, 'file')}, {size(report.bytes)}{times}, {report.seconds:.1f} s {_engine(report)}"
+    yield f"Wrote {counted(report.rows, noun)} of {report.table}, {which}, to {report.uri}: {files}."
     if not report.rows:
-        out.print(Text("The file has the columns and no rows.", "dim"))
+        yield note("The file has the columns and no rows.")
 
 
 def _engine(report: ExportReport) -> str:

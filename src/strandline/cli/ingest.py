@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from strandline.cli.answer import Answer, counted, show_rows, size
+from strandline.cli.answer import Answer, Part, Rows, counted, size, warning
 from strandline.cli.options import ClusterBy, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.jobs.ingest.job import FileReport, IngestReport, NewTable
-from strandline.jobs.ingest.job import ingest as load
 
-_SHOWN = 20
+if TYPE_CHECKING:
+    from strandline.jobs.ingest.job import FileReport, IngestReport
 
 
 def register(app: typer.Typer) -> None:
@@ -47,18 +45,17 @@ def ingest(
     """Load files into a table. A file is loaded once: later calls load only what is new."""
     if key is not None and no_key:
         raise typer.BadParameter("give --key or --no-key, not both")
-    create = None
-    if key is not None or no_key:
-        create = NewTable(names(key), names(cluster_by), vnodes, version_column)
-    elif cluster_by or vnodes or version_column:
+    if (cluster_by or vnodes or version_column) and key is None and not no_key:
         raise typer.BadParameter("--cluster-by, --vnodes and --version-column need --key or --no-key")
     lake = call.lake()
     with progress_bar(f"Loading {table}") as progress:
-        report = load(
-            lake,
+        report = lake.ingest(
             table,
             files,
-            create=create,
+            key=names(key) if key is not None or no_key else None,
+            cluster_by=names(cluster_by),
+            vnodes=vnodes,
+            version=version_column,
             rejects=rejects,
             again=again,
             dry_run=dry_run,
@@ -66,54 +63,45 @@ def ingest(
             delimiter=delimiter,
             progress=progress,
         )
-    return Answer(report.to_dict(), lambda out: _show(out, call, report))
+    return Answer(report, _tell(call, report))
 
 
-def _show(out: Console, call: Call, report: IngestReport) -> None:
+def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
     moved = [file for file in report.files if file.action != "skip"]
     if moved:
-        _show_files(out, moved, report.is_dry)
+        yield _rows(moved, report.is_dry)
     skipped = report.count("skip")
     if report.is_dry:
         total = size(sum(file.bytes for file in moved))
-        out.print(f"Would load {counted(len(moved), 'file')}, {total}, and skip {skipped:,}. Nothing was written.")
+        yield f"Would load {counted(len(moved), 'file')}, {total}, and skip {skipped:,}. Nothing was written."
         return
     if report.is_created:
-        out.print(f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}")
-    unfinished = sum(file.unfinished_bytes > 0 for file in report.files)
-    if unfinished:
-        said = (
-            f"{counted(unfinished, 'unfinished line')} left for later: the table has no key, so a last line is loaded"
-        )
-        out.print(Text(f"{said} once it ends with a newline.", "yellow"), soft_wrap=True)
+        yield f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}"
+    if unfinished := sum(file.unfinished_bytes > 0 for file in report.files):
+        why = "the table has no key, so a last line is loaded once it ends with a newline"
+        yield warning(f"{counted(unfinished, 'unfinished line')} left for later: {why}.")
     if not moved:
-        out.print(f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already.")
+        yield f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already."
         return
-    commits = "seq {}" if len(report.seqs) == 1 else f"{len(report.seqs):,} commits up to seq {{}}"
+    commits = "" if len(report.seqs) == 1 else f"{len(report.seqs):,} commits up to "
     rate = f", {report.rows / report.seconds:,.0f} rows/s" if report.seconds > 0.5 else ""
-    out.print(
-        f"Loaded {counted(report.rows, 'row')} from {counted(len(moved), 'file')}: {commits.format(max(report.seqs))},"
-        f" {report.seconds:.1f} s{rate}." + (f" Skipped {skipped:,} loaded before." if skipped else "")
-    )
+    loaded = f"Loaded {counted(report.rows, 'row')} from {counted(len(moved), 'file')}"
+    before = f" Skipped {skipped:,} loaded before." if skipped else ""
+    yield f"{loaded}: {commits}seq {max(report.seqs)}, {report.seconds:.1f} s{rate}.{before}"
     if report.rejects:
-        said = f"{counted(report.rejects, 'row')} did not fit and {_be(report.rejects)} kept aside. See: "
-        out.print(Text.assemble((said, "yellow"), call.command(f"rejects {report.table}")))
+        are = "is" if report.rejects == 1 else "are"
+        see = call.command(f"rejects {report.table}")
+        yield warning(f"{counted(report.rejects, 'row')} did not fit and {are} kept aside. See: {see}")
 
 
-def _show_files(out: Console, files: list[FileReport], is_dry: bool) -> None:
+def _rows(files: list[FileReport], is_dry: bool) -> Rows:
     counts = () if is_dry else ("ROWS", "BAD", "SEQ")
     rows = []
-    for file in files[:_SHOWN]:
+    for file in files:
         what = {"load": f"all ({file.why})", "continue": f"the rest ({file.why})"}[file.action]
-        done = () if is_dry else (f"{file.rows:,}", f"{file.rejects:,}", str(file.seq))
+        done = () if is_dry else (file.rows, file.rejects, file.seq)
         rows.append((_short(file.file), what, size(file.bytes), *done))
-    show_rows(out, ("FILE", "WHAT", "BYTES", *counts), rows, numbers=("BYTES", *counts))
-    if len(files) > _SHOWN:
-        out.print(f"… and {len(files) - _SHOWN:,} more")
-
-
-def _be(count: int) -> str:
-    return "is" if count == 1 else "are"
+    return Rows(("FILE", "WHAT", "BYTES", *counts), rows, numbers=("BYTES",), most=20)
 
 
 def _short(file: str) -> str:

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+import strandline as sl
 from strandline.cli.answer import Answer, counted
 from strandline.cli.verb import Call, verb
-from strandline.lake import Lake
 
 
 def register(app: typer.Typer) -> None:
@@ -26,20 +25,20 @@ def init(
         raise typer.BadParameter("give the lake as PATH or with --lake, not both")
     call = replace(call, path=path or call.path)
     call.check_folder()
-    lake = Lake(call.path)
+    lake = sl.Lake(call.path)
     existed = lake.exists
     state = lake.catalog.ensure_lake()
     data = {"lake": lake.storage.uri, "lake_id": state.lake_id, "format": state.format, "created": not existed}
-
-    def show(out: Console) -> None:
-        if existed:
-            out.print(f"There is a lake at {lake.storage.uri} already, with {counted(len(state.tables), 'table')}.")
-            out.print(f"See: {call.command('status')}")
-            return
-        out.print(f"Made an empty lake at {lake.storage.uri}")
-        out.print("Next, load files into a new table:")
-        out.print(f"  {call.command('ingest NAME FILES --key COLUMN')}", soft_wrap=True)
-        out.print("or see it all on made-up data:")
-        out.print("  strandline demo")
-
-    return Answer(data, show)
+    if existed:
+        there = f"There is a lake at {lake.storage.uri} already, with {counted(len(state.tables), 'table')}."
+        return Answer(data, [there, f"See: {call.command('status')}"])
+    return Answer(
+        data,
+        [
+            f"Made an empty lake at {lake.storage.uri}",
+            "Next, load files into a new table:",
+            f"  {call.command('ingest NAME FILES --key COLUMN')}",
+            "or see it all on made-up data:",
+            "  strandline demo",
+        ],
+    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated
 
 import typer
 
-from strandline.cli.answer import Answer
 from strandline.errors import Invalid
-from strandline.lake import Lake
 from strandline.model import duration
 from strandline.model.settings import TableSettings
 
 VNODES = 16
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.")]
+NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
 TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")]
@@ -32,31 +31,32 @@ VersionColumn = Annotated[
 ]
 
 
-def named(lake: Lake, tables: Sequence[str] | None) -> list[str]:
-    """The tables that a call names, which must be there, each once."""
-    catalog = lake.catalog.refresh()
-    return list(dict.fromkeys(catalog.get(name).name for name in tables or ()))
-
-
 def names(text: str | None) -> tuple[str, ...]:
     """The names in a text such as `a,b`."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def settings(texts: Sequence[str]) -> dict[str, str]:
-    """What texts such as `keep=7d` set: settings of `TableSettings`, and `time`."""
-    known = ["time", *(field.name for field in fields(TableSettings))]
+def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
+    """What texts such as `name=value` say."""
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
-        if not sign or not name or not value:
-            raise typer.BadParameter(f"{text!r} is no setting; expected SETTING=VALUE, such as keep=7d")
-        if name not in known:
-            raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
+        if not (name and sign and value):
+            raise typer.BadParameter(f"{option} is {text!r}; expected NAME=VALUE, such as {example}")
         if name in found:
-            raise typer.BadParameter(f"{name} is set twice")
+            raise typer.BadParameter(f"{option} gives {name} twice")
         found[name] = value
     return found
+
+
+def settings(texts: Sequence[str]) -> dict[str, str]:
+    """What texts such as `keep=7d` set: settings of `TableSettings`, and `time`."""
+    known = ["time", *(field.name for field in fields(TableSettings))]
+    found = pairs(texts, "the setting", "keep=7d")
+    for name in found:
+        if name not in known:
+            raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
+    return dict(found)
 
 
 def length(text: str | None, option: str) -> float | None:
@@ -67,12 +67,6 @@ def length(text: str | None, option: str) -> float | None:
         raise typer.BadParameter(error.message) from error
 
 
-def seq_or_time(text: str) -> int | str:
+def seq_or_time(text: str | None) -> int | str | None:
     """A seq, or else a time for the table to make sense of."""
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
-def would(what: str, **data: object) -> Answer:
-    """The answer of a dry run: what would happen, and that it did not."""
-    said = f"Would {what}.\nNothing was written."
-    return Answer({**data, "is_dry_run": True}, lambda out: out.print(said, soft_wrap=True))
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text

@@ -6,9 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-
 from strandline.cli.answer import stderr
 from strandline.progress import Progress, silent
 
@@ -19,6 +16,10 @@ def progress_bar(doing: str) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield silent
         return
+    # Most calls draw nothing.
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bar(*columns, TextColumn("{task.fields[what]}"), console=stderr(), transient=True) as bar:
         task = bar.add_task(doing, total=None, what="")

@@ -9,14 +9,14 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from types import ModuleType
 
+import strandline as sl
 from strandline.errors import Invalid, StrandlineError
-from strandline.lake import Lake
 
 _NAME = "lake"
 _SUCH_AS = "Such as: --app pipeline:lake"
 
 
-def find(app: str) -> Lake:
+def find(app: str) -> sl.Lake:
     """The lake that a module holds; it has the sinks that the module declares. `Invalid` says what is not as it should
     be, with the file and line of an error in the module."""
     path, _, name = app.partition(":")
@@ -29,11 +29,11 @@ def find(app: str) -> Lake:
     module = _imported(path, app)
     where = getattr(module, "__file__", None) or path
     if not hasattr(module, name):
-        lakes = sorted(each for each, value in vars(module).items() if isinstance(value, Lake))
+        lakes = sorted(each for each, value in vars(module).items() if isinstance(value, sl.Lake))
         way = f"Name the lake that it has: --app {path}:{lakes[0]}" if lakes else f'Add: {name} = strandline.Lake("…")'
         raise Invalid(f"{where} has no {name!r}", hint=way, app=app)
     found = getattr(module, name)
-    if not isinstance(found, Lake):
+    if not isinstance(found, sl.Lake):
         raise Invalid(f"{name!r} in {where} is a {type(found).__name__}; expected a Lake", hint=_SUCH_AS, app=app)
     return found
 

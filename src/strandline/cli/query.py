@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from strandline.cli.answer import Answer, counted, plain, show_rows
+from strandline.cli.answer import Answer, Part, Rows, counted, cut, note, plain
 from strandline.cli.verb import Call, verb
 from strandline.errors import Invalid
 from strandline.model import duration
 
-_CELL_CHARS = 60
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +50,7 @@ def query(
         "rows": _rows(result) if call.is_json else [],
         "count": result.num_rows,
     }
-    return Answer(data, lambda out: _print_csv(result) if as_csv else _show(out, result, limit))
+    return Answer(data, (lambda _: _print_csv(result)) if as_csv else _tell(result, limit))
 
 
 def _print_csv(result: pa.Table) -> None:
@@ -72,20 +71,17 @@ def _rows(part: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
         ) from error
 
 
-def _show(out: Console, result: pa.Table, limit: int) -> None:
-    kinds = {f.name for f in result.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
+def _tell(result: pa.Table, limit: int) -> Iterator[Part]:
+    numbers = {f.name for f in result.schema if str(f.type).startswith(("int", "uint", "half", "float", "double"))}
     rows = [[_cell(value) for value in row.values()] for row in _rows(result.slice(0, limit))]
-    show_rows(out, result.column_names, rows, numbers=kinds)
+    yield Rows(result.column_names, rows, numbers)
     count = counted(result.num_rows, "row")
-    note = f"{count}, the first {limit:,} shown. All of them: --csv, --json or --limit {result.num_rows}"
-    out.print(Text(note if result.num_rows > limit else count, "dim"))
+    more = f"{count}, the first {limit:,} shown. All of them: --csv, --json or --limit {result.num_rows}"
+    yield note(more if result.num_rows > limit else count)
 
 
-def _cell(value: object) -> Text:
-    if value is None:
-        return Text("null", "dim")
-    text = _text(value).replace("\n", "⏎")
-    return Text(text if len(text) <= _CELL_CHARS else text[: _CELL_CHARS - 1] + "…")
+def _cell(value: object) -> Part:
+    return note("null") if value is None else cut(_text(value).replace("\n", "⏎"), 60)
 
 
 def _text(value: object) -> str:

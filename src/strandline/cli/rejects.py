@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import Annotated, cast
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from strandline.cli.answer import Answer, counted, moment, show_rows
+from strandline.cli.answer import Answer, Part, Rows, counted, cut
 from strandline.cli.verb import Call, verb
-from strandline.tables.rejects import Rejects
-
-_TEXT_CHARS = 80
 
 
 def register(app: typer.Typer) -> None:
@@ -25,31 +21,18 @@ def rejects(
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show the last N of them.")] = 20,
 ) -> Answer:
     """Show the rows that an ingest refused, with the reason."""
-    lake = call.lake()
-    kept = Rejects(lake.storage, lake.table(table).entry)
+    kept = call.table(table).rejects()
     count, rows = kept.count(), kept.latest(limit)
-
-    def show(out: Console) -> None:
-        if not count:
-            out.print(f"No row of {table} was refused.")
-            return
-        shown = [
-            (
-                str(row["file"]).rsplit("/", 1)[-1],
-                f"{row['line']:,}",
-                str(row["column"] or ""),
-                str(row["reason"]),
-                _cut(str(row["text"])),
-                moment(cast(dt.datetime, row["at"])),
-            )
-            for row in rows
-        ]
-        show_rows(out, ("FILE", "LINE", "COLUMN", "WHY", "TEXT", "AT (UTC)"), shown, numbers=("LINE",))
-        note = f", the last {len(rows):,} shown" if count > len(rows) else ""
-        out.print(f"{counted(count, 'row')} refused in all{note}.")
-
-    return Answer({"table": table, "count": count, "rejects": rows}, show)
+    return Answer({"table": table, "count": count, "rejects": rows}, _tell(table, count, rows))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT_CHARS else text[: _TEXT_CHARS - 1] + "…"
+def _tell(table: str, count: int, rows: list[dict[str, Any]]) -> Iterator[Part]:
+    if not count:
+        yield f"No row of {table} was refused."
+        return
+    shown = [
+        (row["file"].rsplit("/", 1)[-1], row["line"], row["column"], row["reason"], cut(row["text"], 80), row["at"])
+        for row in rows
+    ]
+    yield Rows(("FILE", "LINE", "COLUMN", "WHY", "TEXT", "AT (UTC)"), shown)
+    yield f"{counted(count, 'row')} refused in all{f', the last {len(rows):,} shown' if count > len(rows) else ''}."

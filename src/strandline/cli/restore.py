@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+import strandline as sl
 from strandline.cli.answer import Answer
 from strandline.cli.backup import copied
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.errors import NotFound
-from strandline.jobs.backup import restore as copy_back
 
 
 def register(app: typer.Typer) -> None:
@@ -29,13 +28,8 @@ def restore(
     call.check_folder()
     try:
         with progress_bar("Copying") as progress:
-            report = copy_back(source, call.path, progress=progress)
+            report = sl.Lake.restore_backup(source, call.path, progress=progress)
     except NotFound as error:
         hint = "Name the place that a backup was made to: strandline backup DEST"
         raise NotFound(f"{error.message}; nothing was restored", hint=hint, path=source) from error
-
-    def show(out: Console) -> None:
-        out.print(f"Restored {copied(report)}.", soft_wrap=True)
-        out.print(f"See: {call.command('status')}", soft_wrap=True)
-
-    return Answer(report.to_dict(), show)
+    return Answer(report, [f"Restored {copied(report)}.", f"See: {call.command('status')}"])

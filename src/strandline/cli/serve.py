@@ -37,14 +37,10 @@ def serve(
     Ctrl-C or SIGTERM stops it: what is under way is committed and answered first."""
     # The server's libraries load late: no other verb needs them.
     from strandline.server import run
-    from strandline.state.tokens import Tokens
 
     lake = call.lake()
     # A bucket for which no state was ever named has no tokens.
     has_state = lake.storage.is_local or lake.has_state
-    if lake.has_state:
-        # A state that was lost has lost the tokens as well: nobody is let in without them.
-        lake.state.epoch.check()
 
     def listening(url: str) -> None:
         said = json.dumps({"lake": lake.storage.uri, "url": url})
@@ -53,7 +49,7 @@ def serve(
 
     run.serve(
         lake,
-        tokens=Tokens(lake.state.database) if has_state else None,
+        tokens=lake.tokens() if has_state else None,
         host=host,
         port=port,
         on_listening=listening,

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, counted, moment, show_rows
-from strandline.cli.destination import destination, pairs, start_of
-from strandline.cli.options import Yes, names
-from strandline.cli.verb import Call, verb
-from strandline.consumers.plan import ConsumerPlan
-from strandline.consumers.registration import facts_of
-from strandline.consumers.sink import SinkConsumer
-from strandline.consumers.work import NOTHING
+from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, warning
+from strandline.cli.destination import BACKFILL, destination, start_of
+from strandline.cli.options import Yes, names, pairs
+from strandline.cli.verb import Call, group
 from strandline.errors import Invalid
-from strandline.lake import Lake
-from strandline.pipeline import commands
-from strandline.pipeline.plan import marked_plans
-from strandline.pipeline.resolve import active_sinks
-from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
-from strandline.state.consumers import ConsumerRecord, Registered, checked_name, preview
-from strandline.state.intents import Intent
 
+if TYPE_CHECKING:
+    from strandline.pipeline.addition import AddedSink, SinkChange
+    from strandline.sinks.definition import Start
+
+Kind = Literal["http", "parquet", "delta", "iceberg"]
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(name="sink", help="Add sinks, which send a table's changes, and look at them.")
-    verb(group, "add")(add)
-    verb(group, "list")(list_)
-    verb(group, "show")(show)
-    app.add_typer(group, no_args_is_help=True)
+    verbs = {"add": add, "list": list_, "show": show}
+    group(app, "sink", "Add sinks, which send a table's changes, and look at them.", verbs)
 
 
 def add(
@@ -49,7 +37,7 @@ def add(
         typer.Option(metavar="DEST", help="https://…, a folder, s3://bucket/prefix, or an Iceberg table's name."),
     ],
     kind: Annotated[
-        Literal["http", "parquet", "delta", "iceberg"] | None,
+        Kind | None,
         typer.Option(help="What DEST is; else http for an address of a server, parquet for all others."),
     ] = None,
     where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")] = None,
@@ -75,7 +63,6 @@ def add(
 
     To change one asks first. What is given is all that counts; another destination or table is a new life, which starts
     again."""
-    _check_name(name)
     begin, masks = start_of(start), pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
@@ -91,78 +78,48 @@ def add(
         deletes=deletes,
         start=begin,
     )
-    if isinstance(begin, int) and begin > (head := lake.table(table).head):
-        raise Invalid(
-            f"sink {name!r} is to start after seq {begin}, but table {table!r} is at {head}",
-            hint="Start it at head, or at a seq that the table has.",
-            consumer=name,
-            seq=begin,
-        )
-    found = lake.known(name)
-    if found.consumer is not None and not found.consumer.is_retired and not yes:
-        _ask(call, lake, made, found.consumer, found.intents)
-    done = commands.add(lake, made)
-    [plan] = marked_plans(lake, [name])
-    shared = _others(lake, made)
-    data = {**_data(done.consumer), "is_new": done.is_new, "why": done.why, "rows": plan.rows, "shared_with": shared}
-
-    def render(out: Console) -> None:
-        out.print(_said(done, found.consumer, plan, begin), soft_wrap=True)
-        for other in shared:
-            note = f"Sink {other} goes to {made.to.destination} as well: the rows of both will be there."
-            out.print(Text(note, "yellow"), soft_wrap=True)
-        if plan.works and not all(work.source == NOTHING for work in plan.works):
-            out.print(f"Send it: {call.command(f'tick {name}')}", soft_wrap=True)
-
-    return Answer(data, render)
+    planned = lake.plan_sink(made)
+    if planned.is_change and not yes:
+        _ask(call, planned)
+    done = lake.add_sink(made)
+    return Answer(done, _tell(call, done, begin))
 
 
-def _check_name(name: str) -> None:
-    try:
-        checked_name(name)
-    except Invalid as error:
-        raise Invalid(f"a sink cannot have the name {name!r}", hint=error.hint, consumer=name) from error
-
-
-def _others(lake: Lake, made: SinkDef) -> list[str]:
-    """The other sinks that live and go to the same place."""
-    there = made.to.destination
-    return [name for name, sink in active_sinks(lake).items() if name != made.name and sink.to.destination == there]
-
-
-def _said(done: Registered, before: ConsumerRecord | None, plan: ConsumerPlan, start: Start) -> str:
+def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
     """What became of a sink, and what it sends first."""
+    plan, before, after = done.plan, done.change.before, done.change.after
     name = plan.name
-    if not done.is_new:
-        how = _changes(before, done) if done.why and before is not None else ""
-        return f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
-    whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
-    first = whole if start == BACKFILL else f"it starts at {_beginning(start)}"
-    way = f"{plan.table} → {plan.destination}; {first}."
-    if before is None:
-        return f"Added the sink {name}: {way}"
-    return f"Sink {name} starts again as a new life ({done.why}): {way}"
-
-
-def _changes(found: ConsumerRecord, would: Registered) -> str:
-    """What differs between a sink on record and the same sink as it is declared now."""
-    was, now = dict(_facts(found.definition)), dict(_facts(would.consumer.definition))
-    keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
-    return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or would.why
-
-
-def _ask(call: Call, lake: Lake, made: SinkDef, found: ConsumerRecord, under_way: Sequence[Intent]) -> None:
-    """Before a sink that lives becomes another one, or sends something else."""
-    facts = facts_of(SinkConsumer(made), lake.table(made.table), found)
-    would = preview(made.name, **facts, found=found, under_way=under_way, revive=True)
-    if would.is_new:
-        why = f"{would.why[:1].upper()}{would.why[1:]}: it starts again, and sends nothing more to where it was."
-    elif would.why:
-        why = f"It goes on from where it is, with {_changes(found, would)}."
+    if after.is_new:
+        whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
+        first = whole if start == BACKFILL else f"it starts at {_beginning(start)}"
+        what = "Added the sink {}" if before is None else f"Sink {{}} starts again as a new life ({after.why})"
+        yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
-        return
-    question = f"There is a sink {made.name}: {found.table} → {found.destination}. {why} Go on?"
-    call.confirm(question, f"sink {made.name!r} is changed", table=made.table)
+        how = _changes(done.change) if after.why else ""
+        yield f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
+    for other in done.change.shared_with:
+        yield warning(f"Sink {other} goes to {plan.destination} as well: the rows of both will be there.")
+    if done.has_rows:
+        yield f"Send it: {call.command(f'tick {name}')}"
+
+
+def _changes(change: SinkChange) -> str:
+    """What differs between a sink on record and the same sink as it is declared now."""
+    assert change.before is not None
+    was, now = dict(_facts(change.before.definition)), dict(_facts(change.after.consumer.definition))
+    keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+    return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or change.after.why
+
+
+def _ask(call: Call, change: SinkChange) -> None:
+    """Before a sink that lives becomes another one, or sends something else."""
+    before, after = change.before, change.after
+    assert before is not None
+    why = f"It goes on from where it is, with {_changes(change)}."
+    if after.is_new:
+        why = f"{after.why[:1].upper()}{after.why[1:]}: it starts again, and sends nothing more to where it was."
+    question = f"There is a sink {before.name}: {before.table} → {before.destination}. {why} Go on?"
+    call.confirm(question, f"sink {before.name!r} is changed", table=after.consumer.table)
 
 
 def _beginning(start: str | int) -> str:
@@ -172,16 +129,11 @@ def _beginning(start: str | int) -> str:
 def list_(call: Call) -> Answer:
     """List the sinks."""
     lake = call.lake()
-    found = [sink for sink in sinks.all_of(call, lake) if sink.kind in KINDS]
-
-    def render(out: Console) -> None:
-        if not found:
-            out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
-            return
-        rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
-        show_rows(out, ("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
-
-    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, render)
+    found = [sink for sink in sinks.all_of(call, lake) if sink.kind in get_args(Kind)]
+    rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
+    shown = Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
+    none = f"There are no sinks. Add one: {sinks.adding(call)}"
+    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, shown if found else none)
 
 
 def show(call: Call, name: SinkName) -> Answer:
@@ -192,24 +144,27 @@ def show(call: Call, name: SinkName) -> Answer:
     declared = lake.declared.get(name)
     now = next((life for life in lives if life.generation == found.generation), None)
     definition = declared.to_dict() if declared is not None else now.definition if now is not None else {}
-    data = {**found.to_dict(), "definition": definition, "lives": [_data(life) for life in lives]}
+    data = {**found.to_dict(), "definition": definition, "lives": [life.to_dict() for life in lives]}
 
-    def render(out: Console) -> None:
-        out.print(f"{name}: {found.table} → {found.destination}", soft_wrap=True)
-        for word, fact in (*_facts(definition), *sinks.facts(found)):
-            out.print(f"{word:16}{fact}", soft_wrap=True)
+    def tell() -> Iterator[Part]:
+        yield f"{name}: {found.table} → {found.destination}"
+        yield from facts([*_facts(definition), *sinks.facts(found)])
         if lives:
-            out.print()
-            rows = [_life(life, is_now=life is now) for life in lives]
-            show_rows(out, ("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows, numbers=("LIFE",))
+            yield ""
+            state = "retired" if found.is_retired else "now"
+            words = ("life", "created_at", "table", "destination")
+            rows = [(*map(life.to_dict().get, words), state if life is now else "") for life in lives]
+            yield Rows(("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows)
         if found.error:
-            out.print(Text.assemble(("failed: ", "bold red"), found.error), soft_wrap=True)
+            yield fault("failed: ", found.error)
 
-    return Answer(data, render)
+    return Answer(data, tell())
 
 
 def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A definition for people; it holds no secrets."""
+    """A definition for people; it holds no secrets. That of a consumer which is no sink says nothing here."""
+    if "to" not in definition:
+        return []
     to = {key: value for key, value in definition["to"].items() if key not in ("kind", "uri", "url") and value}
     start = definition["start"]
     return [
@@ -225,14 +180,3 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("deletes", "sent" if definition["deletes"] else "not sent"),
         ("start", "with the table as it is" if start == BACKFILL else f"with {_beginning(start)}"),
     ]
-
-
-def _life(life: ConsumerRecord, *, is_now: bool) -> tuple[str, ...]:
-    since = moment(dt.datetime.fromtimestamp(life.created_s, dt.UTC))
-    now = "" if not is_now else "retired" if life.is_retired else "now"
-    return str(life.life), since, life.table, life.destination, now
-
-
-def _data(life: ConsumerRecord) -> dict[str, Any]:
-    since = dt.datetime.fromtimestamp(life.created_s, dt.UTC)
-    return {**{key: value for key, value in vars(life).items() if key != "created_s"}, "created_at": since}

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from strandline.cli.answer import Answer, counted, size
-from strandline.cli.broken import broken_data, show_broken
-from strandline.cli.options import TableNames, length, named
+import strandline as sl
+from strandline.cli.answer import Answer, Part, counted, note, size, warning
+from strandline.cli.broken import broken_data, broken_parts
+from strandline.cli.options import TableNames, length
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
-from strandline.jobs.leftovers import Leftover
-from strandline.jobs.vacuum import VacuumReport
-from strandline.lake import Lake, LakeVacuum
 from strandline.model import duration
 from strandline.tables.broken import BrokenTable
+
+if TYPE_CHECKING:
+    from strandline.jobs.leftovers import Leftover
+    from strandline.jobs.vacuum import VacuumReport
+    from strandline.lake import LakeVacuum
 
 
 def register(app: typer.Typer) -> None:
@@ -43,82 +45,60 @@ def vacuum(
     keep_s, grace_s = length(keep, "--keep"), length(grace, "--grace")
     lake = call.lake()
     with progress_bar("Vacuuming") as progress:
-        found = lake.vacuum(named(lake, names), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
-    broken = [table for table in found.tables if isinstance(table, BrokenTable)]
-    data = {
-        **found.to_dict(),
-        "lake": lake.storage.uri,
-        "tables": [broken_data(t) if isinstance(t, BrokenTable) else t.to_dict() for t in found.tables],
-        "leftovers": [_leftover_data(each) for each in found.leftovers],
-    }
-    return Answer(data, lambda out: _show(out, call, lake, found, keep_s, grace_s), 1 if broken else 0)
+        found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
+    data = {**found.to_dict(), "lake": lake.storage.uri, "tables": [broken_data(table) for table in found.tables]}
+    is_broken = any(isinstance(table, BrokenTable) for table in found.tables)
+    return Answer(data, _tell(call, lake, found), 1 if is_broken else 0)
 
 
-def _leftover_data(found: Leftover) -> dict[str, Any]:
-    facts = {"table": found.table, "what": found.what, "where": found.where}
-    return {**facts, "files": len(found.infos), "bytes": found.bytes, "is_deletable": found.is_deletable}
-
-
-def _show(out: Console, call: Call, lake: Lake, found: LakeVacuum, keep_s: float | None, grace_s: float | None) -> None:
-    for each in found.tables:
-        if isinstance(each, VacuumReport):
-            _show_table(out, call, lake, each, keep_s, grace_s)
+def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:
+    for table in found.tables:
+        if not isinstance(table, BrokenTable):
+            yield f"{table.table}: {_summary(table)}."
+            yield from (note(f"  {text}") for text in _notes(call, table))
     for leftover in found.leftovers:
-        _show_leftover(out, lake, leftover, found.is_dry_run)
-    show_broken(out, call, (each for each in found.tables if isinstance(each, BrokenTable)))
+        yield _leftover(lake, leftover, found.is_dry_run)
+    yield from broken_parts(call, found.tables)
     if not found.tables and not found.leftovers:
-        out.print("There is nothing to vacuum.")
+        yield "There is nothing to vacuum."
     if found.is_dry_run:
-        out.print("Nothing was written.")
+        yield "Nothing was written."
 
 
-def _show_table(
-    out: Console, call: Call, lake: Lake, report: VacuumReport, keep_s: float | None, grace_s: float | None
-) -> None:
-    table = lake.table(report.table)
+def _summary(report: VacuumReport) -> str:
     trim, delete = ("would trim", "delete") if report.is_dry_run else ("trimmed", "deleted")
-    files = f"{counted(report.deleted_files, 'file')}, {size(report.deleted_bytes)}"
     done = []
     if report.trimmed_files:
         done.append(f"{trim} the log to seq {report.trimmed_to} ({counted(report.trimmed_files, 'file')})")
     would = "would " if report.is_dry_run and not done else ""
     if report.deleted_files:
-        done.append(f"{would}{delete} {files}")
+        done.append(f"{would}{delete} {counted(report.deleted_files, 'file')}, {size(report.deleted_bytes)}")
     elif report.commit_files:
         done.append(f"{would}{delete} {counted(report.commit_files, 'old commit file')}")
-    out.print(f"{report.table}: {' and '.join(done) or 'nothing to trim, nothing to delete'}.")
-    grace_s = table.definition.settings.grace if grace_s is None else grace_s
-    if report.trimmed_files and grace_s:
-        _note(out, f"Trimmed files are deleted by a vacuum {duration.shown(grace_s)} or more later.")
+    return " and ".join(done) or "nothing to trim, nothing to delete"
+
+
+def _notes(call: Call, report: VacuumReport) -> Iterator[str]:
+    if report.trimmed_files and report.grace_s:
+        yield f"Trimmed files are deleted by a vacuum {duration.shown(report.grace_s)} or more later."
     elif report.trimmed_files and report.is_dry_run:
-        _note(out, "Without a grace time trimmed files are deleted at once.")
-    held = report.held_by
+        yield "Without a grace time trimmed files are deleted at once."
     if report.waiting_files:
         waiting = f"{counted(report.waiting_files, 'file')}, {size(report.waiting_bytes)}"
-        _note(out, f"{waiting}: no longer needed, deleted {duration.shown(grace_s)} after that at the earliest.")
-    if any(seq > held.seq for seq, _ in table.log.refresh().by_seq):
-        length_s = table.definition.settings.keep if keep_s is None else keep_s
-        _note(out, f"Readable from seq {report.oldest} on; {_holder(held.who, length_s)} keeps it so.")
-    folded_to = min(table.baseline.refresh().marks)
-    if folded_to < held.seq and table.plan_compaction().waiting_rows:
-        _note(out, f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}")
+        yield f"{waiting}: no longer needed, deleted {duration.shown(report.grace_s)} after that at the earliest."
+    if report.is_held:
+        who = report.held_by.who
+        who = f"keep ({duration.shown(report.keep_s)})" if who == "the setting keep" else who
+        yield f"Readable from seq {report.oldest} on; {who} keeps it so."
+    if report.is_unfolded:
+        yield f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}"
 
 
-def _holder(who: str, keep_s: float) -> str:
-    return f"keep ({duration.shown(keep_s)})" if who == "the setting keep" else who
-
-
-def _note(out: Console, text: str) -> None:
-    out.print(Text(f"  {text}", "dim"), soft_wrap=True)
-
-
-def _show_leftover(out: Console, lake: Lake, found: Leftover, is_dry_run: bool) -> None:
+def _leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:
     name = f"{found.table}: " if found.table else ""
     files = counted(len(found.infos), "file")
     if found.is_deletable:
-        verb_ = "would delete" if is_dry_run else "deleted"
-        out.print(f"{name}{verb_} {files} {found.what}, {size(found.bytes)}.", soft_wrap=True)
-        return
+        delete = "would delete" if is_dry_run else "deleted"
+        return f"{name}{delete} {files} {found.what}, {size(found.bytes)}."
     where = lake.storage.url(found.where)
-    said = f"{name}a folder of {files} {found.what}. It stays: {where}. {found.advice}"
-    out.print(Text(said, "yellow"), soft_wrap=True)
+    return warning(f"{name}a folder of {files} {found.what}. It stays: {where}. {found.advice}")

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
+import strandline as sl
 from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
-from strandline.lake import Lake
 
 DEFAULT_LAKE = "./lake"
 
@@ -76,7 +76,7 @@ class Call:
     app: str | None = None
     state: str | None = None
     is_state_given: bool = False
-    found: Lake | None = None
+    found: sl.Lake | None = None
 
     def with_app(self) -> Call:
         """The same with the program's lake, if a program is named."""
@@ -85,13 +85,17 @@ class Call:
         lake = project.find(self.app)
         return replace(self, path=lake.storage.uri, found=lake)
 
-    def lake(self) -> Lake:
+    def lake(self) -> sl.Lake:
         """The lake, which must be there."""
         self.check_folder()
-        lake = self.found or Lake(self.path, state=self.state)
+        lake = self.found or sl.Lake(self.path, state=self.state)
         if not lake.exists:
             raise self.no_lake(f"no lake at {lake.storage.uri}")
         return lake
+
+    def table(self, name: str) -> sl.Table:
+        """A table of the lake."""
+        return self.lake().table(name)
 
     def no_lake(self, message: str) -> NotFound:
         return NotFound(message, hint=f"Create one: strandline init {shlex.quote(self.path)}", path=self.path)
@@ -99,18 +103,6 @@ class Call:
     def check_folder(self) -> None:
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise Invalid(f"{self.path} is a file; a lake is a folder", hint="Name another path.", path=self.path)
-
-    def new_name(self, lake: Lake, name: str) -> str:
-        """`name`, which no table may have yet; the catalog has the last word."""
-        for taken in lake.tables():
-            if taken.lower() == name.lower():
-                raise Invalid(
-                    f"table {taken!r} exists",
-                    hint=f"See: {self.command(f'table show {taken}')}. Choose another name, or drop it first:"
-                    f" {self.command(f'table drop {taken}')}",
-                    table=taken,
-                )
-        return name
 
     def confirm(self, question: str, refusal: str, *, table: str) -> None:
         """Ask a person before what cannot be undone; a program has to say --yes."""
@@ -130,6 +122,14 @@ class Call:
     def for_lake(self, text: str) -> str:
         """A text whose commands are for this lake."""
         return _COMMAND.sub(lambda _: self.command(""), text)
+
+
+def group(app: typer.Typer, name: str, help: str, verbs: Mapping[str, Any]) -> None:
+    """Make functions the verbs of a group."""
+    made = typer.Typer(name=name, help=help, no_args_is_help=True)
+    for each, function in verbs.items():
+        verb(made, each)(function)
+    app.add_typer(made)
 
 
 def verb(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from strandline.errors import Invalid, NotFound
 from strandline.model.names import as_text
 from strandline.storage.open import Storage, open_storage
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _BATCH_ROWS = 16_384
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -91,6 +92,10 @@ class DeltaOrigin:
 
     @staticmethod
     def open(uri: str, storage: Storage) -> DeltaOrigin:
+        # The library loads late: only an import of a Delta table needs it.
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
         try:
             table = DeltaTable(uri, storage_options=dict(storage.delta_options) or None)
             _check_inside(uri, pa.table(table.get_add_actions()).column("path").to_pylist())
@@ -99,6 +104,8 @@ class DeltaOrigin:
             raise Invalid(f"{uri} is not a readable Delta table: {str(error).splitlines()[0]}", path=uri) from error
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        from deltalake.exceptions import DeltaError
+
         try:
             yield from pa.RecordBatchReader.from_stream(self.table.scan(columns=list(columns) if columns else None))
         except (DeltaError, pa.ArrowException, OSError) as error:

@@ -42,7 +42,7 @@ def import_table(
 ) -> None:
     """Create `name` with the schema and rows of `source`. Of rows with one key the one with the highest `order_by`
     wins; without it, equal keys are refused."""
-    check_name(name)
+    lake.catalog.check_free(check_name(name))
     origin = open_origin(source, options_of(lake))
     columns = relaxed(origin.schema)
     definition = TableDef.declare(columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)

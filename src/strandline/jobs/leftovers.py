@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from strandline.errors import StrandlineError
 from strandline.storage.delta import DeltaLog
@@ -44,6 +45,10 @@ class Leftover:
     @property
     def bytes(self) -> int:
         return sum(info.size for info in self.infos)
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = {"table": self.table, "what": self.what, "where": self.where}
+        return {**facts, "files": len(self.infos), "bytes": self.bytes, "is_deletable": self.is_deletable}
 
 
 def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftover]:

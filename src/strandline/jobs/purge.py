@@ -32,6 +32,7 @@ from strandline.model.keys import hash_keys, vnode_of
 from strandline.progress import Progress, silent
 from strandline.retry import until_landed
 from strandline.storage import digest
+from strandline.storage.delta import RESTED_S
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
@@ -56,6 +57,8 @@ class PurgeReport:
     baseline_rows: int
     rejects: int
     is_delete_kept: bool
+    vacuum_after: dt.datetime
+    """From when on a vacuum deletes the bytes."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,15 +68,20 @@ class PurgeReport:
 class PurgePlan:
     """A purge of `keys` keys, of which `present` are in the table now."""
 
+    table: str
     keys: int
     present: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def plan_purge(table: TableStore, keys: pa.Table) -> PurgePlan:
     """What a purge would find."""
     names = list(table.definition.key)
     batches = (pa.Table.from_batches([batch]) for batch in table.to_batches(columns=names))
-    return PurgePlan(keys.num_rows, sum(rows.join(keys, names, join_type="left semi").num_rows for rows in batches))
+    present = sum(rows.join(keys, names, join_type="left semi").num_rows for rows in batches)
+    return PurgePlan(table.name, keys.num_rows, present)
 
 
 def purge(table: TableStore, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
@@ -106,7 +114,9 @@ def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport
     for delta in (table.log.delta, table.baseline.delta, *([rejects.log.delta] if refused else [])):
         delta.checkpoint()
     progress(4, 4, table.name)
-    return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held)
+    free_s = storage.now_s() + max(definition.settings.grace, RESTED_S)
+    free_at = dt.datetime.fromtimestamp(free_s, dt.UTC)
+    return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held, free_at)
 
 
 def _is_awaited(table: TableStore) -> bool:

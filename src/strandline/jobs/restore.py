@@ -8,6 +8,8 @@ restore changes as well, the difference is taken again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +28,27 @@ from strandline.tables.merge import TableAt, duck_sql
 from strandline.tables.spark_merge import changed_keys, spark_frame
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import write_frame
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """A restore to the seq `at`; `changed` keys were written or deleted since."""
+
+    table: str
+    at: int
+    changed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_restore(table: TableStore, at: At) -> RestorePlan:
+    """What a restore would change."""
+    then = table.merge(at).seq
+    check_restorable(table, then)
+    names = list(table.definition.key)
+    keys = table.changes(after=then).select(names).group_by(names, use_threads=False).aggregate([])
+    return RestorePlan(table.name, then, keys.num_rows)
 
 
 def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:

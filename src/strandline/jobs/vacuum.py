@@ -26,6 +26,7 @@ from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
 from strandline.storage.snapshot import PURGE, Draft, Snapshot
 from strandline.tables.baseline import BaselineState
+from strandline.tables.merge import TableAt, vnodes_of
 from strandline.tables.pins import Pin, least
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
@@ -44,7 +45,8 @@ class TrimBlocker:
 @dataclass(frozen=True)
 class VacuumReport:
     """What a vacuum did, or would do. `held_by` is who keeps the table from being trimmed further, `oldest` the first
-    seq that can be read; `waiting_files` are needed by nobody, but not yet for the grace time."""
+    seq that can be read; `waiting_files` are needed by nobody, but not yet for the grace time. `is_held`: the log has
+    changes that stay because of `held_by`. `is_unfolded`: more could be trimmed if it were folded."""
 
     table: str
     trimmed_to: int
@@ -57,6 +59,10 @@ class VacuumReport:
     waiting_files: int
     waiting_bytes: int
     oldest: int
+    is_held: bool
+    is_unfolded: bool
+    grace_s: float
+    keep_s: float
     is_dry_run: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -173,6 +179,10 @@ def vacuum(
         sum(len(found.waiting) for found in sweeps),
         sum(info.size for found in sweeps for info in found.waiting),
         table.oldest,
+        any(seq > decided.hold.seq for seq, _ in log.by_seq),
+        min(baseline.marks) < decided.hold.seq and _has_unfolded(merge),
+        grace_s,
+        keep_s,
         dry_run,
     )
     if not dry_run:
@@ -184,6 +194,11 @@ def vacuum(
         storage.delete(info.path for info in stale)
         crash_point("vacuum.cleaned")
     return report
+
+
+def _has_unfolded(merge: TableAt) -> bool:
+    marks = merge.baseline.marks
+    return any(marks[vnode] < seq for seq, file in merge.log_files() for vnode in vnodes_of(file, len(marks)))
 
 
 def _announce(table: TableStore, now_s: float, keep_s: float) -> Decision:

@@ -8,6 +8,7 @@ After a crash: a consumer is registered or retired, or it is as it was.
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,10 @@ class ConsumerRecord:
     @property
     def lease(self) -> str:
         return lease_of(self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = {name: value for name, value in vars(self).items() if name != "created_s"}
+        return {**facts, "created_at": dt.datetime.fromtimestamp(self.created_s, dt.UTC)}
 
     @property
     def undecided(self) -> str | None:
@@ -337,7 +342,7 @@ def _told(
 
 def checked_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
-        raise Invalid(f"consumer name {name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
+        raise Invalid(f"a sink cannot have the name {name!r}", hint="Use letters, digits, _ . and -", consumer=name)
     return name
 
 

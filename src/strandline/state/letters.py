@@ -8,6 +8,7 @@ After a crash: the letters of one `save` are there together or not at all; the r
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Corrupt, Invalid, NotFound
-from strandline.model.change import RefusedRows
+from strandline.model.change import SEQ, RefusedRows
 from strandline.model.scrub import plain
 from strandline.model.text import check_text
 from strandline.state.consumers import ConsumerRecord
@@ -85,6 +86,19 @@ class DeadLetter:
     def key_table(self) -> pa.Table:
         return _read_keys(self.id, self.keys)
 
+    @property
+    def is_by_key(self) -> bool:
+        """Whether its rows are named by keys; those of a table without a key are named by seq and place."""
+        return SEQ not in self.key_table.column_names
+
+    @property
+    def created_at(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self.created_s, dt.UTC)
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = {name: value for name, value in vars(self).items() if name not in ("keys", "created_s")}
+        return {**facts, "created_at": self.created_at}
+
 
 class DeadLetters:
     """The dead letters of one state."""
@@ -121,14 +135,13 @@ class DeadLetters:
                     attempts=0,
                 )
 
-    def all(self, name: str | None = None, limit: int = LIMIT) -> list[DeadLetter]:
-        """The newest letters, of one consumer or of all, the newest first."""
+    def all(self, name: str | None = None, limit: int | None = LIMIT) -> list[DeadLetter]:
+        """The newest letters, of one consumer or of all, the newest first; without a `limit` every one."""
         query = select(deadletters) if name is None else select(deadletters).where(deadletters.c.consumer == name)
         newest = (deadletters.c.created_s.desc(), deadletters.c.vnode, deadletters.c.seq, deadletters.c.position)
+        query = query.order_by(*newest).limit(None if limit is None else check_int("limit", limit))
         with self._state.reading() as connection:
-            return [
-                _letter(row) for row in connection.execute(query.order_by(*newest).limit(check_int("limit", limit)))
-            ]
+            return [_letter(row) for row in connection.execute(query)]
 
     def get(self, id: str) -> DeadLetter:
         """The letter with that id. The first characters of an id will do when no other id begins with them."""

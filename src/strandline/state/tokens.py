@@ -7,6 +7,7 @@ not open to all.
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import hmac
 import re
@@ -43,6 +44,13 @@ class Token:
     name: str
     role: Role
     created_s: float
+
+    @property
+    def created_at(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self.created_s, dt.UTC)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "role": self.role, "created_at": self.created_at}
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,10 @@ class Catalog:
             self._commit(0, {"lake": uuid.uuid4().hex, "format": FORMAT})
         return self._state
 
+    def check_free(self, name: str) -> None:
+        """`Invalid` when a table has that name."""
+        _refuse_taken(self.refresh(), name)
+
     def add(self, name: str, prepare: Callable[[Entry], None]) -> Entry:
         """Create a table: `prepare` writes its files, then the name points to them."""
         generation = uuid.uuid4().hex
@@ -318,8 +322,9 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
     for taken in state.tables:
         if taken.lower() == name.lower():
             raise Invalid(
-                f"a table {taken!r} exists",
-                hint="Choose another name, or drop that table first.",
+                f"table {taken!r} exists",
+                hint=f"See: strandline table show {taken}. Choose another name, or drop it first:"
+                f" strandline table drop {taken}",
                 table=name,
             )
 

@@ -10,6 +10,7 @@ After a crash: the pin is not renewed and expires.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 import re
@@ -47,6 +48,11 @@ class Pin:
     vnodes: tuple[int, ...] = ()
     holder: str = ""
     expires_s: float = 0.0
+
+    @property
+    def until(self) -> dt.datetime:
+        """When it ends, unless it is renewed."""
+        return dt.datetime.fromtimestamp(self.expires_s, dt.UTC)
 
 
 class Pins:

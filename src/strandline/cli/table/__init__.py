@@ -1,32 +1,30 @@
-"""The verbs about one table, one a file."""
+"""The verbs about one table."""
 
 from __future__ import annotations
 
 import typer
 
-from strandline.cli.table import (
-    create,
-    drop,
-    drop_column,
-    expire,
-    history,
-    import_,
-    list_,
-    pin,
-    pins,
-    purge,
-    rename,
-    restore,
-    set_,
-    show,
-    unpin,
-)
+from strandline.cli.table import change, erase, look, make, pins
+from strandline.cli.verb import group
+
+VERBS = {
+    "list": look.list_,
+    "show": look.show,
+    "history": look.history,
+    "create": make.create,
+    "import": make.import_,
+    "rename": change.rename,
+    "set": change.set_,
+    "restore": change.restore,
+    "expire": erase.expire,
+    "pin": pins.pin,
+    "unpin": pins.unpin,
+    "pins": pins.pins,
+    "drop-column": change.drop_column,
+    "purge": erase.purge,
+    "drop": change.drop,
+}
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(name="table", help="Make, look at and change tables.", no_args_is_help=True)
-    for verb in (list_, show, history, create, import_, rename, set_, restore, expire, pin, unpin, pins):
-        verb.register(group)
-    for verb in (drop_column, purge, drop):
-        verb.register(group)
-    app.add_typer(group)
+    group(app, "table", "Make, look at and change tables.", VERBS)

@@ -47,6 +47,11 @@ class Report:
         """Whether nothing is wrong, or no longer."""
         return all(finding.severity == "note" or finding.is_repaired for finding in self.findings)
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something is wrong that no repair is known for."""
+        return any(finding.is_for_a_person for finding in self.findings)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "lake": self.uri,

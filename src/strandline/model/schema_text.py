@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -58,6 +59,11 @@ def type_text(kind: pa.DataType) -> str:
     if pt.is_list(kind):
         return f"list<{type_text(kind.value_type)}>"
     return _NAMES.get(kind, str(kind))
+
+
+def columns_of(schema: pa.Schema) -> list[dict[str, Any]]:
+    """The columns of a schema, each with its type in words."""
+    return [{"name": field.name, "type": type_text(field.type), "nullable": field.nullable} for field in schema]
 
 
 def _split(text: str) -> list[str]:

@@ -1,0 +1,153 @@
+"""Change tables: `table rename`, `table set`, `table restore`, `table drop-column`, `table drop`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+import strandline as sl
+from strandline.cli.answer import Answer, Part, Rows, counted, warning, would
+from strandline.cli.options import DryRun, TableName, Yes, seq_or_time, settings
+from strandline.cli.verb import Call
+from strandline.errors import Invalid, StrandlineError
+
+MEANINGS = {
+    "fold_ratio": "fold a vnode when its changes pass this share of its folded rows",
+    "fold_files": "or lie in more files than this",
+    "fold_age": "or have waited for longer than this",
+    "keep": "how far back the table stays readable",
+    "grace": "how long a file must be unneeded before vacuum deletes it",
+    "retention": "how old a row gets by its time column, before expire hides it",
+    "time": "the column that rows expire by",
+}
+
+
+def rename(
+    call: Call, name: TableName, to: Annotated[str, typer.Argument(metavar="TO", help="Its new name.")]
+) -> Answer:
+    """Give a table another name; its rows, seqs and files stay."""
+    call.lake().rename(name, to)
+    return Answer({"table": to, "was": name}, f"{name} is now {to}.")
+
+
+def set_(
+    call: Call,
+    name: TableName,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; nothing shows all."),
+    ] = None,
+) -> Answer:
+    """Show a table's settings, or change some."""
+    table = call.table(name)
+    asked = settings(changes or ())
+    was = _shown(table)
+    if asked:
+        try:
+            table.configure(**asked)
+        except Invalid as error:
+            if "retention" not in asked or was["time"] != "none" or "time" in asked:
+                raise
+            both = call.command(f"table set {name} time=COLUMN retention={asked['retention']}")
+            raise Invalid(error.message, hint=f"Name one: {both}", table=name, **error.fields) from error
+    now, after = _shown(table), table.definition
+    changed = [setting for setting in now if now[setting] != was[setting]]
+    data = {"table": name, "settings": {**after.settings.to_dict(), "time": after.time}, "changed": changed}
+    if not asked:
+        return Answer(data, Rows(("SETTING", "VALUE", "MEANING"), [(key, now[key], MEANINGS[key]) for key in now]))
+    parts = [
+        f"{name}: {setting} is {now[setting]} ({f'was {was[setting]}' if setting in changed else 'as before'})."
+        for setting in asked
+    ]
+    if "retention" in changed and after.settings.retention is not None:
+        parts.append(f"Rows past it are hidden by: {call.command(f'table expire {name}')}")
+    return Answer(data, parts)
+
+
+def _shown(table: sl.Table) -> dict[str, str]:
+    """Every setting as a person would write it."""
+    return {**table.definition.settings.shown(), "time": table.definition.time or "none"}
+
+
+def restore(
+    call: Call,
+    name: TableName,
+    at: Annotated[str, typer.Option(metavar="SEQ|TIME", help="When: a seq, or a time such as 2024-01-31T12:00Z.")],
+    dry_run: DryRun = False,
+) -> Answer:
+    """Make a table again what it was, as one new commit; nothing of what came since is lost."""
+    table = call.table(name)
+    if dry_run:
+        plan = table.plan_restore(seq_or_time(at))
+        return would(f"make {name} what it was at seq {plan.at}; {counted(plan.changed, 'key')} changed since", plan)
+    then = table.merge(seq_or_time(at))
+    commit = table.restore(then.seq)
+    parts = [f"No row of {name} was written or deleted after seq {then.seq}; nothing was written."]
+    if commit.rows:
+        done = f"{name} is again what it was at seq {then.seq}: {counted(commit.rows, 'change')}, seq {commit.seq}."
+        parts = [done, f"Take it back: {call.command(f'table restore {name} --at {commit.seq - 1}')}"]
+    if then.horizon != table.merge(commit.seq).horizon:
+        parts.append("Rows that have expired since then stay hidden.")
+    return Answer({"table": name, "at": then.seq, "seq": commit.seq, "changes": commit.rows}, parts)
+
+
+def drop_column(
+    call: Call,
+    name: TableName,
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="The column.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Take a column out of a table, for good.
+
+    Its values can no longer be read at any seq, and its name is not used again."""
+    lake = call.lake()
+    table = lake.table(name)
+    left = table.definition.without(column).schema.names
+    silenced = lake.sinks_needing(name, column)
+    then = f"The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
+    data = {"table": name, "columns": left, "sinks": silenced}
+    if dry_run:
+        keeps = f"drop the column {column} of {name}; it keeps {', '.join(left)}"
+        return would(f"{keeps}. {then.rstrip('.')}" if silenced else keeps, data)
+    if not yes:
+        question = f"Drop the column {column} of {name} for good?{f' {then}' if silenced else ''}"
+        call.confirm(question, f"column {column!r} of {name!r} is dropped", table=name)
+    left = table.drop_column(column).names
+
+    def tell() -> Iterator[Part]:
+        yield f"Dropped the column {column} of {name}; it keeps {', '.join(left)}."
+        if silenced:
+            yield warning(then)
+        yield f"Its values go as files are rewritten, {soon_gone(call, table)}"
+
+    return Answer({**data, "dropped": column, "columns": left}, tell())
+
+
+def soon_gone(call: Call, table: sl.Table) -> str:
+    """How bytes of a table that nothing shows any more leave the disk."""
+    settings = table.definition.settings.shown()
+    return (
+        f"at once with: {call.command(f'compact {table.name} --all')}\n"
+        f"Vacuum deletes the old files after keep ({settings['keep']}) and grace ({settings['grace']})."
+    )
+
+
+def drop(call: Call, name: TableName, yes: Yes = False) -> Answer:
+    """Drop a table. Its files stay for an hour, until a vacuum."""
+    lake = call.lake()
+    entry = lake.catalog.refresh().get(name)
+    if not yes:
+        call.confirm(f"Drop the table {name} ({_held(lake, name)})?", f"table {name!r} is dropped", table=name)
+    lake.drop(name)
+    said = f"Dropped {name}. Its files go with a vacuum an hour or more from now: {call.command('vacuum')}"
+    return Answer({"table": name, "generation": entry.generation, "dropped": True}, said)
+
+
+def _held(lake: sl.Lake, name: str) -> str:
+    try:
+        return counted(lake.table(name).status().rows, "row")
+    except StrandlineError:
+        return "it cannot be read"

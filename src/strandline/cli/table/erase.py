@@ -1,0 +1,123 @@
+"""Hide and erase rows: `table expire`, `table purge`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import strandline as sl
+from strandline.cli.answer import Answer, Part, counted, moment, would
+from strandline.cli.options import DryRun, TableName, Yes
+from strandline.cli.progress import progress_bar
+from strandline.cli.table.change import soon_gone
+from strandline.cli.verb import Call
+from strandline.errors import Invalid
+
+if TYPE_CHECKING:
+    from strandline.jobs.purge import PurgeReport
+
+
+def expire(
+    call: Call,
+    name: TableName,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="Before when, such as 2024-01-31 or 2024-01-31T12:00Z; else by retention."),
+    ] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Hide the rows that are past their time, from a new seq on.
+
+    Their time lies further back than the setting retention says, or before a given time; the latter asks first,
+    because what is hidden does not come back."""
+    table = call.table(name)
+    time = table.definition.time
+    _check_expires(call, table, is_given=before is not None)
+    given = None if before is None else _parse_time(before)
+    if dry_run:
+        plan = table.plan_expiry(given)
+        which = f"rows whose {time} lies before {moment(plan.before)} UTC"
+        data = {"table": name, "before": plan.before, "rows": plan.rows}
+        return would(f"hide {which}, about {counted(plan.rows, 'row')}", data)
+    if given is not None and not yes:
+        question = f"Hide every row of {name} whose {time} lies before {moment(given)} UTC, for good?"
+        call.confirm(question, f"rows of {name!r} expire before a given time", table=name)
+    seq = table.expire(given)
+    since = table.hidden_before
+    assert since is not None
+    rows = f"{name}: rows whose {time} lies before {moment(since)} UTC are hidden"
+    done = [f"{rows} from seq {seq} on.", f"Compaction drops them when they are many, {soon_gone(call, table)}"]
+    data = {"table": name, "time": time, "before": since, "seq": seq}
+    return Answer(data, f"{rows} already; nothing was written." if seq is None else done)
+
+
+def _check_expires(call: Call, table: sl.Table, *, is_given: bool) -> None:
+    """What the table itself would refuse, with the command that helps."""
+    name = table.name
+    if table.definition.time is None:
+        hint = f"Name the column: {call.command(f'table set {name} time=COLUMN')}"
+        raise Invalid(f"table {name!r} has no time column, by which rows expire", hint=hint, table=name)
+    if table.definition.settings.retention is None and not is_given:
+        hint = f"Say how long: {call.command(f'table set {name} retention=90d')}; or before when: --before TIME"
+        raise Invalid(f"table {name!r} keeps its rows for ever", hint=hint, table=name)
+
+
+def _parse_time(text: str) -> dt.datetime:
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--before is {text!r}; expected a time such as 2024-01-31T12:00Z") from error
+    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+
+
+def purge(
+    call: Call,
+    name: TableName,
+    keys: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY",
+            help="Keys: values, or JSON objects if the key has several columns; after -- one may start with -.",
+        ),
+    ],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Erase rows for good, also from the past. Their bytes leave the disk with a later vacuum."""
+    table = call.table(name)
+    wanted = table.parse_keys(keys)
+    if dry_run:
+        plan = table.plan_purge(wanted)
+        found = f"it has {counted(plan.present, 'row')} of them now"
+        return would(f"erase {counted(plan.keys, 'key')} from {name}; {found}", plan)
+    if not yes:
+        what = f"{counted(wanted.num_rows, 'key')} of {name}"
+        question = f"Erase {what} for good? States before this may no longer be readable."
+        call.confirm(question, f"rows of {name!r} are erased", table=name)
+    with progress_bar(f"Erasing from {name}") as progress:
+        report = table.purge(wanted, progress=progress)
+    return Answer(report, _tell(call, report))
+
+
+def _tell(call: Call, report: PurgeReport) -> Iterator[Part]:
+    name = report.table
+    counts = (
+        (report.log_rows, "of the log"),
+        (report.baseline_rows, "of the baseline"),
+        (report.rejects, "that an ingest refused"),
+    )
+    places = [f"{counted(count, 'row')} {where}" for count, where in counts if count]
+    if places:
+        yield f"Erased {counted(report.keys, 'key')} from {name}, seq {report.seq}: {', '.join(places)}."
+        later = f"{moment(report.vacuum_after)} UTC: {call.command(f'vacuum {name}')}"
+        yield f"The bytes leave the disk with the first vacuum after {later}"
+    else:
+        which = "that key" if report.keys == 1 else "those keys"
+        yield f"Nothing in {name} had {which}; the delete is seq {report.seq}."
+    if report.is_delete_kept:
+        pins = call.command(f"table pins {name}")
+        yield f"A pin holds the past, so the log keeps the delete and its keys until it is trimmed. See: {pins}"

@@ -1,0 +1,102 @@
+"""A `where=` expression as a tree of sqlglot: its columns, its text for each engine, its bounds."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+import sqlglot
+from sqlglot import exp
+
+from strandline.errors import Invalid
+from strandline.model import where_check
+from strandline.model.condition import Bound, Predicate
+
+_FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
+
+
+def parse_tree(text: str, schema: pa.Schema) -> Predicate:
+    """The expression as both engines read it, and the bounds by which files are skipped."""
+    try:
+        trees = sqlglot.parse(text, read="duckdb")
+    except sqlglot.errors.SqlglotError as error:
+        raise Invalid(f"where {text!r} is not an SQL expression: {str(error).splitlines()[0]}") from error
+    if len(trees) != 1 or trees[0] is None:
+        raise Invalid(f"where {text!r} is not one SQL expression")
+    tree = trees[0]
+    names = {name.lower(): name for name in schema.names}
+    columns = set()
+    for node in list(tree.find_all(exp.Column)):
+        name = names.get(node.name.lower())
+        if name is None or node.table:
+            raise Invalid(
+                f"where {text!r}: no column {node.sql()!r}",
+                hint=f"Columns: {', '.join(schema.names)}",
+                column=node.name,
+            )
+        columns.add(name)
+        node.set("this", exp.to_identifier(name, quoted=True))
+    tree = where_check.checked(tree, schema, text)
+    return Predicate(
+        tree.sql(dialect="duckdb"),
+        tree.transform(_exact).sql(dialect="spark"),
+        frozenset(columns),
+        tuple(_bounds(tree, schema)),
+    )
+
+
+def _exact(node: exp.Expr) -> exp.Expr:
+    """The same for Spark: how it reads a quoted text with a backslash or a dollar sign depends on settings."""
+    if not _is_text(node) or (node.name.isprintable() and not set(node.name) & set("\\'\"$")):
+        return node
+    return exp.Cast(this=exp.HexString(this=node.name.encode().hex()), to=exp.DataType(this=exp.DataType.Type.TEXT))
+
+
+def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
+    bounds = []
+    for part in tree.flatten() if isinstance(tree, exp.And) else [tree]:
+        part = part.unnest()
+        if isinstance(part, exp.And):
+            bounds += _bounds(part, schema)
+            continue
+        if isinstance(part, exp.Between) and not part.args.get("symmetric"):
+            bounds += _bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
+            bounds += _bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
+            continue
+        kind = type(part)
+        if kind not in _FLIPPED:
+            continue
+        column, value = part.this.unnest(), part.expression.unnest()
+        if isinstance(value, exp.Column):
+            column, value, kind = value, column, _FLIPPED[kind]
+        if isinstance(column, exp.Column):
+            constant = _constant(value, schema.field(column.name).type)
+            if constant is not None:
+                op = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}[kind]
+                bounds.append(Bound(column.name, op, constant))
+    return bounds
+
+
+def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
+    """The literal as Delta statistics spell values of `kind`; None when unsure, which skips nothing."""
+    if pt.is_integer(kind):
+        try:
+            value = int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not _is_text(node) else None
+        except ValueError:
+            return None
+        return value if value is None or abs(value) < 1 << (kind.bit_width - 1) else None
+    if pt.is_string(kind):
+        return node.name if _is_text(node) else None
+    if pt.is_date(kind):
+        text = node.this.name if isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DATE else node.name
+        try:
+            return dt.date.fromisoformat(text).isoformat() if len(text) == 10 else None
+        except ValueError:
+            return None
+    return None
+
+
+def _is_text(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and bool(node.is_string)

@@ -1,0 +1,76 @@
+"""Add a sink by command, or change one: what that would do, and what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.consumers.context import Context
+from strandline.consumers.plan import ConsumerPlan
+from strandline.consumers.registration import facts_of
+from strandline.consumers.sink import SinkConsumer
+from strandline.consumers.work import NOTHING
+from strandline.errors import Invalid
+from strandline.pipeline import commands
+from strandline.pipeline.plan import marked_plans
+from strandline.pipeline.resolve import active_sinks
+from strandline.sinks.definition import SinkDef
+from strandline.state.consumers import ConsumerRecord, Registered, preview
+
+
+@dataclass(frozen=True)
+class SinkChange:
+    """What becomes of a sink that is added: `before` is its record until then, `after` what is registered.
+    `shared_with` are other sinks with the same destination."""
+
+    before: ConsumerRecord | None
+    after: Registered
+    shared_with: list[str]
+
+    @property
+    def is_change(self) -> bool:
+        """Whether a sink that is at work becomes another one, or sends something else."""
+        return self.before is not None and not self.before.is_retired and bool(self.after.is_new or self.after.why)
+
+
+@dataclass(frozen=True)
+class AddedSink:
+    """A sink that was added, and what the next tick sends for it."""
+
+    change: SinkChange
+    plan: ConsumerPlan
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is something to send."""
+        return any(work.source != NOTHING for work in self.plan.works)
+
+    def to_dict(self) -> dict[str, Any]:
+        after = self.change.after
+        facts = {"is_new": after.is_new, "why": after.why, "rows": self.plan.rows}
+        return {**after.consumer.to_dict(), **facts, "shared_with": self.change.shared_with}
+
+
+def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
+    """What adding a sink would change."""
+    table = context.table(sink.table)
+    if isinstance(sink.start, int) and sink.start > table.head:
+        raise Invalid(
+            f"sink {sink.name!r} is to start after seq {sink.start}, but table {sink.table!r} is at {table.head}",
+            hint="Start it at head, or at a seq that the table has.",
+            consumer=sink.name,
+            seq=sink.start,
+        )
+    found = context.known(sink.name)
+    facts = facts_of(SinkConsumer(sink), table, found.consumer)
+    after = preview(sink.name, **facts, found=found.consumer, under_way=found.intents, revive=True)
+    others = {name: each.to.destination for name, each in active_sinks(context).items() if name != sink.name}
+    return SinkChange(found.consumer, after, [name for name, there in others.items() if there == sink.to.destination])
+
+
+def add_sink(context: Context, sink: SinkDef) -> AddedSink:
+    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
+    planned = plan_sink(context, sink)
+    done = commands.add(context, sink)
+    [plan] = marked_plans(context, [sink.name])
+    return AddedSink(SinkChange(planned.before, done, planned.shared_with), plan)
