@@ -32,6 +32,7 @@ from strandline.progress import Progress
 from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
+from strandline.state.state import Settle
 
 Step = Callable[[int, str], None]
 """Told how many rows of a plan are done, and for whom."""
@@ -117,6 +118,7 @@ class _Marked:
         self._step = step
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
+        self._settle_epoch: Settle | None = None
         self._started_s = time.monotonic()
 
     def run(self) -> None:
@@ -213,7 +215,8 @@ class _Marked:
             assert self._record is not None
             cuts = [starts[at].cuts for at in chosen]
             drafts = [_draft(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
-            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._held.fence)))
+            intents, self._settle_epoch = self._state.begin(self._record, drafts, self._held.fence)
+            return replace(left, intents=tuple(intents))
         except StrandlineError as error:
             self._block(left.vnodes, error)
             return _select(left, [])
@@ -285,7 +288,9 @@ class _Marked:
             intent=intent,
             receipt=self._receipt(moved) if is_last else None,
             releases=self._held.lease if is_last else None,
+            first=self._settle_epoch,
         )
+        self._settle_epoch = None
         self._held.is_given_back = is_last
         self._report.after, self._report.upto = moved.after, moved.upto
 

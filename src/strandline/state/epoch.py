@@ -9,13 +9,13 @@ that the lake can have by now. They belong together if and only if
 A record above `pending` means that the state was lost or is an old copy; one below `epoch` that the lake is. Then the
 lake can be read, but nothing is sent or trimmed until `adopt`.
 
-Why it holds whatever happens. `renew` raises `pending` and commits that before it writes: so the record is never above
-it. It writes while it holds the lock on the first row, the highest epoch pending at that time, and raises `epoch` in
-the same transaction: so of any number of renewers one after the other writes, each at least as high as the one before,
-and a process that ends between the two leaves `epoch` where it was, below the record. One thing can still write late: a
-server may have ended the transaction of a process that stalled or waited for a slow store, or a request is on its way
-while its sender is gone. Such a renewal stays on record by the epoch that it took first, below which it cannot write;
-`epoch` does not pass it until `LATE_S` have gone by.
+Why it holds whatever happens. A renewal has three steps. `announce` raises `pending` and commits that: so the record is
+never above it. `tell` writes the highest epoch pending at that time, while it holds the lock on the first row: so of
+any number of renewers one after the other writes, each at least as high as the one before. `settle` raises `epoch`,
+then or later, in any transaction: a process that ends before it leaves `epoch` where it was, below the record. One
+thing can still write late: a server may have ended the transaction of a process that stalled or waited for a slow
+store, or a request is on its way while its sender is gone. Such a renewal stays on record by the epoch that it took
+first, below which it cannot write; `epoch` does not pass it until `LATE_S` have gone by.
 
 After a crash: the rule holds, and the next renewal goes on from there.
 """
@@ -113,11 +113,15 @@ class Epoch:
         changed: an older state must not climb to what its lake knows."""
         with self._state.transaction() as connection:
             own = self.announce(connection)
-        return self.tell(own)
+        crash_point("epoch.pending")
+        with self._state.transaction() as connection:
+            told = self._tell(connection, own)
+            self.settle(connection, own, told)
+        return told
 
     def announce(self, connection: Connection) -> int:
-        """The first half of a renewal, inside a transaction that changes something else as well: the epoch that will be
-        told. `tell` follows when the transaction has ended."""
+        """Begin a renewal, in a transaction that may change something else as well: the epoch that will be told. `tell`
+        follows when the transaction has ended."""
         found = self._locked(connection)
         record = self._own(read_record(self._storage))
         self._refuse_older_state(found, record)
@@ -128,22 +132,35 @@ class Epoch:
         return own
 
     def tell(self, own: int) -> int:
-        """The second half: tell the lake the epoch that was announced, or a higher one."""
+        """Tell the lake the epoch that was announced, or a higher one: the one that was told. The transaction changes
+        nothing, so it costs no write of the state; `settle` follows in a later one."""
         crash_point("epoch.pending")
         with self._state.transaction() as connection:
-            found = self._locked(connection)
-            told = found.pending
-            if told < own:
-                self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
-            known = tuple(all_current(connection))
-            begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-            self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
-            crash_point("epoch.recorded")
-            is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
-            connection.execute(delete(renewals).where(is_over))
-            oldest = connection.execute(select(func.min(renewals.c.epoch))).scalar()
-            connection.execute(update(meta).values(epoch=told if oldest is None else min(told, oldest)))
+            return self._tell(connection, own)
+
+    def _tell(self, connection: Connection, own: int) -> int:
+        told = self._locked_since(connection, own).pending
+        known = tuple(all_current(connection))
+        begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
+        self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
+        crash_point("epoch.recorded")
         return told
+
+    def settle(self, connection: Connection, own: int, told: int) -> None:
+        """End a renewal: the lake cannot have an epoch below the one that was told, unless another renewal is late."""
+        found = self._locked_since(connection, own)
+        is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
+        connection.execute(delete(renewals).where(is_over))
+        oldest = connection.execute(select(func.min(renewals.c.epoch))).scalar()
+        lowest = told if oldest is None else min(told, oldest)
+        connection.execute(update(meta).values(epoch=max(found.epoch, lowest)))
+
+    def _locked_since(self, connection: Connection, own: int) -> _Epochs:
+        """The epochs, locked, in a state that knows of a renewal."""
+        found = self._locked(connection)
+        if found.pending < own:
+            self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
+        return found
 
     def adopt(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection
 
 from strandline.crash import crash_point
 from strandline.errors import Invalid
@@ -15,6 +18,9 @@ from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks, begin_intent
 from strandline.storage.open import Storage
+
+Settle = Callable[[Connection], None]
+"""Ends the renewal of an epoch, inside a transaction."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,16 @@ class State:
             Epoch(storage, lake_id, database),
         )
 
-    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
+    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> tuple[list[Intent], Settle]:
         """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
-        as an old one. The first half of the epoch shares the intents' transaction."""
+        as an old one. What is returned with the intents ends the renewal, in a transaction that comes anyway."""
         with self.database.transaction() as connection:
+            # The epoch first: everybody takes locks in this order.
+            own = self.epoch.announce(connection)
             begun = [begin_intent(connection, consumer, draft, fence) for draft in drafts]
-            epoch = self.epoch.announce(connection)
         crash_point("marks.intent_saved")
-        self.epoch.tell(epoch)
-        return begun
+        told = self.epoch.tell(own)
+        return begun, partial(self.epoch.settle, own=own, told=told)
 
 
 def open_database(storage: Storage, url: str | None) -> Database:
