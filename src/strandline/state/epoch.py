@@ -33,6 +33,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Table,
+    bindparam,
     delete,
     func,
     insert,
@@ -64,6 +65,10 @@ renewals = Table(
 )
 _meta = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
 _meta_locked = _meta.with_for_update()
+_announced = update(meta).values(pending=bindparam("own"), lake_id=bindparam("lake"))
+_settled = update(meta).values(epoch=bindparam("lowest"))
+_ended = delete(renewals).where(or_(renewals.c.epoch == bindparam("own"), renewals.c.since_s < bindparam("late_s")))
+_oldest = select(func.min(renewals.c.epoch))
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ class Epoch:
         self._refuse_older_state(found, record)
         self._refuse_older_lake(found, record)
         own = max(found.epoch, found.pending) + 1
-        connection.execute(update(meta).values(pending=own, lake_id=self._lake_id))
-        connection.execute(insert(renewals).values(epoch=own, since_s=now_s(connection)))
+        connection.execute(_announced, {"own": own, "lake": self._lake_id})
+        connection.execute(insert(renewals), {"epoch": own, "since_s": now_s(connection)})
         return own
 
     def tell(self, own: int) -> int:
@@ -149,11 +154,10 @@ class Epoch:
     def settle(self, connection: Connection, own: int, told: int) -> None:
         """End a renewal: the lake cannot have an epoch below the one that was told, unless another renewal is late."""
         found = self._locked_since(connection, own)
-        is_over = or_(renewals.c.epoch == own, renewals.c.since_s < now_s(connection) - LATE_S)
-        connection.execute(delete(renewals).where(is_over))
-        oldest = connection.execute(select(func.min(renewals.c.epoch))).scalar()
+        connection.execute(_ended, {"own": own, "late_s": now_s(connection) - LATE_S})
+        oldest = connection.execute(_oldest).scalar()
         lowest = told if oldest is None else min(told, oldest)
-        connection.execute(update(meta).values(epoch=max(found.epoch, lowest)))
+        connection.execute(_settled, {"lowest": max(found.epoch, lowest)})
 
     def _locked_since(self, connection: Connection, own: int) -> _Epochs:
         """The epochs, locked, in a state that knows of a renewal."""

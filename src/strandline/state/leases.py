@@ -43,6 +43,11 @@ leases = Table(
 )
 _named = select(leases).where(leases.c.name == bindparam("name"))
 _named_locked = _named.with_for_update()
+_given_back = (
+    update(leases)
+    .where(leases.c.name == bindparam("which"), leases.c.fence == bindparam("own"))
+    .values(owner=None, expires_s=0.0)
+)
 _named_shared = _named.with_for_update(read=True)
 
 
@@ -70,8 +75,10 @@ class Leases:
         check_text("owner", owner)
         _check_length(length_s)
         with self._state.transaction() as connection:
-            insert_missing(connection, leases, name=name, fence=0, since_s=0.0, expires_s=0.0)
             found = _locked(connection, name)
+            if found is None:
+                insert_missing(connection, leases, name=name, fence=0, since_s=0.0, expires_s=0.0)
+                found = _locked(connection, name)
             now = now_s(connection)
             if found.owner not in (None, owner) and found.expires_s > now and not is_dead(found.owner):
                 raise Conflict(
@@ -197,9 +204,7 @@ def check_fence(connection: Connection, name: str, fence: int) -> None:
 
 def release(connection: Connection, lease: Lease) -> None:
     """Give a lease back inside a transaction; nothing if it is not one's own any more."""
-    found = _locked(connection, lease.name)
-    if found is not None and found.owner is not None and found.fence == lease.fence:
-        _write(connection, lease.name, owner=None, expires_s=0.0)
+    connection.execute(_given_back, {"which": lease.name, "own": lease.fence})
 
 
 def _check(name: str, fence: int, found: Row[Any] | None) -> None:
