@@ -56,12 +56,10 @@ def extent_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
 
 
 @contextmanager
-def ordered(
-    relation: Any, order: Sequence[str], schema: pa.Schema, batch_rows: int
-) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The rows of a DuckDB relation in order, with exactly the columns of `schema`."""
+def conformed(relation: Any, schema: pa.Schema, batch_rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The rows of a DuckDB relation, with exactly the columns of `schema`."""
     # A lane may stop early, and a transaction does not end while a result is open.
-    with (relation.order(listed(order)) if order else relation).to_arrow_reader(batch_rows) as reader:
+    with relation.to_arrow_reader(batch_rows) as reader:
         yield schemas.conform_batches(reader, schema)
 
 
@@ -128,7 +126,10 @@ class Feed:
         self._verify(self.files)
         with (
             self.table.duck.transaction() as cursor,
-            ordered(cursor.sql(self._sql(cursor)), self.order, self.schema, self._batch_rows) as rows,
+            # The order is in the text: a relation that is ordered later is bound, and its files are opened, twice.
+            conformed(
+                cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}"), self.schema, self._batch_rows
+            ) as rows,
         ):
             yield rows
 

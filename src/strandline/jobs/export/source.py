@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
-from strandline.consumers.feed import ordered
+from strandline.consumers.feed import conformed
 from strandline.engines.duck import is_of_duckdb
 from strandline.engines.lanes import ReadLane
-from strandline.engines.scan import ScanFile
+from strandline.engines.scan import ScanFile, listed
 from strandline.errors import Corrupt, Invalid
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ
@@ -95,7 +95,8 @@ class ExportSource(ABC):
         """The rows in order, through DuckDB."""
         with self._relation() as relation:
             try:
-                with ordered(relation, self.order, self.schema, self._batch_rows) as rows:
+                ordered = relation.order(listed(self.order)) if self.order else relation
+                with conformed(ordered, self.schema, self._batch_rows) as rows:
                     yield rows
             except Exception as error:
                 if is_of_duckdb(error):
