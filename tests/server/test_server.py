@@ -23,7 +23,7 @@ from strandline.server.memory_cost import Weight
 from strandline.server.queue import MemoryBudget
 from strandline.server.requests import posts_of
 from strandline.sinks.forward import encode as sent
-from strandline.sinks.forward.message import ChunkHeader, pack, unpack
+from strandline.sinks.forward.message import ChunkHeader, pack
 from strandline.sinks.forward.refusal import Refusal
 from strandline.state.tokens import Tokens
 from support import ITEMS, Oracle, by_id, nothing_written, refused
@@ -192,12 +192,6 @@ def test_rows_outside_of_their_chunk_are_refused(client, items, rows, row, colum
     with nothing_written(items):
         error = error_of(send(client, [[0, 0, 5, 0, 7, 0]], rows, first=True), 400)
     assert (error["row"], error["column"]) == (row, column)
-
-
-@pytest.mark.parametrize("place", [(0, 0), (5, 7), ((1 << 32) - 1, (1 << 31) - 1)])
-def test_positions_are_held_by_one_number(place):
-    assert unpack(pack(*place)) == place
-    assert 0 <= pack(*place) < 1 << 63
 
 
 # --- the columns of a sender -----------------------------------------------------------------------------------
