@@ -14,7 +14,6 @@ import strandline as sl
 from receiving import MIB, NDJSON, arrow, asking, chunk_of, error_of, lines, positions, post, row_at, send
 from strandline.jobs.doctor import examine
 from strandline.server.app import make_app
-from strandline.server.errors import answer
 from strandline.sinks.forward import encode as sent
 from strandline.sinks.forward.message import pack
 from strandline.state.tokens import Tokens
@@ -190,27 +189,6 @@ def test_positions_are_asked_for_a_life_of_a_sink(client):
     assert error_of(client.get("/ingest/items/positions"), 400)["kind"] == "Invalid"
     error_of(client.get("/ingest/items/positions", params={"sink": "a b", "life": 1}), 400)
     error_of(client.get("/ingest/nothing/positions", params={"sink": "s", "life": 1}), 404)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind", "waits"),
-    [
-        (sl.Unavailable("x"), 503, "Unavailable", True),
-        (OSError(28, "No space left"), 503, "Unavailable", True),
-        (sl.Conflict("x"), 409, "Conflict", False),
-        (sl.Invalid("x"), 422, "Invalid", False),
-        (sl.NotFound("x"), 404, "NotFound", False),
-        (sl.NotRetained("x"), 410, "NotRetained", False),
-        (sl.Corrupt("x"), 500, "Corrupt", False),
-        (sl.Internal("x"), 500, "Internal", False),
-        (ValueError("a secret"), 500, "Internal", False),
-    ],
-)
-def test_each_kind_of_error_has_its_status(error, status, kind, waits):
-    told = answer(error)
-    assert (told.status_code, json.loads(told.body)["error"]["kind"]) == (status, kind)
-    assert ("Retry-After" in told.headers) is waits
-    assert b"a secret" not in told.body
 
 
 def test_the_doctor_finds_nothing_wrong_with_what_was_received(lake, client, items):
