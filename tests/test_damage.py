@@ -24,7 +24,6 @@ from strandline.storage import delta as deltas
 from strandline.storage.commits import CommitLog
 from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
 from strandline.storage.open import LocalStorage
-from strandline.tables.rejects import Rejects
 from support import ITEMS, by_id, files_below, refused
 
 NOW = {"keep": 0, "grace": 0}
@@ -540,48 +539,6 @@ def test_an_open_catalog_does_not_take_the_number_of_a_lost_entry(root: Path) ->
         lake.create_table("mine", ITEMS)
     heal()
     assert lake.tables() == ["fourth", "items", "later", "third"]
-
-
-# --- refused rows ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def refusing(root: Path, tmp_path: Path) -> Rejects:
-    (tmp_path / "a.jsonl").write_text('{"id": 20, "name": "fine"}\n{"id": "no number"}\n')
-    lake = sl.Lake(root)
-    assert lake.ingest("items", [str(tmp_path / "a.jsonl")], rejects=True).rejects == 1
-    return Rejects(lake.storage, lake.table("items").entry)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda data: flip(data, len(data) // 2), lambda data: data[:-30], lambda data: None]
-)
-def test_a_damaged_or_missing_file_of_refused_rows_is_corrupt_with_its_path(
-    root: Path, refusing: Rejects, change: Callable[[bytes], bytes | None]
-) -> None:
-    (file,) = (root / refusing.folder).glob("*.parquet")
-    heal = damage(file, change)
-    with refused(sl.Corrupt, path=str(file.relative_to(root))) as caught:
-        refusing.latest(10)
-    assert "doctor --deep" in caught.value.hint
-    heal()
-    assert [row["line"] for row in refusing.latest(10)] == [2]
-
-
-def test_refused_rows_without_their_log_are_not_taken_for_none(root: Path, refusing: Rejects, tmp_path: Path) -> None:
-    folder = delta_log(root, "rejects")
-    shutil.move(folder, tmp_path / "aside")
-    before = files_below(root)
-    for call in (
-        lambda: Rejects(LocalStorage(str(root)), sl.Lake(root).table("items").entry).count(),
-        lambda: sl.Lake(root).table("items").vacuum(**NOW),
-        lambda: sl.Lake(root).backup(tmp_path / "backup"),
-    ):
-        with refused(sl.Corrupt, path=str(folder.relative_to(root))):
-            call()
-    assert files_below(root) == before
-    shutil.move(tmp_path / "aside", folder)
-    assert refusing.count() == 1
 
 
 @pytest.fixture

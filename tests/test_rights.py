@@ -11,9 +11,7 @@ import pytest
 
 import strandline as sl
 from rights import BOUND, LIMITED, MOUNTED, set_writable, told
-from strandline.storage.contract import Staged
-from strandline.storage.open import LocalStorage
-from support import ITEMS, environment, files_below, refused
+from support import ITEMS, environment, files_below
 
 # Every call by its name: what it says, as (kind, message, fields), or None when it went well.
 ASK = """
@@ -346,13 +344,3 @@ def test_a_writer_that_was_paused_for_longer_than_the_grace_time_meets_a_conflic
     assert said.startswith("Conflict Write again."), said
     assert 50 not in items.to_arrow(columns=["id"]).column(0).to_pylist()
     assert items.upsert([{"id": 50}]).rows == 1 and items.head > head
-
-
-def test_a_staged_file_that_was_cleared_away_while_it_was_written_is_a_conflict(tmp_path):
-    storage = LocalStorage(str(tmp_path))
-    with refused(sl.Conflict, path="a/b.parquet"), storage.output("a/b.parquet") as stream:
-        stream.write(b"rows")
-        storage.delete([info.path for info in storage.temporaries("")])
-    assert list(storage.list("")) == []
-    with refused(sl.Conflict):
-        storage.publish([Staged("a/b.parquet", "a/.tmp-x", 4)])

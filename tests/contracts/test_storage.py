@@ -124,14 +124,6 @@ def test_secrets_are_not_shown():
     assert SECRET not in repr(S3Storage(BUCKET, "x", options_for("http://127.0.0.1:1")))
 
 
-def test_a_temporary_file_that_a_crash_left_is_listed_apart(tmp_path):
-    storage = LocalStorage(str(tmp_path))
-    write(storage, "a/x.parquet", b"whole")
-    (tmp_path / "a" / ".tmp-0123-y.parquet").write_bytes(b"half")
-    assert [info.path for info in storage.list("a")] == ["a/x.parquet"]
-    assert [info.path for info in storage.temporaries("a")] == ["a/.tmp-0123-y.parquet"]
-
-
 # --- in two steps ----------------------------------------------------------------------------------------------
 
 SIZES = [0, 10, 20_000_000]

@@ -13,13 +13,18 @@ from typing import Any
 
 import httpx
 import pyarrow as pa
+import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
+import strandline as sl
+from strandline.server.app import make_app
+from strandline.server.memory_cost import Weight
 from support import start_python
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
+MIB = 1 << 20
 
 SERVE = """
 import json, sys
@@ -81,6 +86,39 @@ def asking(app: FastAPI) -> Iterator[Client]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         with portal.wrap_async_context_manager(app.router.lifespan_context(app)):
             yield Client(portal, httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60))
+
+
+@pytest.fixture
+def client(lake: sl.Lake, items: sl.Table) -> Iterator[Client]:
+    """Asks a server of the lake; a test module takes it by assignment."""
+    with asking(make_app(lake, linger_ms=0)) as opened:
+        yield opened
+
+
+def post(client: Client, rows: Any, table: str = "items", **headers: str) -> httpx.Response:
+    content = rows if isinstance(rows, bytes) else arrow(rows)
+    return client.post(f"/ingest/{table}", content=content, headers={"Content-Type": ARROW, **headers})
+
+
+def send(
+    client: Client, ranges: Sequence[Sequence[int]], rows: Any, *, first: bool = False, table: str = "items"
+) -> httpx.Response:
+    """Post a chunk; `rows` are those of its body."""
+    return client.post(f"/ingest/{table}", content=arrow(rows), headers=chunk_of(*ranges, first=first))
+
+
+def positions(client: Client, table: str = "items", sink: str = "s", life: int = 1) -> Any:
+    return client.get(f"/ingest/{table}/positions", params={"sink": sink, "life": life}).json()["positions"]
+
+
+def light(most: int = MIB) -> Weight:
+    return Weight(most, 1_000_000, 4096)
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()["error"]
+    return found
 
 
 @dataclass

@@ -10,8 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from strandline.model.where import parse
-from support import ITEMS, refused
+from support import ITEMS
 
 SCHEMA = pa.schema(
     [
@@ -259,148 +258,10 @@ def _others(factory, kept={}):  # noqa: B006 - made once for all examples
     return kept["v"], kept["p"]
 
 
-def candidates(table, where):
-    """How many baseline and log files a read with `where` opens."""
-    merge = table.merge()
-    found = merge.candidates(None if where is None else parse(where, table.schema))
-    return len(found.baseline), len(found.log)
-
-
-@pytest.fixture
-def days(make_table):
-    """Ten commits of one day each, half of them folded into eight vnodes."""
-    schema = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string())])
-    table = make_table(schema, key=["id"], vnodes=8)
-    for at in range(10):
-        day = DAY + dt.timedelta(days=at)
-        table.upsert([{"id": at * 100 + n, "day": day, "name": f"name-{at}"} for n in range(40)])
-        if at == 4:
-            table.compact(full=True)
-    assert candidates(table, None) == (8, 5)
-    return table
-
-
-@pytest.mark.parametrize(
-    ("where", "base", "log"),
-    [
-        ("day = DATE '2026-01-08'", 0, 1),
-        ("day >= '2026-01-09'", 0, 2),
-        ("'2026-01-09' <= day", 0, 2),
-        ("day BETWEEN '2026-01-09' AND '2026-01-10' AND id > 0", 0, 2),
-        ("id >= 900", 0, 1),
-        ("id < -1", 0, 0),
-        ("name = 'name-7'", 0, 1),
-        ("name >= 'name-9'", 0, 1),
-        ("(id > 100 AND id < 120)", 8, 0),
-        ("id = 101", 1, 0),
-        ("id = 905", 0, 1),
-        ("id > 900 OR day < '2026-01-01'", 8, 5),
-        ("NOT id > 900", 8, 5),
-        ("id + 0 = 905", 8, 5),
-        ("id > 900 IS NULL", 8, 5),
-    ],
-)
-def test_files_that_cannot_match_are_not_opened(days, where, base, log):
-    found_base, found_log = candidates(days, where)
-    assert found_base <= base
-    assert found_log <= log
-    assert days.to_arrow(where=where).num_rows == len(
-        [1 for row in days.to_arrow().to_pylist() if _matches(days, where, row)]
-    )
-
-
-def _matches(table, where, row):
-    """DuckDB itself, on one row, without any file to skip."""
-    import duckdb
-
-    one = pa.Table.from_pylist([row], schema=table.schema)  # noqa: F841 - DuckDB finds it by name
-    return bool(duckdb.sql(f"SELECT * FROM one WHERE {where}").fetchall())
-
-
-def test_a_skipped_file_is_really_not_opened(days):
-    assert days.to_arrow().num_rows == 400, "the fold is in memory now"
-    for _, file in days.merge().log_files():
-        if file.stats["maxValues"]["day"] < "2026-01-09":
-            days.log.storage.delete([f"{days.log.folder}/{file.path}"])
-    days.log.storage.delete(f"{days.baseline.folder}/{file.path}" for file in days.merge().baseline.files())
-    assert days.to_arrow(where="day >= '2026-01-09'").num_rows == 80
-    assert days.to_arrow(where="id = 905").num_rows == 1
-
-
 @pytest.mark.parametrize("where", ["id = 99999999999999999999", "id = -99999999999999999999", "qty = 5000000000"])
 def test_a_number_that_the_column_cannot_hold_matches_nothing(items, where):
     items.upsert([{"id": 1, "qty": 1}])
     assert items.to_arrow(where=where).num_rows == 0
-
-
-def test_a_key_of_a_small_type_is_looked_up_by_any_number(make_table):
-    table = make_table(pa.schema([("id", pa.int8()), ("s", pa.string())]), key=["id", "s"], vnodes=4)
-    table.upsert([{"id": 5, "s": "x"}])
-    table.compact(full=True)
-    table.upsert([{"id": 6, "s": "x"}])
-    assert table.to_arrow(where="id = 5 AND s = 'x'").num_rows == 1
-    assert table.to_arrow(where="s = 'x' AND 6 = id").num_rows == 1
-    assert table.to_arrow(where="id = 300 AND s = 'x'").num_rows == 0
-    assert table.to_arrow(where="id = 5 AND id = 6 AND s = 'x'").num_rows == 0
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.date32(), pa.int16()])
-def test_one_key_is_found_wherever_it_lies(make_table, kind):
-    values = {
-        pa.string(): ["", "a", "ä'x", "1"],
-        pa.date32(): [DAY + dt.timedelta(days=n) for n in range(4)],
-        pa.int16(): [-5, 0, 1, 32767],
-    }[kind]
-    table = make_table(pa.schema([("k", kind), ("v", pa.int64())]), key=["k"], vnodes=16)
-    table.upsert([{"k": value, "v": 1} for value in values[:3]])
-    table.compact(full=True)
-    table.upsert([{"k": value, "v": 2} for value in values[2:]])
-    table.delete([values[1]])
-    for value, expected in zip(values, [[1], [], [2], [2]], strict=True):
-        literal = str(value) if isinstance(value, int) else _text(str(value))
-        assert table.to_arrow(where=f"k = {literal}", columns=["v"])["v"].to_pylist() == expected
-        assert table.to_arrow(where=f"k = {literal} AND v = 2", columns=["v"]).num_rows == expected.count(2)
-
-
-REFUSED = [
-    "", " ", "id =", "id = 1; DROP TABLE items", "nope = 1", "items.id = 1", "main.items.id = 1", "id = (SELECT 1)",
-    "EXISTS (SELECT 1)", "id IN (SELECT 1)", "random() > 0", "id = ?", "id = $1", "sum(id) > 1", "id % 2 = 0",
-    "row_number() OVER () = 1", "read_text('/etc/passwd') IS NULL", "id = 1 ORDER BY id", "SELECT 1",
-    "name SIMILAR TO 'a'", "name ~ 'a'", "_hash = 1", "_seq = 1", "* = 1", "id = 1 UNION SELECT 1",
-    "getenv('HOME') = ''", "CASE WHEN id = 1 THEN true END", "id = :x", "1 = 1)",
-    "name LIKE 'a' ESCAPE '!'", "x -> x = 1",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("where", REFUSED)
-def test_an_expression_that_is_not_allowed_is_refused(items, where):
-    items.upsert([{"id": 1, "name": "a"}])
-    for read in (items.to_arrow, lambda where: list(items.to_batches(where=where))):
-        with refused(sl.Invalid):
-            read(where=where)
-
-
-@pytest.mark.parametrize("where", [5, b"id = 1", ["id = 1"], True, {"id": 1}], ids=repr)
-def test_a_predicate_is_a_text(items, where):
-    with refused(sl.Invalid):
-        items.to_arrow(where=where)
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        "name > 5",
-        "id < 'x'",
-        "name",
-        "CAST(name AS INTEGER) = 1",
-        "id + name = 1",
-        "id = DATE '2026-01-01'",
-    ],
-)
-def test_an_expression_that_does_not_fit_the_columns_is_refused_and_never_a_foreign_error(items, where):
-    items.upsert([{"id": 1, "name": "a", "qty": 1_000_000}])
-    with refused(sl.Invalid):
-        items.to_arrow(where=where)
 
 
 # Where the two engines disagree by themselves: the text must mean one thing.

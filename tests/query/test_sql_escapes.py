@@ -6,14 +6,12 @@ import glob
 import os
 import re
 
-import duckdb
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import strandline as sl
 from sql_escapes import GENERAL, PLACES
-from strandline.query import functions
 from support import files_below
 
 CANARY = "canary-7f3a"
@@ -113,21 +111,3 @@ def test_every_path_below_the_lake_is_closed(fort):
     for path in files_below(lake.storage.uri):
         name = os.path.join(lake.storage.uri, path)
         check(lake, f'WITH a AS (FROM "{name}"), "{name}" AS (SELECT 1) FROM a', name)
-
-
-def test_the_functions_that_are_allowed_are_functions_of_duckdb():
-    known = {row[0].lower() for row in duckdb.sql("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()}
-    assert known >= functions.TABLE_FUNCTIONS
-    assert functions.SCALAR_FUNCTIONS - known <= {"->"}
-
-
-def test_no_allowed_function_is_one_that_changes_or_depends_on_the_session():
-    found = duckdb.sql(
-        "SELECT function_name FROM duckdb_functions() WHERE function_type IN ('scalar', 'aggregate', 'window')"
-        " GROUP BY function_name HAVING bool_or(stability <> 'CONSISTENT')"
-    ).fetchall()
-    clock_and_chance = {
-        "random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "now", "today", "current_date", "get_current_time",
-        "get_current_timestamp", "transaction_timestamp",
-    }  # fmt: skip
-    assert {name for (name,) in found} & functions.SCALAR_FUNCTIONS <= clock_and_chance

@@ -1,21 +1,11 @@
 """Ordinary SQL works through the fence, with the answers that DuckDB gives over plain tables."""
 
-import duckdb
-import pyarrow as pa
 import pytest
 
-import strandline as sl
+import queries
 
-PEOPLE = [
-    {"id": 1, "name": "ada", "town": "rome", "born": "1990-02-03", "tags": ["a", "b"], "facts": '{"k": [1, 2]}'},
-    {"id": 2, "name": "bo", "town": "oslo", "born": "1985-12-31", "tags": [], "facts": '{"k": []}'},
-    {"id": 3, "name": "cy", "town": "rome", "born": None, "tags": None, "facts": None},
-    {"id": 4, "name": "Dee", "town": None, "born": "2001-06-15", "tags": ["b"], "facts": '{"z": "x"}'},
-]
-SALES = [
-    {"id": n, "person": 1 + n % 4, "amount": n * 1.5, "kind": "ab"[n % 2], "place": {"x": n, "y": f"p{n}"}}
-    for n in range(12)
-]
+both = queries.both
+
 
 QUERIES = """
 WITH people AS (SELECT * FROM people WHERE id > 1) SELECT id FROM people
@@ -123,30 +113,6 @@ SELECT repeat(name, 2), repeat(name, 2) FROM people
 QUERIES = [query for query in QUERIES if query != "SELECT -- a comment"]
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """A lake with rows in baseline and log, and a plain DuckDB with the same rows."""
-    lake = sl.Lake(tmp_path_factory.mktemp("lake"))
-    plain = duckdb.connect()
-    plain.execute("SET TimeZone = 'UTC'")
-    texts = [(name, pa.string()) for name in ("name", "town", "born", "facts")]
-    people = pa.schema([("id", pa.int64()), *texts, ("tags", pa.list_(pa.string()))])
-    place = pa.struct([("x", pa.int64()), ("y", pa.string())])
-    sales = pa.schema(
-        [("id", pa.int64()), ("person", pa.int64()), ("amount", pa.float64()), ("kind", pa.string()), ("place", place)]
-    )
-    for name, rows, schema in (("people", PEOPLE, people), ("sales", SALES, sales)):
-        table = lake.create_table(name, schema, key=["id"], vnodes=2)
-        table.upsert([{**row, "id": row["id"] + 100} for row in rows])
-        table.upsert([{**rows[0], "kind": "old"} if name == "sales" else {**rows[0], "name": "old"}])
-        table.compact(full=True)
-        table.upsert(rows)
-        table.delete([row["id"] + 100 for row in rows])
-        plain.register("_rows", pa.Table.from_pylist(rows, schema))
-        plain.execute(f"CREATE TABLE {name} AS FROM _rows")
-    return lake, plain
-
-
 def answers(table):
     return table.column_names, sorted(map(repr, table.to_pylist()))
 
@@ -172,26 +138,3 @@ def test_an_ordinary_query_answers_as_duckdb_does(both, query):
 def test_the_order_of_rows_is_the_one_asked_for(both, query):
     lake, plain = both
     assert lake.sql(query).to_pylist() == plain.sql(query).to_arrow_table().to_pylist()
-
-
-def test_an_error_names_what_the_query_names(both):
-    lake, _ = both
-    with pytest.raises(sl.Invalid, match='"nope" not found') as caught:
-        lake.sql("WITH x AS (SELECT id FROM people) SELECT nope FROM x")
-    assert '"id"' in str(caught.value)
-    with pytest.raises(sl.Invalid, match='uplicate alias "people"'):
-        lake.sql("SELECT * FROM people, people")
-
-
-@pytest.mark.parametrize(
-    ("statement", "word"),
-    [
-        ("EXPLAIN SELECT 1", "plan"), ("PRAGMA version", "DESCRIBE"), ("SET threads = 1", "Settings"),
-        ("PIVOT people ON town", "IN"), ("INSERT INTO people VALUES (1)", "upsert"), ("DROP TABLE people", "table"),
-        ("SELECT 1; DELETE FROM people", "upsert"), ("SHOW TABLES", "SHOW table"), ("BEGIN", None),
-    ],
-)  # fmt: skip
-def test_a_statement_that_is_no_select_is_refused_with_the_way_to_go(both, statement, word):
-    with pytest.raises(sl.Invalid) as caught:
-        both[0].sql(statement)
-    assert (word is None and caught.value.hint is None) or word in caught.value.hint

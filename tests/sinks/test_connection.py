@@ -17,15 +17,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_http import any_sink, batch_of, deliver, some_rows
 
 import strandline as sl
+from forwarding import any_sink, batch_of, deliver, some_rows
 from hostile import answer, hostile, once, read_request
 from receiving import served
 from relays import AUTHORITY, certified, proxy, tls_in_front_of
 from strandline.sinks.forward import connection as wire
 from strandline.sinks.http import HttpSink
-from strandline.sinks.proxy import Proxy, proxy_for
 from support import by_id, refused
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -396,27 +395,6 @@ def test_a_request_goes_through_the_proxy(line, monkeypatch, scheme, login, pref
         assert (len(between.requests), len(server.requests)) == (1, 2)
 
 
-def test_a_password_may_hold_any_character():
-    for text in (f"http://{LOGIN}@host:3128", f"{LOGIN}@host:3128", f"http://{LOGIN_IN_URL}@host:3128/"):
-        assert Proxy.parse(text) == Proxy("host", 3128, LOGIN)
-    assert Proxy.parse("http://token-alone@[::1]:3128") == Proxy("::1", 3128, "token-alone:")
-    assert Proxy.parse("http://host") == Proxy("host", 80, None)
-
-
-@given(st.text(max_size=40))
-def test_a_proxy_is_read_or_refused_without_being_repeated(text):
-    try:
-        Proxy.parse(text)
-    except OSError as error:
-        assert str(error) in (str(_refusal("ftp://host")), str(_refusal("http://")))
-
-
-def _refusal(text):
-    with pytest.raises(OSError) as caught:
-        Proxy.parse(text)
-    return caught.value
-
-
 @pytest.mark.parametrize("text", ["socks5://courier:{0}@127.0.0.1:1", "https://courier:{0}@127.0.0.1:1",
                                   "http://courier:{0}@127.0.0.1:port", "http://courier:{0}@", "courier:{0}@[::1",
                                   "http://courier:{0}@127.0.0.1:1"])  # fmt: skip
@@ -497,19 +475,6 @@ def test_the_login_of_a_proxy_is_never_written_down(tmp_path, monkeypatch, statu
     for secret in (PASSWORD, LOGIN_IN_URL, base64.b64encode(LOGIN.encode()).decode(), PASSWORD.encode().hex()):
         assert not any(secret in text for text in shown)
         assert secret.encode() not in kept
-
-
-@pytest.mark.parametrize("host, is_direct", [
-    ("h.example", True), ("sub.h.example", True), ("oh.example", False), ("127.0.0.1", True), ("127.0.0.2", False),
-    ("port.example", False),
-])  # fmt: skip
-def test_no_proxy_names_hosts_and_what_is_below_them(monkeypatch, host, is_direct):
-    monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    monkeypatch.setenv("no_proxy", "h.example,127.0.0.1,port.example:444")
-    assert (proxy_for("https", host, 443) is None) == is_direct
-    assert (proxy_for("https", "port.example", 444)) is None
-    monkeypatch.setenv("no_proxy", "*")
-    assert proxy_for("https", host, 443) is None
 
 
 def test_threads_with_lines_of_their_own_share_what_is_trusted():

@@ -17,13 +17,12 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_http import any_sink, batch_of, deliver, some_rows
 
 import strandline as sl
 from foreign_receiver import Endpoint, foreign_receiver
+from forwarding import any_sink, batch_of, deliver, some_rows
 from hostile import answer, hostile, once
 from strandline.sinks.forward import connection as wire
-from strandline.sinks.forward.client import Reply, wait_s
 from strandline.sinks.http import HttpSink
 from support import refused
 
@@ -303,30 +302,6 @@ def test_a_large_body_has_the_time_that_it_needs():
 
 
 # --- how long to wait --------------------------------------------------------------------------------------------
-
-WAITS = [
-    "Fri, 31 Dec 9999 23:59:59 GMT", "Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359", "9" * 400,
-    "1" + "0" * 5000, "-5", "-1e400", "NaN", "nan", "inf", "-inf", "1e400", "0x10", "١٢", "", " ", "soon", "1,2", "5 5",
-    "Fri, 99 Zzz 2026 99:99:99 GMT", "Fri, 31 Dec 99999 23:59:59 GMT", "Fri", "\x00", "1_000", "٣", "+5",
-    "1" * 20 + ".5",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", WAITS, ids=range(len(WAITS)))
-def test_any_wait_that_is_asked_for_is_a_bounded_one(text):
-    assert 0 < wait_s(Reply(503, {"retry-after": text}), 1) <= 60
-
-
-@pytest.mark.parametrize("text", [text for text in WAITS if text.isprintable() and text.isascii()])
-def test_a_receiver_that_asks_for_any_wait_is_unavailable(text):
-    with hostile(once(answer("503 Busy", b"", f"Retry-After: {text}"))) as server:
-        done = sent(sink_to(server.url))
-    assert isinstance(done.error, sl.Unavailable)
-
-
-@given(st.text(max_size=60))
-def test_no_wait_is_out_of_bounds(text):
-    assert 0 < wait_s(Reply(429, {"retry-after": text}), 1) <= 60
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

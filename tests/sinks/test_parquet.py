@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import pickle
 import re
 import shutil
 import signal
@@ -21,7 +20,6 @@ from deliveries import (
     PARTS,
     PRODUCER,
     again,
-    batches_of,
     changes,
     delete,
     deliver,
@@ -187,17 +185,6 @@ def test_a_clustered_batch_closes_its_row_groups_by_cluster_keys(delivery, place
 # --- once ------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_rows_give_the_same_files_wherever_and_whenever(tmp_path):
-    found = []
-    for name in ("one", "two"):
-        delivery = ParquetSink(tmp_path / name).open(PRODUCER)
-        deliver(delivery, FIRST, ROWS[:12], ROWS[12:])
-        data = tmp_path / name / "data"
-        found.append({path: (data / path).read_bytes() for path in files_below(data)})
-    assert len(found[0]) == 2
-    assert found[0] == found[1]
-
-
 def test_a_batch_that_is_delivered_is_said_to_be_and_finishing_it_again_changes_nothing(delivery, place):
     assert not delivery.is_delivered(FIRST)
     results = run_lanes(delivery, FIRST, [ROWS])
@@ -315,28 +302,6 @@ def test_without_a_manifest_nothing_that_is_visible_is_removed(delivery):
     check_whole(delivery, 5)
 
 
-def test_a_lane_that_fails_says_so_and_leaves_nothing(delivery, place):
-    def broken():
-        yield from batches_of(FIRST, ROWS)
-        raise OSError("the disk is gone")
-
-    (result,) = delivery.lane(FIRST)(broken())
-    assert isinstance(result.error, sl.Unavailable)
-    assert result.files == ()
-    assert not place.exists() or files_below(place) == set()
-    with refused(sl.Unavailable):
-        delivery.finish(FIRST, [*run_lanes(delivery, FIRST, [ROWS]), result])
-    assert not delivery.is_delivered(FIRST)
-    assert held(delivery) == []
-
-
-def test_a_lane_travels_to_other_processes(delivery):
-    lane = pickle.loads(pickle.dumps(delivery.lane(FIRST)))
-    results = pickle.loads(pickle.dumps(list(lane(iter(batches_of(FIRST, ROWS))))))
-    delivery.finish(FIRST, results)
-    assert changes(held(delivery)) == changes(ROWS)
-
-
 # --- a destination that lost or got something ------------------------------------------------------------------
 
 
@@ -393,40 +358,6 @@ def test_a_sink_is_rebuilt_from_what_is_kept_of_it(place, monkeypatch):
     assert (sink.kind, sink.is_ordered, sink.lanes, sink.destination) == ("parquet", False, 1, str(place))
     monkeypatch.chdir(place.parent)
     assert ParquetSink("archive") == ParquetSink(place.as_uri()) == sink
-
-
-def test_a_secret_is_kept_as_a_reference_only(monkeypatch):
-    options = {"access_key_id": "key", "secret_access_key": "hush", "session_token": "file:/run/token"}
-    sink = ParquetSink("s3://bucket/archive/", options=options)
-    kept = sink.to_dict()
-    assert kept["options"] == {"access_key_id": "key", "secret_access_key": "given", "session_token": "file:/run/token"}
-    assert "hush" not in repr(sink) + sink.destination
-    assert {sink, replace(sink)} == {sink}
-    named = {"aws_web_identity_token_file": "/run/token"}
-    assert ParquetSink("s3://bucket/archive", options=named).to_dict()["options"] == named
-    with refused():
-        ParquetSink.from_dict(kept).open(PRODUCER)
-    monkeypatch.setenv("ARCHIVE_SECRET", "hush")
-    by_name = ParquetSink("s3://bucket/archive", options={"secret_access_key": "env:ARCHIVE_SECRET"})
-    assert by_name.to_dict()["options"] == {"secret_access_key": "env:ARCHIVE_SECRET"}
-    assert by_name.open(PRODUCER).storage.options == {"secret_access_key": "hush"}
-    monkeypatch.delenv("ARCHIVE_SECRET")
-    with refused():
-        by_name.open(PRODUCER)
-
-
-@pytest.mark.parametrize("uri", ["", "ftp://host/place", "s3://", "s3://bucket/a*", 7])
-def test_an_address_that_is_none_is_refused_when_it_is_declared(uri):
-    with refused():
-        ParquetSink(uri)
-
-
-def test_options_for_a_folder_and_a_file_for_a_folder_are_refused(tmp_path):
-    with refused():
-        ParquetSink(tmp_path, options={"region": "x"})
-    (tmp_path / "file").write_text("")
-    with refused():
-        ParquetSink(tmp_path / "file")
 
 
 # --- S3 --------------------------------------------------------------------------------------------------------

@@ -72,25 +72,6 @@ def test_another_destination_or_a_recreated_table_is_a_new_generation_without_ma
     assert [each.life for each in registry.history("a")] == [1, 2, 3]
 
 
-def test_an_open_intent_keeps_the_definition_that_it_was_begun_with(registry, marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0}, fence)
-    intent = open_intent(marks, consumer, fence)
-    changed = registry.register("a", **FACTS | {"definition": {"where": "y"}})
-    assert not changed.is_new and "what was begun is finished by the old one" in changed.why
-    assert registry.get("a").definition == {"where": "y"} != intent.definition
-    assert marks.intents(consumer) == [intent]
-    marks.advance(changed.consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent)
-    assert open_intent(marks, changed.consumer, fence, after=5, upto=6).definition == {"where": "y"}
-
-
-def test_an_intent_is_opened_only_for_the_definition_on_record(registry, marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0}, fence)
-    now = registry.register("a", **FACTS | {"definition": {"where": "y"}}).consumer
-    with refused(sl.Conflict, consumer="a"):
-        open_intent(marks, consumer, fence)
-    assert open_intent(marks, now, fence).definition == {"where": "y"}
-
-
 def test_an_unknown_consumer_is_not_found_and_the_known_are_named(registry, marks, consumer):
     for call in (registry.get, registry.retire):
         with refused(sl.NotFound, consumer="b") as caught:

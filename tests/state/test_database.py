@@ -1,24 +1,21 @@
 """The state database: opened by many at once, bound to one lake, honest about what went wrong."""
 
-import sqlite3
-import stat
 import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, make_url, select, text, update
 
 import strandline as sl
+from states import epoch_of, raise_epoch
 from strandline.state import database as states
 from strandline.state.consumers import Registry
 from strandline.state.database import Database, meta, now_s
 from strandline.state.leases import Leases
-from strandline.state.marks import Marks
-from support import free_ports, python, refused, start_python
+from support import free_ports, python, refused
 
 SECRET = "hunter2-4711-swordfish"
 
@@ -27,24 +24,6 @@ SECRET = "hunter2-4711-swordfish"
 def state(state_url):
     with Database(state_url, timeout_s=10) as opened:
         yield opened
-
-
-def epoch_of(state):
-    with state.reading() as connection:
-        return connection.execute(select(meta.c.epoch)).scalar_one()
-
-
-def raise_epoch(state, to):
-    """A change of the state, of the kind that every other one is: lock a row, decide, write."""
-    with state.transaction() as connection:
-        found = connection.execute(select(meta.c.epoch).with_for_update()).scalar_one()
-        if found < to:
-            connection.execute(update(meta).values(epoch=to))
-    return max(found, to)
-
-
-def path_of(url):
-    return Path(make_url(url).database)
 
 
 def test_a_new_state_belongs_to_no_lake_and_what_is_written_stays(state_url):
@@ -192,138 +171,11 @@ def test_a_lock_that_is_not_got_in_time_is_unavailable(state, state_url):
 # --- which state -----------------------------------------------------------------------------------------------
 
 
-def test_a_local_lake_has_its_state_beside_it(tmp_path):
-    folder = tmp_path / "a b?c%20d#e"
-    folder.mkdir()
-    with Database.for_lake(str(folder), True) as state:
-        state.bind("here")
-    assert (folder / "state.db").is_file()
-    with Database.for_lake("s3://bucket/lake", False, f"sqlite:///{tmp_path / 'other.db'}") as other:
-        assert other.lake_id() is None
-
-
-def test_a_lake_elsewhere_needs_a_state():
-    with refused(sl.Invalid) as caught:
-        Database.for_lake("s3://bucket/lake", False)
-    assert "state=" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "", "/tmp/state.db", "state.db", f"mysql://u:{SECRET}@h/d", f"postgresql+psycopg2://u:{SECRET}@h/d",
-        "sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true", "sqlite:///file::memory:?uri=true",
-        f"postgresql://u:{SECRET}@h:port/d", None, 7, b"sqlite:///x",
-    ],
-)  # fmt: skip
-def test_what_is_no_lasting_database_is_refused_without_repeating_it(url):
-    with refused(sl.Invalid) as caught:
-        Database(url)
-    assert SECRET not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    state = Database("sqlite:///state.db")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    state.close()
-    assert raise_epoch(state, 2) == 2
-    state.close()
-    assert [path.name for path in tmp_path.rglob("state.db")] == ["state.db"]
-    assert (tmp_path / "state.db").is_file()
-
-
 def test_importing_the_package_loads_no_database_library():
     done = python(
         "import sys, strandline; print([n for n in ('sqlalchemy', 'psycopg', 'sqlite3') if n in sys.modules])"
     )
     assert done.stdout.strip() == "[]", done.stderr
-
-
-# --- SQLite ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sqlite_url(tmp_path):
-    return f"sqlite:///{tmp_path / 'state.db'}"
-
-
-def test_a_sqlite_file_survives_power_loss_and_lets_readers_go_on(sqlite_url):
-    with Database(sqlite_url) as state, state.transaction() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
-
-
-@pytest.mark.parametrize("leftover", [True, False])
-def test_a_file_that_is_deleted_in_use_is_noticed_before_and_after_a_write(sqlite_url, leftover):
-    with Database(sqlite_url) as state:
-        state.bind("lake-a")
-        with refused(sl.Corrupt), state.transaction() as connection:
-            connection.execute(update(meta).values(epoch=9))
-            for path in path_of(sqlite_url).parent.glob("state.db*"):
-                if path.name == "state.db" or not leftover:
-                    path.unlink()
-        with refused(sl.Corrupt):
-            epoch_of(state)
-        with Database(sqlite_url) as fresh:
-            assert (fresh.lake_id(), epoch_of(fresh)) == (None, 0), "empty, which its lake will notice"
-        with refused(sl.Corrupt), state.transaction():
-            raise AssertionError("a block whose writes would be lost must not run")
-
-
-@pytest.mark.parametrize("content", [b"not a database, only long enough to look at" * 100, b"SQLite format 3\0" * 300])
-def test_a_file_that_is_no_database_is_corrupt_and_left_alone(sqlite_url, content):
-    path_of(sqlite_url).write_bytes(content)
-    with refused(sl.Corrupt):
-        Database(sqlite_url)
-    assert path_of(sqlite_url).read_bytes() == content
-
-
-def test_a_damaged_page_is_corrupt(sqlite_url):
-    with Database(sqlite_url) as state:
-        Marks(state)
-    path = path_of(sqlite_url)
-    content = bytearray(path.read_bytes())
-    content[4096:] = b"\xff" * (len(content) - 4096)
-    path.write_bytes(content)
-    with refused(sl.Corrupt):
-        Database(sqlite_url)
-
-
-def test_a_database_of_something_else_is_refused_and_left_alone(sqlite_url):
-    with sqlite3.connect(path_of(sqlite_url)) as connection:
-        connection.execute("CREATE TABLE photos (id INTEGER)")
-    connection.close()
-    before = path_of(sqlite_url).read_bytes()
-    with refused(sl.Invalid) as caught:
-        Database(sqlite_url)
-    assert "photos" in str(caught.value)
-    assert path_of(sqlite_url).read_bytes() == before
-
-
-def test_an_empty_file_becomes_a_state(sqlite_url):
-    path_of(sqlite_url).touch()
-    with Database(sqlite_url) as state:
-        assert epoch_of(state) == 0
-
-
-def test_a_read_only_file_can_be_read_and_a_write_is_unavailable(sqlite_url):
-    with Database(sqlite_url) as state:
-        raise_epoch(state, 3)
-        only = f"sqlite:///file:{path_of(sqlite_url)}?mode=ro&uri=true"
-        with Database(only) as reader:
-            assert epoch_of(reader) == 3
-            with refused(sl.Unavailable):
-                raise_epoch(reader, 4)
-        assert epoch_of(state) == 3
-
-
-@pytest.mark.parametrize("name", ["missing/state.db", "."])
-def test_a_place_where_no_file_can_be_is_unavailable(tmp_path, name):
-    with refused(sl.Unavailable):
-        Database(f"sqlite:///{tmp_path / name}")
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- PostgreSQL ------------------------------------------------------------------------------------------------
@@ -451,53 +303,3 @@ def test_threads_beyond_the_pool_wait_for_a_connection(state):
     Leases(state)
     with ThreadPoolExecutor(24) as pool:
         assert max(pool.map(lambda to: raise_epoch(state, to), range(48))) == 47
-
-
-def modes(folder):
-    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-
-
-WATCHED = """
-import os, sys, threading
-from strandline.state.database import Database
-from strandline.state.tokens import Tokens
-os.umask(0)
-with Database(f"sqlite:///{sys.argv[1]}/state.db") as state:
-    Tokens(state).add("edge", "writer")
-    with state.transaction() as connection:
-        found = [f"{entry.name}:{entry.stat().st_mode & 0o777:o}" for entry in os.scandir(sys.argv[1])]
-        print(*sorted(found))
-"""
-
-
-def test_the_files_of_a_state_are_private_also_where_files_usually_are_not(tmp_path):
-    process = start_python(WATCHED, str(tmp_path))
-    out, err = process.communicate(timeout=60)
-    assert out.split() == ["state.db-shm:600", "state.db-wal:600", "state.db:600"], err
-    assert modes(tmp_path) == {"state.db": 0o600}
-
-
-def test_a_state_is_private_before_anything_is_in_it(tmp_path, monkeypatch):
-    found = []
-
-    def look(*_, **__):
-        found.append(modes(tmp_path))
-        raise sqlite3.OperationalError("stop here")
-
-    monkeypatch.setattr(sqlite3, "connect", look)
-    monkeypatch.setattr(sqlite3.dbapi2, "connect", look)
-    with pytest.raises(sl.StrandlineError):
-        Database(f"sqlite:///{tmp_path}/state.db")
-    assert found[0] == {"state.db": 0o600}
-
-
-@pytest.mark.parametrize(("before", "after"), [(0o644, 0o600), (0o666, 0o660), (0o664, 0o660), (0o600, 0o600)])
-def test_a_state_that_others_could_read_becomes_private(tmp_path, before, after):
-    url = f"sqlite:///{tmp_path}/state.db"
-    with Database(url):
-        pass
-    for name in ("state.db", "state.db-wal", "state.db-shm"):
-        (tmp_path / name).touch()
-        (tmp_path / name).chmod(before)
-    with Database(url) as state, state.transaction():
-        assert set(modes(tmp_path).values()) == {after}

@@ -190,60 +190,6 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
 # --- intents and receipts --------------------------------------------------------------------------------------
 
 
-def test_an_intent_is_on_record_until_the_advance_that_closes_it(marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0, 2: 0}, fence)
-    intent = open_intent(marks, consumer, fence, vnodes=[1, 0, 1], cuts=[{"rows": 5}])
-    assert intent.vnodes == (0, 1) and intent.definition == FACTS["definition"]
-    assert marks.intents(consumer) == [intent]
-    halved = marks.save_cuts(intent, {"halves": [2, 3]}, fence)
-    assert marks.intents(consumer) == [halved] == [replace(intent, cuts={"halves": [2, 3]})]
-    for moves in ({0: (0, 5)}, {0: (0, 5), 1: (0, 4)}, {0: (0, 5), 1: (0, 5), 2: (0, 5)}, {}):
-        with refused(sl.Invalid, intent=intent.id):
-            marks.advance(consumer, moves, fence=fence, intent=intent)
-    with refused(sl.Invalid, intent=intent.id):
-        marks.advance(consumer, {0: (0, 5)}, fence=fence, intent=replace(intent, vnodes=(0,)))
-    with refused(sl.Conflict, intent=intent.id):
-        marks.advance(consumer, {0: (0, 5)}, fence=fence)
-    marks.advance(consumer, {2: (0, 1)}, fence=fence)
-    marks.advance(consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent, receipt={"rows": 5})
-    assert marks.load(consumer) == {0: 5, 1: 5, 2: 1}
-    assert marks.intents(consumer) == []
-    for call in (
-        lambda: marks.advance(consumer, {0: (5, 6), 1: (5, 6)}, fence=fence, intent=intent),
-        lambda: marks.save_cuts(intent, [], fence),
-        lambda: marks.save_cuts(replace(intent, generation="0" * 32), [], fence),
-    ):
-        with refused(sl.Conflict, intent=intent.id):
-            call()
-
-
-def test_a_lane_and_a_vnode_have_one_open_intent(marks, consumer, fence):
-    marks.start(consumer, dict.fromkeys(range(4), 0), fence)
-    first = open_intent(marks, consumer, fence, lane="0", vnodes=[0, 1])
-    with refused(sl.Conflict, consumer="a", intent=first.id):
-        open_intent(marks, consumer, fence, lane="0", vnodes=[2])
-    with refused(sl.Conflict, consumer="a", intent=first.id):
-        open_intent(marks, consumer, fence, lane="1", vnodes=[1, 2])
-    second = open_intent(marks, consumer, fence, lane="1", vnodes=[2, 3], upto=9)
-    assert marks.intents(consumer) == [first, second]
-    marks.advance(consumer, {2: (0, 9), 3: (0, 9)}, fence=fence, intent=second)
-    assert marks.intents(consumer) == [first], "lanes go on independently"
-
-
-def test_an_intent_stands_on_its_marks(marks, consumer, fence):
-    marks.start(consumer, {0: 3, 1: 4}, fence)
-    with refused(sl.Conflict, consumer="a", vnode=1, expected=3, found=4):
-        open_intent(marks, consumer, fence, after=3)
-    with refused(sl.Conflict, consumer="a", vnode=2, expected=3):
-        open_intent(marks, consumer, fence, vnodes=[0, 2], after=3)
-    for after, upto, vnodes in ((3, 3, [0]), (3, 2, [0]), (3, 5, [])):
-        with refused(sl.Invalid):
-            open_intent(marks, consumer, fence, vnodes=vnodes, after=after, upto=upto)
-    with refused(sl.Invalid):
-        open_intent(marks, consumer, fence, vnodes=[0], after=3, cuts=object())
-    assert marks.intents(consumer) == []
-
-
 def test_the_last_receipts_are_kept_the_newest_first(registry, marks, consumer, fence, monkeypatch):
     monkeypatch.setattr(module, "RECEIPTS", 5)
     other = registry.register("b", **FACTS).consumer
@@ -511,43 +457,6 @@ def test_racing_processes_lose_no_advance(marks, consumer, fence, state_url, in_
     marks.start(consumer, dict.fromkeys(range(3), 0), fence)
     answers = [answer for _, answer in in_processes(ADVANCE, 3, state_url, str(fence))]
     assert sum(marks.load(consumer).values()) == sum(done for done, _ in answers) == 60
-
-
-def test_racing_threads_open_one_intent(marks, consumer, fence):
-    marks.start(consumer, dict.fromkeys(range(4), 0), fence)
-
-    def work(number):
-        try:
-            return open_intent(marks, consumer, fence, lane=str(number), vnodes=[number % 3, 3])
-        except sl.Conflict:
-            return None
-
-    with ThreadPoolExecutor(6) as pool:
-        opened = [intent for intent in pool.map(work, range(12)) if intent]
-    assert marks.intents(consumer) == opened and len(opened) == 1
-
-
-def test_an_intent_that_races_a_definition_has_the_one_that_its_beginner_knew(registry, marks, consumer, fence):
-    marks.start(consumer, {0: 0, 1: 0}, fence)
-    for turn in range(8):
-        now, at = registry.get("a"), marks.load(consumer)[0]
-
-        def change(turn=turn):
-            return registry.register("a", **FACTS | {"definition": {"turn": turn}})
-
-        def begin(now=now, at=at):
-            try:
-                return open_intent(marks, now, fence, after=at, upto=at + 1)
-            except sl.Conflict:
-                return None
-
-        with ThreadPoolExecutor(2) as pool:
-            changed, opened = pool.submit(change), pool.submit(begin)
-        assert registry.get("a") == changed.result().consumer
-        assert marks.intents(now) == [intent for intent in [opened.result()] if intent is not None]
-        for intent in marks.intents(now):
-            assert intent.definition == now.definition
-            marks.advance(now, {0: (at, at + 1), 1: (at, at + 1)}, fence=fence, intent=intent)
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------

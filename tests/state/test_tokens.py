@@ -14,7 +14,6 @@ from receiving import asking
 from strandline.cli import token
 from strandline.server import auth
 from strandline.server.app import make_app
-from strandline.server.run import serve
 from strandline.state.database import Database
 from strandline.state.tokens import Tokens, role_of
 from support import refused
@@ -150,11 +149,3 @@ def test_a_server_that_has_seen_a_token_never_serves_without_one(lake, items, mo
         tokens.revoke("other")
     with asking(make_app(lake, tokens=tokens)) as client:
         assert client.get("/status").status_code == 401
-
-
-def test_a_lake_whose_tokens_were_all_revoked_is_not_served(lake, items):
-    tokens = Tokens(lake.state.database)
-    tokens.add("edge", "reader")
-    tokens.revoke("edge")
-    with refused(sl.Invalid, host="127.0.0.1"):
-        serve(lake, tokens=tokens, port=0, on_listening=print)

@@ -1,7 +1,5 @@
 """Delta tables underneath: commits without retry, snapshots by reading on, checkpoints."""
 
-import dataclasses
-import json
 import threading
 import time
 
@@ -10,33 +8,12 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.model import types as schemas
+from deltas import add, file
 from strandline.storage import delta as deltas
 from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
-from strandline.storage.open import LocalStorage
-from strandline.storage.snapshot import DataFile, Draft, new_metadata, protocol
+from strandline.storage.snapshot import Draft
 from strandline.tables.pins import new_pin
 from support import ITEMS, by_id, refused
-
-
-@pytest.fixture
-def storage(tmp_path):
-    return LocalStorage(str(tmp_path))
-
-
-@pytest.fixture
-def log(storage):
-    metadata = new_metadata("t", schemas.delta_json(ITEMS), [], {"delta.enableExpiredLogCleanup": "false"})
-    return DeltaLog.create(storage, "t", Draft(metadata=metadata, protocol=protocol(with_ntz=False)))
-
-
-def file(name):
-    known = {"path": name, "size": 10, "partition": {}, "stats_text": json.dumps({"numRecords": 1})}
-    return DataFile(**{field.name: known.get(field.name, 0) for field in dataclasses.fields(DataFile)})
-
-
-def add(log, *names, **txns):
-    return log.commit("WRITE", lambda snapshot, now: Draft(add=[file(name) for name in names], txns=txns))
 
 
 def test_a_snapshot_grows_by_reading_what_is_new(storage, log):
@@ -58,22 +35,6 @@ def test_an_older_version_can_be_asked_for(log):
     ]  # fmt: skip
     with refused(sl.NotFound, version=9):
         log.at(9)
-
-
-def test_a_commit_removes_only_live_files(log):
-    add(log, "a")
-    gone = log.refresh().files["a"]
-    log.commit("REMOVE", lambda snapshot, now: Draft(remove=[gone]))
-    with refused(sl.Conflict):
-        log.commit("REMOVE", lambda snapshot, now: Draft(remove=[gone]))
-    assert log.refresh().version == 2
-
-
-def test_a_transaction_moves_only_forward(log):
-    add(log, "a", app=7)
-    with refused(sl.Conflict, txn="app"):
-        add(log, "b", app=6)
-    assert set(log.refresh().files) == {"a"}
 
 
 def test_a_table_is_created_once(storage, log):
@@ -151,71 +112,6 @@ def test_commit_times_rise_also_when_the_clock_goes_back(storage, log, monkeypat
     add(writer, "b")
     times = [info.timestamp_ms for info in log.history()]
     assert times[1:] == sorted(times[1:])
-
-
-def test_a_checkpoint_stands_for_all_commits_before_it(storage, log):
-    for at in range(CHECKPOINT_EVERY + 5):
-        add(log, f"f{at}", **{"trim": at, f"app{at}": at})
-    log.commit("REMOVE", lambda snapshot, now: Draft(remove=[snapshot.files["f3"]]))
-    assert storage.exists(f"t/_delta_log/{CHECKPOINT_EVERY:020d}.checkpoint.parquet")
-    whole = log.refresh()
-    # Commit files are history: all stay. A reader without them takes the checkpoint.
-    assert len(log.history()) == CHECKPOINT_EVERY + 7
-    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(CHECKPOINT_EVERY + 1))
-    fresh = DeltaLog(storage, "t").refresh()
-    assert (fresh.version, set(fresh.files), dict(fresh.txns)) == (whole.version, set(whole.files), dict(whole.txns))
-    assert {path: f.stats for path, f in fresh.files.items()} == {path: f.stats for path, f in whole.files.items()}
-    assert DeltaTable(f"{storage.uri}/t").version() == whole.version
-    with refused(sl.NotFound):
-        DeltaLog(storage, "t").at(3)
-
-
-def test_a_reader_that_slept_through_a_clean_up_wakes_up_at_the_checkpoint(storage, log):
-    sleeper = DeltaLog(storage, "t")
-    sleeper.refresh()
-    for at in range(CHECKPOINT_EVERY + 2):
-        add(log, f"f{at}")
-    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(10))
-    assert sleeper.refresh().version == CHECKPOINT_EVERY + 2
-    assert len(sleeper.refresh().files) == CHECKPOINT_EVERY + 2
-
-
-@pytest.mark.parametrize("hint", [b"", b"{", b'{"version": 999999}', b"{}"])
-def test_a_torn_checkpoint_hint_is_advice_only(storage, log, hint):
-    for at in range(CHECKPOINT_EVERY + 2):
-        add(log, f"f{at}")
-    with storage.output("t/_delta_log/_last_checkpoint") as stream:
-        stream.write(hint)
-    assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
-
-
-def test_a_torn_checkpoint_does_no_harm_while_the_commits_are_there(storage, log):
-    for at in range(CHECKPOINT_EVERY + 2):
-        add(log, f"f{at}")
-    path = f"t/_delta_log/{CHECKPOINT_EVERY:020d}.checkpoint.parquet"
-    with storage.output(path) as stream:
-        stream.write(b"PAR1 torn")
-    assert len(DeltaLog(storage, "t").refresh().files) == CHECKPOINT_EVERY + 2
-    storage.delete(f"t/_delta_log/{version:020d}.json" for version in range(CHECKPOINT_EVERY))
-    with refused(sl.Corrupt, path=path) as caught:
-        DeltaLog(storage, "t").refresh()
-    assert "Do not delete it" in caught.value.hint
-
-
-def test_a_commit_file_that_is_not_json_is_corrupt(storage, log):
-    storage.put_new("t/_delta_log/00000000000000000001.json", b"{torn")
-    with refused(sl.Corrupt):
-        DeltaLog(storage, "t").refresh()
-
-
-def test_a_failing_checkpoint_costs_no_commit(storage, log, monkeypatch):
-    def refuse(*args, **options):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("deltalake.DeltaTable", refuse)
-    for at in range(CHECKPOINT_EVERY + 1):
-        add(log, f"f{at}")
-    assert DeltaLog(storage, "t").refresh().version == CHECKPOINT_EVERY + 1
 
 
 def test_a_table_of_many_commits_reads_the_same_after_a_reopening(tmp_path):

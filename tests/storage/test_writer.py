@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rowgroup import LEAVES, array_of, columns, model_bytes
 
+from parquet_files import chunks, metadata_of, write
 from strandline.model.types import JSON, conform
 from strandline.storage.open import LocalStorage
 from strandline.storage.parquet import writer
@@ -25,30 +26,6 @@ UTC = dt.UTC
 MIB = 1 << 20
 
 
-@pytest.fixture
-def storage(tmp_path):
-    return LocalStorage(str(tmp_path))
-
-
-def write(storage, table, budget=writer.DEFAULT, batch_rows=None, cluster_by=()):
-    """Write a table into files of names of their own, in batches of so many rows; or, for a list, cut after each."""
-    names = (f"{number}.parquet" for number in itertools.count())
-    if isinstance(batch_rows, list):
-        ends = [0, *batch_rows, table.num_rows]
-        batches = [b for start, end in itertools.pairwise(ends) for b in table.slice(start, end - start).to_batches()]
-    else:
-        batches = table.to_batches(max_chunksize=batch_rows)
-    return list(
-        writer.write_files(
-            storage, "out", lambda: next(names), batches, table.schema, cluster_by=cluster_by, budget=budget
-        )
-    )
-
-
-def metadata_of(storage, file):
-    return pq.ParquetFile(storage.url(f"out/{file.path}")).metadata
-
-
 def groups(storage, file):
     metadata = metadata_of(storage, file)
     return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
@@ -56,18 +33,6 @@ def groups(storage, file):
 
 def all_groups(storage, files):
     return [rows for file in files for rows in groups(storage, file)]
-
-
-def chunks(storage, files):
-    """The column chunks of files, by path."""
-    found = {}
-    for file in files:
-        metadata = metadata_of(storage, file)
-        for group in range(metadata.num_row_groups):
-            for at in range(metadata.num_columns):
-                chunk = metadata.row_group(group).column(at)
-                found.setdefault(chunk.path_in_schema, []).append(chunk)
-    return found
 
 
 def uncompressed(parts):
@@ -365,81 +330,6 @@ def test_a_failure_on_the_way_leaves_no_file(storage):
         list(writer.write_files(storage, "out", lambda: "x.parquet", batches(), pa.schema([("x", pa.int64())])))
     assert list(storage.list("")) == []
     assert list(storage.temporaries("")) == []
-
-
-def test_statistics_are_spelled_as_delta_keeps_them(storage):
-    table = pa.table(
-        {
-            "s": ["b", "a"],
-            "d": [dt.date(2026, 1, 2), dt.date(1969, 5, 5)],
-            "z": pa.array([dt.datetime(2026, 1, 1, 1, 2, 3, 4, tzinfo=UTC)] * 2),
-            "n": [dt.datetime(2026, 1, 1)] * 2,
-            "f": [1.5, -2.0],
-            "none": pa.array([None, None], pa.int64()),
-            "list": [[1], [2]],
-            "bytes": [b"a", b"b"],
-            "price": [Decimal("1.5"), Decimal("2.5")],
-        }
-    )
-    (file,) = write(storage, table)
-    lows, highs = file.stats["minValues"], file.stats["maxValues"]
-    assert (lows["s"], highs["s"]) == ("a", "b")
-    assert (lows["d"], highs["d"]) == ("1969-05-05", "2026-01-02")
-    assert lows["z"] == "2026-01-01T01:02:03.000004Z"
-    assert lows["n"] == "2026-01-01T00:00:00.000000"
-    assert not {"f", "none", "list", "bytes"} & (lows.keys() | highs.keys())
-    assert file.stats["nullCount"]["none"] == 2
-
-
-def test_a_long_text_has_a_short_lower_bound_and_no_upper(storage):
-    (file,) = write(storage, pa.table({"s": ["x" * 500, "y" * 500]}))
-    assert file.stats["minValues"]["s"] == "x" * 64
-    assert "s" not in file.stats["maxValues"]
-
-
-def test_floats_have_no_bounds_and_what_lies_beside_them_has(storage):
-    floats = pa.array([{"v": 1.0, "n": 1}] * 3, pa.struct([("v", pa.float64()), ("n", pa.int64())]))
-    lists = pa.array([[(1, 0.5)]] * 3, pa.map_(pa.int64(), pa.float32()))
-    table = pa.table(
-        {
-            "f": [1.0, math.inf, -math.inf],
-            "g": [math.nan] * 3,
-            "s": floats,
-            "m": lists,
-            "l": [[1.0]] * 3,
-            "id": [1, 2, 3],
-        }
-    )
-    (file,) = write(storage, table)
-    stats = json.loads(file.stats_text, parse_constant=pytest.fail)
-    assert stats == {"numRecords": 3, "minValues": {"id": 1}, "maxValues": {"id": 3}, "nullCount": {"id": 0}}
-    parts = {path: part.is_stats_set for path, (part,) in chunks(storage, [file]).items()}
-    bounded = {"s.n", "m.key_value.key", "id"}
-    assert {path for path, is_set in parts.items() if is_set} == bounded
-    assert len(parts) == 8
-
-
-def test_columns_past_the_thirty_second_have_no_statistics(storage):
-    (file,) = write(storage, pa.table({f"c{at}": [at] for at in range(40)}))
-    assert set(file.stats["minValues"]) == {f"c{at}" for at in range(32)}
-
-
-@settings(max_examples=60)
-@given(
-    values=st.lists(st.one_of(st.none(), st.text(max_size=80)), min_size=1, max_size=30),
-    numbers=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),
-)
-def test_every_value_lies_within_the_statistics(tmp_path_factory, values, numbers):
-    storage = LocalStorage(str(tmp_path_factory.mktemp("stats")))
-    count = min(len(values), len(numbers))
-    table = pa.table({"s": pa.array(values[:count], pa.string()), "n": numbers[:count]})
-    (file,) = write(storage, table, Budget(group_rows=4))
-    for name in ("s", "n"):
-        present = [value for value in table[name].to_pylist() if value is not None]
-        low, high = file.stats["minValues"].get(name), file.stats["maxValues"].get(name)
-        assert all(low is None or value >= low for value in present)
-        assert all(high is None or value <= high for value in present)
-        assert file.stats["nullCount"][name] == count - len(present)
 
 
 # --- how values lie in the file ------------------------------------------------------------------------------------

@@ -8,8 +8,6 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.storage.open import Staged, open_storage
-from strandline.storage.snapshot import data_file
 from support import refused
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -107,39 +105,6 @@ def test_an_entry_with_an_odd_generation_is_corrupt(tmp_path, generation):
     replaced(lake, 1, generation=generation)
     with refused(sl.Corrupt):
         sl.Lake(tmp_path / "lake")
-
-
-@pytest.mark.parametrize("path", ["../../../../secret.parquet", "/secret.parquet", "a/../../b.parquet", "x\0y"])
-def test_a_path_in_a_commit_that_leads_out_of_the_table_is_corrupt(path):
-    with refused(sl.Corrupt, path=path):
-        data_file({"path": path, "size": 1, "partitionValues": {}, "modificationTime": 0})
-
-
-@pytest.mark.parametrize("path", ["../secret", "a/../../secret", "/etc/passwd", "a\0b", ".."])
-def test_a_storage_is_not_left_whatever_path_a_file_names(tmp_path, path):
-    (tmp_path / "secret").write_text("kept")
-    storage = open_storage(str(tmp_path / "lake"))
-    for act in (
-        lambda: storage.read(path),
-        lambda: storage.exists(path),
-        lambda: storage.put_new(path, b"x"),
-        lambda: storage.delete([path]),
-        lambda: storage.input(path),
-        lambda: storage.url(path),
-        lambda: list(storage.list(path)),
-        lambda: storage.output(path).__enter__(),
-        lambda: storage.stage(path).__enter__(),
-        lambda: storage.publish([Staged("a", path, 1)]),
-        lambda: storage.publish([Staged(path, "a", 1)]),
-    ):
-        with refused(sl.Corrupt, path=path):
-            act()
-    assert (tmp_path / "secret").read_text() == "kept"
-    bucket = open_storage("s3://bucket/prefix")
-    with refused(sl.Corrupt, path=path):
-        bucket.url(path)
-    with refused(sl.Corrupt, path=path):
-        bucket.read(path)
 
 
 def test_a_lost_last_entry_in_a_bucket_is_noticed(s3_lake):

@@ -1,6 +1,5 @@
-"""Pins, lengths of time and a table's settings: the small parts that maintenance stands on."""
+"""Pins: claims on the past of a table, held by those who read it, and gone with their time."""
 
-import datetime as dt
 import json
 import time
 from pathlib import Path
@@ -8,8 +7,6 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.model import duration
-from strandline.model.settings import TableSettings
 from strandline.tables.pins import Pin, Pins, least, new_pin
 from support import files_below, refused
 
@@ -156,111 +153,3 @@ def test_the_least_of_what_is_there():
     assert least([None, 3, None, 9], 7) == 3
     assert least([None, 0], 7) == 0
     assert least([9], 7) == 7
-
-
-# --- lengths of time -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "length_s"),
-    [
-        ("90s", 90),
-        ("30m", 1800),
-        ("1h", 3600),
-        ("7d", 604800),
-        (" 1.5h ", 5400),
-        ("2 d", 172800),
-        ("0s", 0),
-        (0, 0),
-        (12, 12),
-        (0.25, 0.25),
-        (dt.timedelta(hours=2), 7200),
-    ],
-)
-def test_a_length_of_time_is_read(value, length_s):
-    assert duration.seconds(value) == length_s
-
-
-@pytest.mark.parametrize(
-    "value", ["", "7", "d", "-1s", "1w", "1h30m", "1e3s", "inf", "nan", -1, True, None, [], float("nan"), float("inf")]
-)
-def test_what_is_no_length_of_time_is_refused(value):
-    with refused(sl.Invalid):
-        duration.seconds(value, "keep")
-
-
-def test_a_negative_timedelta_is_refused():
-    with refused(sl.Invalid):
-        duration.seconds(dt.timedelta(seconds=-1))
-
-
-@pytest.mark.parametrize(
-    ("length_s", "text"), [(0, "0s"), (1, "1s"), (90, "90s"), (60, "1m"), (3600, "1h"), (5400, "90m"), (604800, "7d")]
-)
-def test_a_length_is_shown_in_the_largest_unit_that_says_it_exactly(length_s, text):
-    assert duration.shown(length_s) == text
-
-
-@pytest.mark.parametrize("length_s", [0.25, 1.5, 59.999, 1234567.25, 86400 * 365 * 1000, 86400.125])
-def test_what_is_shown_reads_back_as_the_same_length(length_s):
-    assert duration.seconds(duration.shown(length_s)) == length_s
-
-
-# --- settings --------------------------------------------------------------------------------------------------
-
-
-def test_settings_are_changed_one_by_one_and_read_in_any_form():
-    care = TableSettings().changed({"keep": "2h", "grace": dt.timedelta(minutes=1), "fold_ratio": 1, "fold_files": "7"})
-    assert (care.keep, care.grace, care.fold_ratio, care.fold_files) == (7200.0, 60.0, 1.0, 7)
-    assert care.changed({}) == care
-    assert TableSettings().changed(care.to_dict()) == care
-    assert TableSettings().changed({"retention": "90d"}).retention == 90 * 86400
-    assert TableSettings().changed({"retention": "90d"}).changed({"retention": "none"}).retention is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("kept", "1h"),
-        ("keep", "soon"),
-        ("keep", None),
-        ("keep", -1),
-        ("grace", True),
-        ("retention", 0),
-        ("fold_ratio", -0.1),
-        ("fold_ratio", float("nan")),
-        ("fold_ratio", "much"),
-        ("fold_ratio", True),
-        ("fold_files", 0),
-        ("fold_files", 2.5),
-        ("fold_files", None),
-        ("fold_age", float("inf")),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_refused(items, name, value):
-    with refused(sl.Invalid):
-        TableSettings().changed({name: value})
-    with refused(sl.Invalid):
-        items.configure(**{name: value})
-    assert (items.head, items.definition.settings) == (0, TableSettings())
-
-
-def test_settings_are_the_tables_own_and_every_process_sees_them(lake, items):
-    assert items.configure(keep="2d", fold_files=5).keep == 172800
-    assert items.head == 1
-    assert items.configure(keep="48h") == items.definition.settings
-    assert items.head == 1, "nothing has changed"
-    assert sl.Lake(lake.storage.uri).table("items").definition.settings == TableSettings(keep=172800.0, fold_files=5)
-
-
-def test_settings_are_shown_as_a_person_would_write_them():
-    shown = TableSettings(fold_files=1_234_567, keep=90.0, retention=7 * 86400.0).shown()
-    assert shown == {
-        "fold_ratio": "0.2",
-        "fold_files": "1234567",
-        "fold_age": "7d",
-        "keep": "90s",
-        "grace": "1h",
-        "retention": "7d",
-    }
-    assert TableSettings().shown()["retention"] == "none"

@@ -12,6 +12,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -52,7 +53,7 @@ def fits(value: Any, kind: pa.DataType) -> bool:
     if pt.is_binary(kind):
         return isinstance(value, bytes | bytearray | memoryview)
     if pt.is_boolean(kind):
-        return isinstance(value, bool) or type(value).__name__ == "bool_"
+        return isinstance(value, bool | np.bool_)
     if pt.is_date32(kind):
         return isinstance(value, dt.date) and not isinstance(value, dt.datetime)
     if pt.is_timestamp(kind):

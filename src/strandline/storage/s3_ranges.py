@@ -22,7 +22,11 @@ class RangedFile(BufferedFile):  # type: ignore[misc]
     """Reads the range that it is asked for, and holds nothing."""
 
     def __init__(self, fs: FsspecStore, path: str, mode: Any = "rb", **options: Any) -> None:
-        super().__init__(fs, path, mode, **options)
+        try:
+            super().__init__(fs, path, mode, **options)
+        except BaseException:
+            self.closed = True  # there is nothing to close; the collector would print a trace
+            raise
         bucket, self._key = fs._split_path(path)
         self._bucket = fs._construct_store(bucket)
         self._place = threading.local()

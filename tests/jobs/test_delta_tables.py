@@ -6,63 +6,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
-from typer.testing import CliRunner
 
+import gaps
 import strandline as sl
-from strandline.cli import app
-from strandline.jobs.doctor import Finding, examine
-from strandline.jobs.doctor import repair as repairs
+from gaps import NOW, delta_log, wrong
 from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.storage import checkpoints
 from strandline.storage import delta as deltas
-from strandline.storage.open import LocalStorage
 from support import ITEMS, by_id, files_below, refused
 
-NOW = {"keep": 0, "grace": 0}
-
-
-def _lake(root: Path, *, is_cleaned: bool) -> Path:
-    """A lake with checkpoints in the middle of log and baseline: log 4 and 7 of 8, baseline 2 and 5."""
-    table = sl.Lake(root).create_table("items", ITEMS, key=["id"], vnodes=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deltas, "RESTED_S", -1.0)
-        for at in range(8):
-            table.upsert([{"id": at, "name": f"n{at}"}])
-            if at in (1, 3, 5, 6):
-                table.compact(full=True)
-            if at in (3, 6):
-                table.log.delta.checkpoint()
-                table.baseline.delta.checkpoint()
-            if at == 3 and is_cleaned:
-                table.vacuum(**NOW)
-                table.vacuum(**NOW)
-    assert table.log.delta.chain.commits.exists(0) is not is_cleaned
-    return root
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _lake(tmp_path_factory.mktemp("gaps"), is_cleaned=False)
-
-
-@pytest.fixture(scope="module")
-def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _lake(tmp_path_factory.mktemp("cleaned"), is_cleaned=True)
-
-
-@pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "lake"))
-
-
-def delta_log(root: Path, part: str) -> Path:
-    return next((root / "tables" / "items").iterdir()) / part / "_delta_log"
-
-
-def wrong(root: Path, *, repair: bool = False) -> list[Finding]:
-    found = examine(LocalStorage(str(root)), repair=repair).findings
-    return [finding for finding in found if finding.severity == "wrong" and not finding.is_repaired]
+whole = gaps.whole
+cleaned = gaps.cleaned
+root = gaps.root
 
 
 @pytest.mark.parametrize(("part", "under"), [("log", 4), ("baseline", 2)])
@@ -110,23 +65,6 @@ def test_what_nobody_wants_any_more_is_not_missed(root: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("part", ["log", "baseline"])
-@pytest.mark.parametrize("name", ["_last_checkpoint", "*.checkpoint.parquet", "*.checkpoint.digest"])
-def test_a_later_checkpoint_is_repaired_behind_a_vacuum(cleaned: Path, tmp_path: Path, part: str, name: str) -> None:
-    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
-    assert wrong(root) == []
-    expected = by_id(sl.Lake(root).table("items"))
-    file = max(delta_log(root, part).glob(name))
-    file.write_bytes(file.read_bytes()[:-30])
-    before = examine(LocalStorage(str(root)))
-    assert {finding.repair for finding in before.findings if "checkpoint" in finding.what} == {"checkpoint"}
-    said = CliRunner().invoke(app, ["--lake", str(root), "doctor"]).output
-    assert "can be repaired" in said and "--repair" in said and "Everything holds" not in said
-    assert examine(LocalStorage(str(root)), repair=True).is_sound
-    assert not any("checkpoint" in finding.what for finding in examine(LocalStorage(str(root))).findings)
-    assert by_id(sl.Lake(root).table("items")) == expected
-
-
-@pytest.mark.parametrize("part", ["log", "baseline"])
 def test_a_checkpoint_that_nothing_proves_and_no_commits_lead_to_is_wrong(
     cleaned: Path, tmp_path: Path, part: str
 ) -> None:
@@ -159,66 +97,6 @@ def test_a_lost_checkpoint_that_stood_alone_is_one_finding(
         (found,) = wrong(root, repair=repair)
         assert found.where == str(file) and found.repair is None and "backup" in found.what
     assert files_below(root) == before
-
-
-@pytest.mark.parametrize("is_vacuumed", [False, True])
-@pytest.mark.parametrize("damaged", ["parquet", "digest"])
-def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
-    root: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, is_vacuumed: bool
-) -> None:
-    """After the vacuum checkpoint 7 alone leads to the head."""
-    table = sl.Lake(root).table("items")
-    expected = by_id(table)
-    file = delta_log(root, "log") / f"{4:020d}.checkpoint.{damaged}"
-    file.write_bytes(file.read_bytes()[:-30])
-    good = max(delta_log(root, "log").glob("*.checkpoint.parquet"))
-    before = good.read_bytes()
-    look = repairs._exam
-
-    def looked(storage: LocalStorage, folder: str) -> DeltaExam:
-        found = look(storage, folder)
-        if is_vacuumed and found.commits and table.log.delta.chain.commits.exists(0):
-            table.vacuum(**NOW)
-        return found
-
-    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
-    monkeypatch.setattr(repairs, "_exam", looked)
-    table.pin(at=7)
-    report = examine(LocalStorage(str(root)), repair=True)
-    assert report.is_sound and any(finding.is_repaired for finding in report.findings)
-    assert table.log.delta.chain.commits.exists(0) is not is_vacuumed
-    assert table.log.delta.chain.checkpoints.says_alone(7) is is_vacuumed
-    assert good.read_bytes() == before
-    assert wrong(root) == []
-    assert by_id(sl.Lake(root).table("items")) == expected
-
-
-def test_a_repair_of_the_pointer_changes_nothing_else(cleaned: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(cleaned, tmp_path / "lake"))
-    delta = sl.Lake(root).table("items").log.delta
-    delta.checkpoint()
-    before = {path: path.read_bytes() for path in delta_log(root, "log").iterdir()}
-    for pointer in ("{", '{"version": 6, "size": 1}'):
-        (delta_log(root, "log") / "_last_checkpoint").write_text(pointer)
-        assert examine(LocalStorage(str(root)), repair=True).is_sound
-        after = {path: path.read_bytes() for path in delta_log(root, "log").iterdir()}
-        assert {path.name for path in after if after[path] != before.get(path)} == {"_last_checkpoint"}
-        assert after.keys() == before.keys()
-        assert delta.chain.checkpoints.pointed() == delta.refresh().version
-        assert DeltaTable(str(root / delta.folder)).version() == delta.refresh().version
-
-
-@pytest.mark.parametrize("has_others", [False, True])
-def test_a_pointer_to_a_checkpoint_that_never_was_is_repaired(root: Path, has_others: bool) -> None:
-    delta = sl.Lake(root).table("items").log.delta
-    for file in [] if has_others else delta_log(root, "log").glob("*.checkpoint.*"):
-        file.unlink()
-    pointer = delta_log(root, "log") / "_last_checkpoint"
-    pointer.write_text('{"version": 99, "size": 1}')
-    (found,) = wrong(root)
-    assert found.where == str(pointer) and found.repair == "checkpoint" and "end with 8" in found.what
-    assert wrong(root, repair=True) == wrong(root) == []
-    assert delta.chain.checkpoints.pointed() == DeltaTable(str(root / delta.folder)).version() == 8
 
 
 def test_a_vacuum_in_the_middle_of_an_examination_is_no_disagreement(

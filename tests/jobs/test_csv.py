@@ -1,0 +1,109 @@
+"""CSV: records are cut where Arrow cuts them, and a bad line is named by number and column."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bad_rows
+import strandline as sl
+from bad_rows import HEADER, rejects_of
+from strandline.jobs.ingest.csv import Records
+from support import nothing_written, refused
+
+flat = bad_rows.flat
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ("x,,,,,,,,,", "id"),
+        (",1,,,,,,,,", "id"),
+        ("1.0,,,,,,,,,", "id"),
+        ("1,3000000000,,,,,,,,", "n"),
+        ('1,"",,,,,,,,', "n"),
+        ("1,,x,,,,,,,", "f"),
+        ("1,,,yes,,,,,,", "ok"),
+        ("1,,,,,yesterday,,,,", "at"),
+        ("1,,,,,2024-01-31T12:00:00,,,,", "at"),
+        ("1,,,,,,2024-01-31T12:00:00Z,,,", "local"),
+        ("1,,,,,,,31/01/2024,,", "day"),
+        ("1,,,,,,,,1.005,", "price"),
+        ("1,,,,,,,,,{", "doc"),
+        ("1,,,,,,,,", None),
+        ("1,,,,,,,,,,", None),
+        ("1", None),
+    ],
+)
+def test_a_bad_line_of_csv_is_named_and_nothing_is_loaded(
+    flat: sl.Table, lake: sl.Lake, tmp_path: Path, line: str, column: str | None
+) -> None:
+    file = tmp_path / "a.csv"
+    good = '7,,,,"two\nlines",,,,,\n'
+    file.write_text(HEADER + good * 3 + line + "\n" + good * 2)
+    with nothing_written(flat), refused(sl.Invalid, file=str(file), line=8) as caught:
+        lake.ingest("flat", [str(file)])
+    assert caught.value.fields.get("column") == column
+    report = lake.ingest("flat", [str(file)], rejects=True)
+    assert (report.rows, report.rejects) == (5, 1)
+    (reject,) = rejects_of(flat)
+    assert (reject["line"], reject["column"], reject["text"]) == (8, column, line)
+
+
+@pytest.mark.parametrize("stray", ["", '5" pipe'])
+def test_a_quote_that_is_never_closed_does_not_swallow_the_rest(
+    flat: sl.Table, lake: sl.Lake, tmp_path: Path, stray: str
+) -> None:
+    (tmp_path / "a.csv").write_text(f'id,text\n1,{stray}\n2,"open\n3,c\n4,d\n')
+    with nothing_written(flat), refused(sl.Invalid, line=3):
+        lake.ingest("flat", [str(tmp_path / "a.csv")])
+    assert lake.ingest("flat", [str(tmp_path / "a.csv")], rejects=True).rows == 1
+    (reject,) = rejects_of(flat)
+    assert (reject["line"], reject["text"]) == (3, '2,"open\n3,c\n4,d')
+
+
+@pytest.mark.parametrize(
+    ("header", "column"), [("id,nope\n", "nope"), ("n,f\n", "id"), ("id,n,n\n", "n"), ("id;n\n", "id;n")]
+)
+def test_a_bad_header_is_no_row_to_keep_aside(
+    flat: sl.Table, lake: sl.Lake, tmp_path: Path, header: str, column: str
+) -> None:
+    (tmp_path / "a.csv").write_text(header + "1,2\n")
+    with refused(sl.Invalid, line=1, column=column):
+        lake.ingest("flat", [str(tmp_path / "a.csv")], rejects=True)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_taken(flat: sl.Table, lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(codecs.BOM_UTF8 + b"id,text\r\n1,a\r\n2,b\r\n")
+    (tmp_path / "a.jsonl").write_bytes(codecs.BOM_UTF8 + b'{"id": 3}\r\n\r\n{"id": 4}\r\n')
+    assert lake.ingest("flat", [str(tmp_path / "a.*")]).rows == 4
+    assert flat.to_arrow(where="id = 1").to_pylist()[0]["text"] == "a"
+
+
+@given(st.lists(st.text(alphabet='a",\n\r', max_size=6), max_size=12), st.booleans())
+def test_records_are_cut_where_arrow_cuts_them(fields: list[str], is_quoted: bool) -> None:
+    """Whatever lies before the cut parses alone as it does with the rest."""
+    import pyarrow.csv as pv
+
+    text = ",".join('"' + f.replace('"', '""') + '"' if is_quoted or "\n" in f else f.lstrip('"') for f in fields)
+    data = (text + "\n" + "1,2\n").replace("\r", "").encode()
+    records = Records(",")
+    ends = list(records.ends(data))
+    assert ends[-1] == len(data)
+    assert records.cut(data) in [0, *ends]
+    for start, end in zip([0, *ends], ends, strict=False):
+        record = data[start:end]
+        if record.strip() and not records.is_open(record):
+            names = [str(i) for i in range(len(records.fields(record)))]
+            parsed = pv.read_csv(
+                pa.BufferReader(record),
+                read_options=pv.ReadOptions(column_names=names),
+                parse_options=pv.ParseOptions(newlines_in_values=True),
+                convert_options=pv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+            )
+            assert parsed.to_pylist() == [dict(zip(names, records.fields(record), strict=True))]

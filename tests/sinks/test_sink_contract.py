@@ -1,0 +1,61 @@
+"""What every sink promises: which rows leave, in which columns, and when a batch counts as delivered."""
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from deliveries import PARTS, PRODUCER, delete, new_batch, upserts, withheld
+from strandline.sinks.contract import Producer, Redelivery, ResumableDelivery, incoming, is_delivered, passing
+from strandline.sinks.http import HttpSink
+from strandline.sinks.parquet import ParquetSink
+from support import refused
+
+
+def test_the_lives_of_a_consumer_share_one_sink():
+    first = Producer("lake", "central", "items", "t1", "g1", 1)
+    again = Producer("lake", "central", "items", "t2", "g2", 2)
+    assert first.sink == again.sink == "lake.central"
+    assert Producer("lake", "other", "items", "t1", "g1", 1).sink != first.sink
+
+
+def test_rows_come_behind_what_they_are_and_without_a_key_with_their_number():
+    columns = pa.schema([("id", pa.int64())])
+    assert incoming(columns, ("id",)).names == ["_op", "_vnode", "_seq", "id"]
+    assert incoming(columns, ()).names == ["_op", "_vnode", "_seq", "_row", "id"]
+    batch = new_batch(0, 5)
+    assert batch.incoming.names[3:] == batch.outgoing.names[2:] == PARTS.names
+    assert batch.outgoing.names[:2] == ["_op", "_seq"]
+
+
+def test_withheld_rows_are_counted_and_do_not_leave():
+    batch = new_batch(0, 5)
+    rows = [*upserts(3, range(3), parts=1), withheld(4, 9, 0), delete(5, 2, 0)]
+    kept, count = passing(pa.RecordBatch.from_pylist(rows, schema=batch.incoming))
+    assert (kept.num_rows, count) == (4, 1)
+    assert set(kept["_op"].to_pylist()) == {"upsert", "delete"}
+    whole = pa.RecordBatch.from_pylist(rows[:3], schema=batch.incoming)
+    assert passing(whole) == (whole, 0)
+    assert passing(whole.slice(0, 0))[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("held", "is_first", "expected"),
+    [(9, False, True), (12, False, True), (5, False, False), (None, True, False), (12, True, True)],
+)
+def test_a_batch_counts_when_the_destination_holds_its_end(held, is_first, expected):
+    assert is_delivered(held, new_batch(5, 9, is_first=is_first), PRODUCER, "there") is expected
+
+
+@pytest.mark.parametrize("held", [None, 3, 7])
+def test_a_destination_that_is_elsewhere_is_a_conflict(held):
+    known = {} if held is None else {"found": held}
+    with refused(sl.Conflict, consumer=PRODUCER.consumer, expected=5, **known):
+        is_delivered(held, new_batch(5, 9), PRODUCER, "there")
+
+
+def test_what_a_delivery_can_do_beyond_rows_is_known_by_its_verbs(tmp_path):
+    forwarding, archive = HttpSink("http://127.0.0.1:1/x").open(PRODUCER), ParquetSink(tmp_path).open(PRODUCER)
+    assert isinstance(forwarding, Redelivery) and isinstance(forwarding, ResumableDelivery)
+    assert not isinstance(archive, Redelivery) and not isinstance(archive, ResumableDelivery)
+    forwarding.close()
+    archive.close()

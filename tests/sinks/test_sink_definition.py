@@ -1,0 +1,81 @@
+"""A sink as a user declares it: checked when it is declared, kept without secrets, and rebuilt from what is kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import strandline as sl
+from strandline.model.definition import TableDef
+from strandline.sinks.definition import KINDS, SinkDef, checked_start
+from strandline.sinks.http import HttpSink
+from strandline.sinks.iceberg import IcebergSink
+from strandline.sinks.parquet import ParquetSink
+from support import ITEMS, refused
+
+TO = HttpSink("http://host/ingest/items", token="hush")
+CENTRAL = SinkDef.declare(
+    "central", "items", TO, where="qty > 1", columns=["id", "name"], mask={"name": "hash"}, salt="env:SALT", start=5
+)
+
+
+def test_a_sink_is_rebuilt_from_what_is_kept_of_it():
+    sink = SinkDef.declare("archive", "items", ParquetSink("s3://bucket/archive"), columns=["id"], deletes=False)
+    kept = json.loads(json.dumps(sink.to_dict()))
+    assert SinkDef.from_dict("archive", "items", kept) == sink
+
+
+def test_secrets_are_not_kept_and_come_from_the_sink_that_is_given():
+    kept = CENTRAL.to_dict()
+    assert "hush" not in json.dumps(kept) + repr(CENTRAL)
+    assert CENTRAL.unkept() == ["token"]
+    again = SinkDef.from_dict("central", "items", kept, CENTRAL)
+    assert (again.to.token, again.where, again.start) == ("hush", "qty > 1", 5)
+    # Another place gets no secret of this one.
+    elsewhere = replace(CENTRAL, to=HttpSink("http://other/ingest/items", token="hush"))
+    assert SinkDef.from_dict("central", "items", kept, elsewhere).to.token != "hush"
+    salted = replace(CENTRAL, to=ParquetSink("s3://bucket/x"), salt="as it is")
+    assert salted.unkept() == ["salt"]
+    assert SinkDef.from_dict("central", "items", salted.to_dict(), salted).salt == "as it is"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "no name"},
+        {"to": "s3://bucket"},
+        {"to": None},
+        {"columns": "id"},
+        {"where": "a\0b"},
+        {"salt": "a\0b"},
+        {"start": "tomorrow"},
+    ],
+    ids=str,
+)
+def test_a_declaration_that_makes_no_sense_is_refused(wrong):
+    facts = {"name": "central", "table": "items", "to": TO, **wrong}
+    with refused(sl.Invalid):
+        SinkDef.declare(**facts)
+
+
+@pytest.mark.parametrize("start", [-1, True, 1.0, None, "Head"])
+def test_a_start_is_backfill_head_or_a_seq(start):
+    assert [checked_start(each, "x") for each in ("backfill", "head", 0, 7)] == ["backfill", "head", 0, 7]
+    with refused(sl.Invalid, consumer="x"):
+        checked_start(start, "x")
+
+
+def test_a_kind_of_a_later_version_is_refused_with_the_way_to_go():
+    assert set(KINDS) == {"http", "parquet", "delta", "iceberg"}
+    with refused(sl.Invalid, consumer="x") as caught:
+        SinkDef.from_dict("x", "items", {**CENTRAL.to_dict(), "to": {"kind": "pigeon"}})
+    assert "pip install" in caught.value.hint
+
+
+def test_a_destination_of_current_rows_takes_no_table_without_a_key_or_with_versions(tmp_path):
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    sink = SinkDef.declare("ice", "items", IcebergSink(catalog, "a.items", mode="upsert"))
+    sink.shape(TableDef.declare(ITEMS, key=["id"]))
+    for options in ({}, {"key": ["id"], "version": "qty"}):
+        with refused(sl.Invalid, consumer="ice", table="items"):
+            sink.shape(TableDef.declare(ITEMS, **options))
