@@ -80,8 +80,8 @@ ask("another lake", lambda: sl.Lake(root + "-more/lake").create_table("items", i
 """
 SINKS = """
 def error_of(report):
-    [failed] = [each for each in report.to_dict()["consumers"] if each["error"]]
-    error = failed["error"]
+    failed = {each["name"]: each["error"] for each in report.to_dict()["consumers"] if each["error"]}
+    error = failed["archive"]
     raise getattr(sl, error["kind"])(error["message"])
 
 lake.sink("archive", "items", to=sl.ParquetSink(out + "/sink"))
@@ -173,7 +173,7 @@ for name in fill:
     os.remove(name)
 ask("after", lambda: items.upsert([{"id": 77}]).rows)
 ask("rows", lambda: items.to_arrow().num_rows)
-ask("sinks", lambda: [each["error"] for each in lake.tick().to_dict()["consumers"]])
+ask("sinks", lambda: {each["error"] for each in lake.tick().to_dict()["consumers"]})
 """
 
 
@@ -202,7 +202,7 @@ def test_a_full_disk_is_said_with_the_path_and_work_goes_on_when_there_is_space(
         assert fields["refusal"] == "ENOSPC" and tries <= most, (name, fields, tries)
     for name in [*heard][[*heard].index("to_arrow") :]:
         assert heard[name][0] is None, (name, heard[name])
-    assert heard["rows"][1] == "6" and heard["sinks"][1] == "[None]"
+    assert heard["rows"][1] == "6" and heard["sinks"][1] == "{None}"
 
 
 def test_a_file_that_may_not_become_so_large_leaves_nothing_behind(place):

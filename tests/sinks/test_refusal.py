@@ -4,8 +4,8 @@ import pytest
 
 import strandline as sl
 from strandline.sinks.forward import refusal
-from strandline.sinks.forward.client import CONFLICT, GONE, REFUSED
-from strandline.sinks.forward.refusal import TOO_LARGE, Refusal
+from strandline.sinks.forward.protocol import CONFLICT, GONE, REFUSED, TOO_LARGE
+from strandline.sinks.forward.refusal import Refusal
 
 FOR_GOOD, FEWER_ROWS, LATER, FOR_A_PERSON = REFUSED, {TOO_LARGE}, {408, 429}, {401, 403, CONFLICT, GONE, 412, 415}
 
