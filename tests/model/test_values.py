@@ -67,14 +67,19 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), HELD, ids=lambda value: type(value).__name__ if isinstance(value, memoryview) else repr(value))
+def name_of(value):
+    """A name that is the same in every process."""
+    return type(value).__name__ if isinstance(value, memoryview) else repr(value)
+
+
+@pytest.mark.parametrize(("kind", "value"), HELD, ids=name_of)
 def test_a_value_that_the_type_holds_exactly_fits(kind, value):
     assert fits(value, kind)
     assert fits(None, kind)
     assert first_unfit([value, None, value], kind) is None
 
 
-@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=lambda value: type(value).__name__ if isinstance(value, memoryview) else repr(value))
+@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=name_of)
 def test_a_value_that_arrow_would_change_does_not_fit(kind, value):
     assert not fits(value, kind)
     assert first_unfit([None, value], kind) == 1
