@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from strandline.consumers.compaction import CompactReport, compact_tables
+from strandline.consumers.compaction import Compaction, CompactReport, compact_tables
 from strandline.consumers.compaction_plan import CompactPlan
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
+from strandline.consumers.retention import Retention
 from strandline.errors import Invalid
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
@@ -37,7 +38,7 @@ from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
 from strandline.query import sql as query
 from strandline.sinks.contract import Sink
-from strandline.sinks.definition import BACKFILL, SinkDef, Start
+from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
@@ -253,6 +254,8 @@ class Lake(Context):
     def consumer(self, consumer: LogConsumer) -> LogConsumer:
         """Declare a consumer of your own; a tick runs it. Nothing is written before that. See `docs/extending.md`."""
         table = self.table(consumer.table)
+        if consumer.kind in (*KINDS, Compaction.kind, Retention.kind):
+            raise Invalid(f"the kind {consumer.kind!r} is Strandline's own", hint="Choose another.", kind=consumer.kind)
         consumer.missing_columns(table, is_new=True)
         self._check_free(consumer.name, self.declared)
         self.consumers[consumer.name] = consumer

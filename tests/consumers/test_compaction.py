@@ -2,6 +2,7 @@
 
 import datetime as dt
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ from deltalake import DeltaTable
 import strandline as sl
 from folding import AT, TIMED, due, keys_in, put
 from strandline.consumers import compaction
+from strandline.consumers.contract import ConsumerReport
+from strandline.consumers.loop import run_own
 from strandline.engines.choice import BULK
 from strandline.jobs.doctor import examine
 from strandline.tables.broken import BrokenTable
@@ -386,3 +389,33 @@ def test_a_broken_table_does_not_keep_the_others_from_being_maintained(lake, mak
     cleaned = fresh.vacuum(grace=0, keep=0).tables
     assert [isinstance(found, BrokenTable) for found in cleaned] == [False, False, True, False]
     assert not fresh.status().is_healthy
+
+
+def test_what_was_folded_before_a_failure_is_reported(lake, monkeypatch):
+    table = lake.create_table("wide", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], vnodes=4)
+    put(table, range(40))
+    consumer = compaction.Compaction(table)
+    (whole,) = consumer.due_works()
+    halves = [replace(whole, lanes=(whole.vnodes[:2],)), replace(whole, lanes=(whole.vnodes[2:],))]
+    real, calls = compaction.fold_on_driver, iter(range(9))
+
+    def fails_later(*words):
+        if next(calls):
+            raise sl.Unavailable("away")
+        return real(*words)
+
+    monkeypatch.setattr(compaction, "fold_on_driver", fails_later)
+    report = ConsumerReport(name=consumer.name, table="wide", kind=consumer.kind, destination=consumer.destination)
+    with refused(sl.Unavailable):
+        run_own(consumer, halves, consumer.due_works, report=report)
+    assert (report.upto, report.facts["vnodes"]) == (1, 2) and 0 < report.rows < 40
+
+
+def test_a_work_that_another_compactor_did_moves_nothing(items):
+    put(items, range(10))
+    consumer = compaction.Compaction(items)
+    works = consumer.due_works()
+    items.compact(full=True)
+    report = ConsumerReport(name=consumer.name, table="items", kind=consumer.kind, destination=consumer.destination)
+    run_own(consumer, works, consumer.due_works, report=report)
+    assert (report.upto, report.rows, report.facts["vnodes"]) == (None, 0, 0)

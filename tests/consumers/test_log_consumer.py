@@ -11,6 +11,7 @@ import pytest
 
 import strandline as sl
 from forks import Interrupted, at_crash_points
+from strandline.consumers.contract import LaneEnd
 from strandline.pipeline import commands
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -142,3 +143,97 @@ def test_a_name_is_taken_once(lake: sl.Lake, items: sl.Table, counted: sl.Table,
 def test_a_table_that_is_not_there_is_refused(lake: sl.Lake, items: sl.Table, counted: sl.Table) -> None:
     with pytest.raises(sl.NotFound):
         lake.consumer(type(lake.consumers["counter"])("other", "nope", into=counted))  # type: ignore[call-arg]
+
+
+class Simple(sl.LogConsumer):
+    """A consumer that does what a test tells it."""
+
+    kind = "simple"
+
+    def __init__(self, name: str, table: str, act: Any, **options: Any) -> None:
+        super().__init__(name, table, **options)
+        self.act = act
+
+    @property
+    def destination(self) -> str:
+        return "nowhere"
+
+    def run(self, work: sl.Work) -> sl.Receipt:
+        return self.act(work)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, sl.Receipt(ends={(0,): LaneEnd(error=sl.Unavailable("away"))})], ids=["nothing", "another lane"]
+)
+def test_a_receipt_that_cannot_be_read_moves_no_mark(lake: sl.Lake, items: sl.Table, answer: Any) -> None:
+    lake.consumer(Simple("one", "items", lambda work: answer))
+    put(items, 1, 2)
+    (report,) = lake.tick(only=["one"]).consumers
+    assert isinstance(report.error, sl.Internal) and report.upto is None
+    assert set(lake.known("one").marks.values()) == {0}
+
+
+@pytest.mark.parametrize("kind", ["http", "compaction", "retention"])
+def test_the_kinds_of_strandline_are_taken(lake: sl.Lake, items: sl.Table, kind: str) -> None:
+    own = type("Own", (Simple,), {"kind": kind})
+    with pytest.raises(sl.Invalid, match=kind):
+        lake.consumer(own("one", "items", lambda work: sl.Receipt()))
+
+
+def test_a_definition_need_not_name_its_start(lake: sl.Lake, items: sl.Table) -> None:
+    own = type("Own", (Simple,), {"to_dict": lambda self: {"size": 3}})
+    lake.consumer(own("one", "items", lambda work: sl.Receipt(rows=1)))
+    put(items, 1)
+    assert lake.tick(only=["one"]).consumers[0].error is None
+    assert lake.state.registry.get("one").definition == {"size": 3, "start": "backfill"}
+
+
+def test_work_on_spark_sees_the_rows_that_work_on_the_driver_sees(spark: Any, lake: sl.Lake, items: sl.Table) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def compare(work: sl.Work) -> sl.Receipt:
+        with work.batches() as batches:
+            here = sorted((row["_seq"], row["id"]) for batch in batches for row in batch.to_pylist())
+        with work.frame() as frame:
+            there = sorted((row["_seq"], row["id"]) for row in frame.collect())
+        assert here == there
+        seen.append((work.upto, len(here)))
+        return sl.Receipt(rows=len(here))
+
+    items.spark = spark
+    put(items, *range(10))
+    lake.consumer(Simple("whole", "items", compare))
+    lake.consumer(Simple("late", "items", compare, start="head"))
+    report = lake.tick(only=["whole", "late"])
+    assert [each.error for each in report.consumers] == [None, None] and sorted(seen) == [(1, 0), (1, 10)]
+    put(items, 3)
+    lake.tick(only=["whole", "late"])
+    assert sorted(seen)[2:] == [(2, 1), (2, 1)]
+
+
+def test_progress_ends_at_the_whole_also_when_a_repeated_work_fails_again(lake: sl.Lake, items: sl.Table) -> None:
+    def fail(work: sl.Work) -> sl.Receipt:
+        raise sl.Unavailable("away")
+
+    lake.consumer(Simple("one", "items", fail))
+    put(items, *range(10))
+    told: list[tuple[int, int]] = []
+    for _ in range(2):
+        report = lake.tick(only=["one"], progress=lambda done, whole, what: told.append((done, whole)))
+        assert len(report.consumers[0].errors) == 1 and told[-1] == (10, 10)
+
+
+def test_a_panic_of_a_library_stops_no_other_consumer(lake: sl.Lake, items: sl.Table, counted: sl.Table) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(work: sl.Work) -> sl.Receipt:
+        raise Panic("unreachable code")
+
+    lake.consumer(Simple("one", "items", panic))
+    put(items, 1, 2)
+    report = lake.tick()
+    assert {each.name: each.error is None for each in report.consumers if "/" not in each.name} == {
+        "counter": True,
+        "one": False,
+    }

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.consumers.contract import ConsumerReport
 from strandline.consumers.loop import run_own
 from strandline.consumers.retention import Retention
 from strandline.state.marks import ConsumerState
@@ -46,8 +47,9 @@ def test_it_is_a_consumer_that_is_due_when_it_would_hide_a_row(lake):
     (work,) = consumer.plan(lake, ConsumerState())
     assert (work.extent.rows, work.engine, work.table.name) == (2, "driver", "visits")
     assert "before" in work.why
-    report = run_own(consumer, [work], lambda: consumer.plan(lake, ConsumerState()))
-    assert (report.name, report.error, report.facts) == ("retention/visits", None, {"seq": table.head})
+    report = ConsumerReport(name=consumer.name, table="visits", kind=consumer.kind, destination=consumer.destination)
+    run_own(consumer, [work], lambda: consumer.plan(lake, ConsumerState()), report=report)
+    assert (report.error, report.facts["seq"], report.upto) == (None, table.head, table.head)
     assert ids(table) == {1} and consumer.plan(lake, ConsumerState()) == ()
 
 

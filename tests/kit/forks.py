@@ -105,7 +105,7 @@ def _renewing_under(lock: threading.Lock) -> Iterator[None]:
         Leases.renew = plain  # type: ignore[method-assign]
 
 
-class Interrupted(BaseException):
+class Interrupted(KeyboardInterrupt):
     """Ends what is under way at a crash point, as Ctrl-C or a kill would: nothing is cleaned up on its account."""
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
 
 import strandline as sl
 from pipelines import rows
+from strandline.pipeline import status
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.parquet import ParquetSink
 
@@ -25,3 +31,32 @@ def test_lag_is_told_in_commits_rows_and_seconds(lake: sl.Lake, items: sl.Table,
     items.configure(keep="7d")
     lag = lake.status().sinks[0].lag
     assert (lag.commits, lag.rows) == (2, 3) and lag.seconds is not None
+
+
+def test_a_consumer_of_every_kind_has_a_status(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    visits = lake.create_table("visits", schema, key=["id"], time="at", retention="7d")
+    visits.upsert([{"id": 1, "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}])
+    found = {each.name: each for each in lake.status().consumers}
+    assert sorted(found) == ["archive", "compaction/items", "compaction/visits", "retention/visits"]
+    assert (found["retention/visits"].lag.rows, found["compaction/visits"].lag.rows) == (1, 1)
+    lake.tick()
+    found = {each.name: each for each in lake.status().consumers}
+    assert found["retention/visits"].lag.is_none and found["compaction/visits"].error is None
+    assert set(found["compaction/items"].marks.values()) == {items.head}
+
+
+def test_a_table_that_is_dropped_meanwhile_is_left_out(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = status.table_status
+
+    def dropping(table: sl.Table, **options: Any) -> object:
+        found = real(table, **options)
+        lake.drop("items")
+        return found
+
+    monkeypatch.setattr(status, "table_status", dropping)
+    found = lake.status()
+    assert found.state_fault is None and [each.name for each in found.consumers] == ["archive"]
+    assert found.consumers[0].error is not None

@@ -70,10 +70,10 @@ def test_a_tick_goes_on_behind_a_table_that_cannot_be_folded(three, monkeypatch,
 def test_a_tick_tells_of_a_table_of_which_it_cannot_say_whether_it_is_due(three, monkeypatch):
     fail_for_b(monkeypatch, retention, "due", ZeroDivisionError("division by zero"))
     report = three.tick()
-    assert [each.name for each in report.broken] == ["b"]
-    assert [each.table for each in report.compacted] == ["a", "c"]
+    assert [each.name for each in report.consumers if each.error] == ["retention/b"]
+    assert [each.table for each in report.compacted if each.error is None] == ["a", "b", "c"]
     assert not report.is_well
-    assert [each.name for each in three.plan().broken] == ["b"]
+    assert [each.name for each in three.plan().consumers if each.error] == ["retention/b"]
 
 
 def test_a_tick_goes_on_behind_a_table_whose_rows_cannot_expire(three, monkeypatch):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from strandline.consumers.compaction_plan import VnodeNeed, plan_of
-from strandline.consumers.contract import LaneEnd, Receipt
+from strandline.consumers.contract import ConsumerReport, LaneEnd, Receipt
 from strandline.consumers.damage import Degraded, damage
 from strandline.consumers.feed import RangeSize
 from strandline.consumers.fold_files import discard, fold_on_driver, fold_on_spark
@@ -74,6 +74,7 @@ class Compaction:
         self._limit = DriverLimit(driver_rows, BULK.raw_bytes)
         self._removed_files = 0
         self._folded: set[int] = set()
+        self._reported: set[int] = set()
         self.degraded: dict[int, Degraded] = {}
         self.claimed = 0
 
@@ -129,18 +130,25 @@ class Compaction:
         with self._table.folding:
             merge = self._table.merge()
             due = {need.vnode for need in self._due(merge)}
-            while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
-                if found := self._fold(merge, chosen, work.engine, receipt):
+            try:
+                while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
+                    if not (found := self._fold(merge, chosen, work.engine, receipt)):
+                        self._folded |= set(chosen)
+                        receipt.facts["upto"] = merge.seq
+                        break
                     self.degraded |= found
-                    receipt.ends |= {(vnode,): LaneEnd(error=_not_folded(each)) for vnode, each in found.items()}
-                else:
-                    self._folded |= set(chosen)
-                    break
+            finally:
+                self._save_health()
+        receipt.facts |= {"vnodes": len(self._folded), "claimed": self.claimed}
+        new = sorted(set(self.degraded) - self._reported)
+        self._reported |= set(new)
+        receipt.ends = {(vnode,): LaneEnd(error=_not_folded(self.degraded[vnode])) for vnode in new}
+        return receipt
+
+    def _save_health(self) -> None:
         if self.degraded or self._folded:
             degraded = {str(vnode): asdict(found) for vnode, found in sorted(self.degraded.items())}
             Health(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
-        receipt.facts |= {"vnodes": len(self._folded), "claimed": self.claimed}
-        return receipt
 
     def _fold(self, merge: TableAt, chosen: Sequence[int], engine: str, receipt: Receipt) -> dict[int, Degraded]:
         """Fold vnodes in one commit. When a file is damaged nothing is folded: the vnodes that need the file."""
@@ -190,7 +198,8 @@ def compact(
     consumer = Compaction(table, full=full, driver_rows=driver_rows)
     works = consumer.due_works()
     step = adding_up(progress, sum(work.extent.rows for work in works))
-    done = run_own(consumer, works, consumer.due_works, step=step)
+    done = ConsumerReport(name=consumer.name, table=table.name, kind=consumer.kind, destination=consumer.destination)
+    run_own(consumer, works, consumer.due_works, report=done, step=step)
     return CompactReport(
         table=table.name,
         upto=done.upto or table.head,

@@ -32,7 +32,6 @@ from strandline.progress import Progress
 from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
-from strandline.state.state import Settle
 
 Step = Callable[[int, str], None]
 """Told how many rows of a plan are done, and for whom."""
@@ -78,12 +77,15 @@ def run_marked(
 
 
 def run_own(
-    consumer: Consumer, works: Sequence[Work], replan: Callable[[], Sequence[Work]], *, step: Step = _unwatched
-) -> ConsumerReport:
-    """Do the works of a consumer whose effect carries its own mark."""
-    report = ConsumerReport(
-        name=consumer.name, table=consumer.table, kind=consumer.kind, destination=consumer.destination
-    )
+    consumer: Consumer,
+    works: Sequence[Work],
+    replan: Callable[[], Sequence[Work]],
+    *,
+    report: ConsumerReport,
+    step: Step = _unwatched,
+) -> None:
+    """Do the works of a consumer whose effect carries its own mark. What is done is in the report, also when a later
+    work fails; a receipt says in its facts from which seq (`after`) to which (`upto`) its marks moved."""
     lost = 0
     with _timing(report):
         while works:
@@ -91,7 +93,8 @@ def run_own(
                 for work in works:
                     receipt = consumer.run(work)
                     report.add(receipt)
-                    report.reach(work.after, work.upto)
+                    if "upto" in receipt.facts:
+                        report.reach(work.after, receipt.facts["upto"])
                     report.errors += [end.error for end in receipt.ends.values() if end.error is not None]
                     step(work.extent.rows, consumer.name)
                 break
@@ -101,7 +104,6 @@ def run_own(
                 if lost == _ATTEMPTS:
                     raise
                 works = replan()
-    return report
 
 
 class _Marked:
@@ -118,7 +120,6 @@ class _Marked:
         self._step = step
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
-        self._settle_epoch: Settle | None = None
         self._started_s = time.monotonic()
 
     def run(self) -> None:
@@ -134,12 +135,18 @@ class _Marked:
     def _run_works(self) -> None:
         """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their
         vnodes."""
-        for _ in range(2):
+        for is_again in (False, True):
             known = self._context.known(self._plan.name)
             self._record = known.consumer or self._record
             # What was put together before the lease still holds, unless another runner was here in between.
             if self._plan.error is not None or self._plan.known != known or self._plan.resolved is None:
                 self._plan = plan_marked(self._context, self._plan.name, known)
+                self._report.is_new |= self._plan.is_new
+                self._report.why = self._report.why or self._plan.why
+                self._report.lost = self._plan.lost
+            elif is_again:
+                # What an earlier run began has failed again, and nothing else is due.
+                return
             plan = self._plan
             if plan.error is not None:
                 raise plan.error
@@ -199,6 +206,8 @@ class _Marked:
             try:
                 if start.error is not None:
                     raise start.error
+                if start.is_done and not work.is_replay:
+                    raise Internal(f"{self._plan.title} says that work is done which was never begun")
                 if start.is_done:
                     self._advance(work.intents[at])
                 else:
@@ -215,8 +224,7 @@ class _Marked:
             assert self._record is not None
             cuts = [starts[at].cuts for at in chosen]
             drafts = [_draft(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
-            intents, self._settle_epoch = self._state.begin(self._record, drafts, self._held.fence)
-            return replace(left, intents=tuple(intents))
+            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._held.fence)))
         except StrandlineError as error:
             self._block(left.vnodes, error)
             return _select(left, [])
@@ -229,6 +237,7 @@ class _Marked:
             except StrandlineError as error:
                 self._block(work.vnodes, error)
                 return
+            self._check_receipt(receipt, work)
             self._report.add(receipt)
             again: list[tuple[tuple[int, ...], Intent]] = []
             for at, (lane, intent) in enumerate(zip(work.lanes, work.intents, strict=True)):
@@ -241,6 +250,14 @@ class _Marked:
                     self._block(lane, error)
             lanes, intents = tuple(lane for lane, _ in again), tuple(intent for _, intent in again)
             work = self._renew_epoch(replace(work, lanes=lanes, intents=intents))
+
+    def _check_receipt(self, receipt: object, work: Work) -> None:
+        """`Internal` for a receipt that says nothing, or something of lanes that were not run: a failure that nobody
+        reads would let the mark pass."""
+        if not isinstance(receipt, Receipt):
+            raise Internal(f"{self._plan.title} returned a {type(receipt).__name__} from run; expected a Receipt")
+        if unknown := sorted(set(receipt.ends) - set(work.lanes)):
+            raise Internal(f"{self._plan.title} reports on vnodes {unknown[0]}, which are no lane of its work")
 
     def _renew_epoch(self, work: Work) -> Work:
         """The lanes whose cuts were saved, when the lake has a new epoch: a copy of the state without the cuts would
@@ -288,9 +305,7 @@ class _Marked:
             intent=intent,
             receipt=self._receipt(moved) if is_last else None,
             releases=self._held.lease if is_last else None,
-            first=self._settle_epoch,
         )
-        self._settle_epoch = None
         self._held.is_given_back = is_last
         self._report.after, self._report.upto = moved.after, moved.upto
 
@@ -348,5 +363,8 @@ def collecting(title: str, errors: list[StrandlineError]) -> Iterator[None]:
         yield
     except StrandlineError as error:
         errors.append(error)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A library written in Rust may panic, which is no Exception.
         errors.append(Internal(f"{title} failed: {type(error).__name__}: {error}"))

@@ -110,16 +110,24 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
 
 
 def _name_only(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
-    declared = declared_consumer(context, name, known.consumer)
-    who = declared or known.consumer
+    """A plan that says only of whom it is, also when its record cannot be read."""
+    try:
+        who = declared_consumer(context, name, known.consumer) or known.consumer
+    except StrandlineError:
+        who = known.consumer
     assert who is not None
     return ConsumerPlan(name, who.table, who.kind, who.destination, known=known)
 
 
 def plan_own(consumer: Consumer, tables: Tables) -> ConsumerPlan:
     """What a tick would do for a consumer whose effect carries its own mark."""
-    works = tuple(consumer.plan(tables, ConsumerState()))
-    return ConsumerPlan(consumer.name, consumer.table, consumer.kind, consumer.destination, works=works)
+    plan = ConsumerPlan(consumer.name, consumer.table, consumer.kind, consumer.destination)
+    try:
+        return replace(plan, works=tuple(consumer.plan(tables, ConsumerState())))
+    except StrandlineError as error:
+        return replace(plan, error=error)
+    except Exception as error:
+        return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
 
 
 def _undecided(record: ConsumerRecord) -> Conflict:

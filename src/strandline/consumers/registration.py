@@ -94,7 +94,7 @@ def table_of(context: Context, declared: str | None, record: ConsumerRecord | No
 
 def facts_of(declared: LogConsumer, table: TableStore, record: ConsumerRecord | None) -> dict[str, Any]:
     """What a consumer is registered with. Where it began is a fact of its life, whatever is declared later."""
-    definition = declared.to_dict()
+    definition = {"start": declared.start, **declared.to_dict()}
     was = None if record is None else (record.kind, record.destination, record.table_generation)
     if record is not None and was == (declared.kind, declared.destination, table.entry.generation):
         definition["start"] = record.definition["start"]

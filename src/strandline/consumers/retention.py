@@ -56,7 +56,7 @@ class Retention:
 
     def run(self, work: Work) -> Receipt:
         seq = expire(self._table)
-        return Receipt(facts={} if seq is None else {"seq": seq})
+        return Receipt(facts={} if seq is None else {"seq": seq, "upto": seq})
 
 
 @dataclass(frozen=True)

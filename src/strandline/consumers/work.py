@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from strandline.consumers.feed import Feed, RangeSize, kept_schema
 from strandline.engines.choice import DELIVERY
+from strandline.engines.spark import session
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.intents import Intent
 from strandline.tables.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SNAPSHOT, LOG, NOTHING = "snapshot", "log", "nothing"
 
@@ -55,12 +59,23 @@ class Work:
             self.table,
             outgoing or Outgoing.of(log.definition),
             log,
-            self.after,
+            self.upto if self.source == NOTHING else self.after,
             self.upto,
             self.vnodes,
             is_snapshot=self.source == SNAPSHOT,
             is_ordered=is_ordered,
         )
+
+    @contextmanager
+    def frame(self) -> Iterator[DataFrame]:
+        """The rows of `batches` as a Spark DataFrame, in no order. Their files are kept while the block runs."""
+        spark = session(self.table.spark)
+        feed = self.feed()
+        if self.source == NOTHING:
+            yield spark.createDataFrame(feed.schema.empty_table())
+            return
+        with feed.kept():
+            yield feed.frame(spark)
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:

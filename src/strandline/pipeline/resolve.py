@@ -29,7 +29,7 @@ def table_plans(context: Context) -> tuple[list[tuple[Consumer, ConsumerPlan]], 
 
     found = [guarded(name, partial(due, name)) for name in context.tables()]
     broken = [each for each in found if isinstance(each, BrokenTable)]
-    plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].works]
+    plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].is_due]
     # Rows expire before they would be folded.
     return sorted(plans, key=lambda pair: isinstance(pair[0], Compaction)), broken
 

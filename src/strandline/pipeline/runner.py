@@ -27,7 +27,7 @@ from strandline.progress import Progress, silent
 from strandline.sinks.definition import KINDS
 from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable
 
 # A destination that never answers takes a place; the others share the rest.
 AT_ONCE = 16
@@ -166,15 +166,8 @@ def _look_after(context: Context, progress: Progress) -> tuple[tuple[ConsumerRep
 
 def _run_own(context: Context, consumer: Consumer, plan: ConsumerPlan, step: Step) -> ConsumerReport:
     report = report_of(plan)
-
-    def act() -> ConsumerReport:
-        with collecting(plan.title, report.errors):
-            return run_own(consumer, plan.works, partial(consumer.plan, context, ConsumerState()), step=step)
-        return report
-
-    done = guarded(plan.table, act)
-    if isinstance(done, BrokenTable):
-        # A library written in Rust may panic, which is no Exception.
-        report.errors.append(Internal(f"{plan.title} failed: {done.message}"))
-        return report
-    return done
+    with collecting(plan.title, report.errors):
+        if plan.error is not None:
+            raise plan.error
+        run_own(consumer, plan.works, partial(consumer.plan, context, ConsumerState()), report=report, step=step)
+    return report

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
-from strandline.consumers.plan import plan_marked
+from strandline.consumers.plan import plan_marked, plan_own
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
@@ -27,7 +27,7 @@ from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, guarded
 from strandline.tables.fold_problems import Health
-from strandline.tables.horizon import expired_rows, horizon_for, micros, moment
+from strandline.tables.horizon import expired_rows, horizon_for, micros
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
@@ -131,7 +131,8 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
     catalog = context.catalog.refresh()
     tables = tuple(guarded(name, partial(_table_of, context, name, exact)) for name in sorted(catalog.tables))
     good = [table for table in tables if isinstance(table, TableStatus)]
-    own = [each for table in good for each in _table_consumers(context.table(table.name), table)]
+    found = [guarded(table.name, partial(_table_consumers, context, table)) for table in good]
+    own = [each for consumers in found if not isinstance(consumers, BrokenTable) for each in consumers]
     fault = None
     try:
         if context.has_state:
@@ -142,21 +143,20 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
     return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, (*marked, *own), fault)
 
 
-def _table_consumers(table: TableStore, status: TableStatus) -> Iterator[ConsumerStatus]:
+def _table_consumers(context: Context, status: TableStatus) -> list[ConsumerStatus]:
     """How far the folds of a table are behind, and its expiry if it has one."""
+    table = context.table(status.name)
     merge = table.merge()
     folded = dict(enumerate(merge.baseline.marks))
     waiting_ms = [file.modified_ms for seq, file in merge.log.by_seq if seq > status.folded_to]
     waits_s = round(max(0.0, time.time() - min(waiting_ms) / 1000), 1) if waiting_ms else None
     lag = Lag(status.lag_commits, status.lag_rows, waits_s)
-    yield _own_status(Compaction(table), folded, lag, "; ".join(status.degraded) or None)
+    own = [_own_status(Compaction(table), folded, lag, "; ".join(status.degraded) or None)]
     if table.definition.settings.retention is not None:
-        try:
-            horizon, error = retention.due(table), None
-        except StrandlineError as failure:
-            horizon, error = None, failure.message
-        rows = 0 if horizon is None else retention.plan(table, moment(horizon)).rows
-        yield _own_status(Retention(table), {}, Lag(0, rows, None), error)
+        plan = plan_own(Retention(table), context)
+        error = None if plan.error is None else plan.error.message
+        own.append(_own_status(Retention(table), {}, Lag(0, plan.rows, None), error))
+    return own
 
 
 def _own_status(consumer: Consumer, marks: Mapping[int, int], lag: Lag, error: str | None) -> ConsumerStatus:
@@ -190,7 +190,8 @@ def _consumer(
     if plan.error is not None:
         error = plan.error.message
     elif not is_retired:
-        lag = lag_of({} if plan.is_new else known.marks, plan.start, context.table(plan.table).merge(), time.time())
+        assert plan.resolved is not None
+        lag = lag_of({} if plan.is_new else known.marks, plan.start, plan.resolved.table.merge(), time.time())
     lease = None if record is None else context.state.leases.find(record.lease)
     return ConsumerStatus(
         name=name,

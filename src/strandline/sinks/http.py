@@ -145,10 +145,6 @@ class HttpSink:
         return HttpDelivery(self, producer)
 
 
-_acknowledged: dict[tuple[str, str, int], dict[int, int]] = {}
-"""Up to which seq a receiver has acknowledged the changes of each vnode to this process, for a life of a sink."""
-
-
 class HttpDelivery:
     def __init__(self, sink: HttpSink, producer: Producer) -> None:
         self._sink = sink
@@ -156,16 +152,12 @@ class HttpDelivery:
         self._secrets: Secrets | None = None
         self._line: Connection | None = None
         self._found: dict[int, tuple[int, int]] | None = None
-        self._acks = _acknowledged.setdefault((sink.url, producer.sink, producer.life), {})
 
     def is_delivered(self, batch: Batch) -> bool:
         """A receiver that keeps positions is asked; what it says counts for every batch of this delivery. Any other one
         cannot say; it knows the batch's chunks by their keys."""
         self._secrets = self._sink.secrets()
         if not self._sink.keeps_positions:
-            return False
-        if not batch.is_replay and all(self._acks.get(vnode) == batch.after for vnode in batch.vnodes):
-            # The marks stand where this process took them, so nobody has sent anything since.
             return False
         if self._found is None:
             self._found = held_positions(self._opened(), self._sink, self._producer)
@@ -200,8 +192,6 @@ class HttpDelivery:
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         """Nothing is left to do: what is acknowledged is durable."""
-        if self._sink.keeps_positions:
-            self._acks.update(dict.fromkeys(batch.vnodes, batch.upto))
 
     def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
         """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. One that keeps

@@ -9,13 +9,13 @@ that the lake can have by now. They belong together if and only if
 A record above `pending` means that the state was lost or is an old copy; one below `epoch` that the lake is. Then the
 lake can be read, but nothing is sent or trimmed until `adopt`.
 
-Why it holds whatever happens. A renewal has three steps. `announce` raises `pending` and commits that: so the record is
-never above it. `tell` writes the highest epoch pending at that time, while it holds the lock on the first row: so of
-any number of renewers one after the other writes, each at least as high as the one before. `settle` raises `epoch`,
-then or later, in any transaction: a process that ends before it leaves `epoch` where it was, below the record. One
-thing can still write late: a server may have ended the transaction of a process that stalled or waited for a slow
-store, or a request is on its way while its sender is gone. Such a renewal stays on record by the epoch that it took
-first, below which it cannot write; `epoch` does not pass it until `LATE_S` have gone by.
+Why it holds whatever happens. A renewal has two steps. `announce` raises `pending` and commits that: so the record is
+never above it. `tell` writes the highest epoch pending at that time, while it holds the lock on the first row, and
+raises `epoch` in the same transaction: so of any number of renewers one after the other writes, each at least as high
+as the one before, and a process that ends between the two leaves `epoch` where it was, below the record. One thing can
+still write late: a server may have ended the transaction of a process that stalled or waited for a slow store, or a
+request is on its way while its sender is gone. Such a renewal stays on record by the epoch that it took first, below
+which it cannot write; `epoch` does not pass it until `LATE_S` have gone by.
 
 After a crash: the rule holds, and the next renewal goes on from there.
 """
@@ -66,7 +66,7 @@ renewals = Table(
 _meta = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
 _meta_locked = _meta.with_for_update()
 _announced = update(meta).values(pending=bindparam("own"), lake_id=bindparam("lake"))
-_settled = update(meta).values(epoch=bindparam("lowest"))
+_raised = update(meta).values(epoch=bindparam("lowest"))
 _ended = delete(renewals).where(or_(renewals.c.epoch == bindparam("own"), renewals.c.since_s < bindparam("late_s")))
 _oldest = select(func.min(renewals.c.epoch))
 
@@ -118,11 +118,7 @@ class Epoch:
         changed: an older state must not climb to what its lake knows."""
         with self._state.transaction() as connection:
             own = self.announce(connection)
-        crash_point("epoch.pending")
-        with self._state.transaction() as connection:
-            told = self._tell(connection, own)
-            self.settle(connection, own, told)
-        return told
+        return self.tell(own)
 
     def announce(self, connection: Connection) -> int:
         """Begin a renewal, in a transaction that may change something else as well: the epoch that will be told. `tell`
@@ -137,34 +133,21 @@ class Epoch:
         return own
 
     def tell(self, own: int) -> int:
-        """Tell the lake the epoch that was announced, or a higher one: the one that was told. The transaction changes
-        nothing, so it costs no write of the state; `settle` follows in a later one."""
+        """Tell the lake the epoch that was announced, or a higher one; the one that was told."""
         crash_point("epoch.pending")
         with self._state.transaction() as connection:
-            return self._tell(connection, own)
-
-    def _tell(self, connection: Connection, own: int) -> int:
-        told = self._locked_since(connection, own).pending
-        known = tuple(all_current(connection))
-        begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-        self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
-        crash_point("epoch.recorded")
+            found = self._locked(connection)
+            told = found.pending
+            if told < own:
+                self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
+            known = tuple(all_current(connection))
+            begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
+            self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
+            crash_point("epoch.recorded")
+            connection.execute(_ended, {"own": own, "late_s": now_s(connection) - LATE_S})
+            oldest = connection.execute(_oldest).scalar()
+            connection.execute(_raised, {"lowest": told if oldest is None else min(told, oldest)})
         return told
-
-    def settle(self, connection: Connection, own: int, told: int) -> None:
-        """End a renewal: the lake cannot have an epoch below the one that was told, unless another renewal is late."""
-        found = self._locked_since(connection, own)
-        connection.execute(_ended, {"own": own, "late_s": now_s(connection) - LATE_S})
-        oldest = connection.execute(_oldest).scalar()
-        lowest = told if oldest is None else min(told, oldest)
-        connection.execute(_settled, {"lowest": max(found.epoch, lowest)})
-
-    def _locked_since(self, connection: Connection, own: int) -> _Epochs:
-        """The epochs, locked, in a state that knows of a renewal."""
-        found = self._locked(connection)
-        if found.pending < own:
-            self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
-        return found
 
     def adopt(
         self,

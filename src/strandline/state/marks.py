@@ -14,7 +14,7 @@ names the range that was under way; its effect is repeated with the same cuts be
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,10 +151,9 @@ class Marks:
         intent: Intent | None = None,
         receipt: Mapping[str, Any] | None = None,
         releases: Lease | None = None,
-        first: Callable[[Connection], None] | None = None,
     ) -> None:
         """Move marks from the expected seq to another, all or none; with it close the intent, keep the receipt and give
-        the lease back. `first` is done before, in the same transaction.
+        the lease back.
 
         Called when the effect is durable. `moves` is `{vnode: (expected, to)}`, empty to leave only a receipt. Vnodes
         of an open intent move only with it, all of them, over exactly its range."""
@@ -173,8 +172,6 @@ class Marks:
                 )
         body = None if receipt is None else to_json("receipt", dict(receipt))
         with self._state.transaction() as connection:
-            if first is not None:
-                first(connection)
             guard(connection, consumer.name, consumer.generation, fence)
             if moves or intent is not None:
                 at = {vnode: move[0] for vnode, move in moves.items()}

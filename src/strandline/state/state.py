@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-
-from sqlalchemy import Connection
 
 from strandline.crash import crash_point
 from strandline.errors import Invalid
@@ -18,9 +15,6 @@ from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks, begin_intent
 from strandline.storage.open import Storage
-
-Settle = Callable[[Connection], None]
-"""Ends the renewal of an epoch, inside a transaction."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +41,16 @@ class State:
             Epoch(storage, lake_id, database),
         )
 
-    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> tuple[list[Intent], Settle]:
+    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
         """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
-        as an old one. What is returned with the intents ends the renewal, in a transaction that comes anyway."""
+        as an old one. The first half of the epoch shares the intents' transaction."""
         with self.database.transaction() as connection:
             # The epoch first: everybody takes locks in this order.
             own = self.epoch.announce(connection)
             begun = [begin_intent(connection, consumer, draft, fence) for draft in drafts]
         crash_point("marks.intent_saved")
-        told = self.epoch.tell(own)
-        return begun, partial(self.epoch.settle, own=own, told=told)
+        self.epoch.tell(own)
+        return begun
 
 
 def open_database(storage: Storage, url: str | None) -> Database:
