@@ -25,7 +25,7 @@ class _Block:
 
 
 @contextmanager
-def beside(work: Callable[[Callable[[float], bool]], None]) -> Iterator[None]:
+def run_beside(work: Callable[[Callable[[float], bool]], None]) -> Iterator[None]:
     """Run `work` in a thread while the block runs. It gets `is_over`, which waits for so many seconds and says whether
     the block has ended; then it comes to its end, which the block waits for."""
     lock = threading.Lock()

@@ -26,7 +26,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline.engines import spill
+from strandline.engines import temp_folder
 from strandline.engines.scan import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.model import secret
@@ -45,18 +45,18 @@ def default_memory_bytes() -> int:
     return min(16 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
-def is_of_duckdb(error: BaseException) -> bool:
+def is_duckdb_error(error: BaseException) -> bool:
     is_passed_on = isinstance(error, OSError) and error.errno is None and _SAID.match(str(error)) is not None
     return isinstance(error, duckdb.Error) or is_passed_on
 
 
-def translated(error: BaseException, root: str) -> StrandlineError:
+def translate_error(error: BaseException, root: str) -> StrandlineError:
     """What a failure of DuckDB means to the caller, who reads files below `root`."""
     said = str(error).strip()
     found = _SAID.match(said)
     kind = found.group(1) if found else ""
     if _ENDED in said:
-        return _ended()
+        return _ended_error()
     if kind in ("INTERNAL", "FATAL"):
         return Invalid(
             f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
@@ -79,7 +79,9 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)
     if kind == "IO" or found:
         path = found.group(0) if found else None
-        refused = os_errors.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
+        refused = os_errors.from_message(
+            said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write"
+        )
         return refused or Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
             hint="See what is affected: strandline doctor --deep",
@@ -88,7 +90,7 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     return Invalid(f"the query failed: {said}")
 
 
-def _ended() -> Unavailable:
+def _ended_error() -> Unavailable:
     return Unavailable(
         "another query ended DuckDB by an internal error while this one ran",
         hint="Run it again: DuckDB is opened anew.",
@@ -96,7 +98,7 @@ def _ended() -> Unavailable:
 
 
 @contextmanager
-def _hearing_ctrl_c() -> Iterator[None]:
+def _raise_ctrl_c() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -131,7 +133,7 @@ class Duck:
             self._outages = filesystem.outages
         for setting in (
             f"memory_limit = '{self._memory_bytes}B'",
-            f"temp_directory = {literal(spill.new_folder())}",
+            f"temp_directory = {literal(temp_folder.new_folder())}",
             "TimeZone = 'UTC'",
             "preserve_insertion_order = false",
             "parquet_metadata_cache = true",
@@ -152,17 +154,17 @@ class Duck:
                 if self._connection is None:
                     self._connection = self._open()
                 if life not in (None, self.life):
-                    raise _ended()
+                    raise _ended_error()
                 connection = self._connection
             try:
                 cursor = connection.cursor()
                 cursor.execute(start)
                 return connection, cursor
             except duckdb.Error as error:
-                if not self._let_go_if_dead(connection):
-                    raise translated(error, self._storage.uri) from error
+                if not self._drop_if_dead(connection):
+                    raise translate_error(error, self._storage.uri) from error
 
-    def _let_go_if_dead(self, connection: Any) -> bool:
+    def _drop_if_dead(self, connection: Any) -> bool:
         try:
             with closing(connection.cursor()) as cursor:
                 cursor.execute("SELECT 1").fetchall()
@@ -189,7 +191,7 @@ class Duck:
 
         With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
         started_s = time.monotonic()
-        with _hearing_ctrl_c(), ExitStack() as open_:
+        with _raise_ctrl_c(), ExitStack() as open_:
             connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
             cursor = open_.enter_context(closing(begun))
             try:
@@ -199,18 +201,18 @@ class Duck:
                 with suppress(duckdb.Error):
                     cursor.execute("ROLLBACK")
                 if isinstance(error, Exception):
-                    self._let_go_if_dead(connection)
+                    self._drop_if_dead(connection)
                 # A store that did not answer has damaged nothing, whatever DuckDB makes of it.
-                if is_of_duckdb(error) or isinstance(error, Corrupt):
+                if is_duckdb_error(error) or isinstance(error, Corrupt):
                     self._raise_outage(started_s)
-                if is_of_duckdb(error):
-                    raise translated(error, self._storage.uri) from error
+                if is_duckdb_error(error):
+                    raise translate_error(error, self._storage.uri) from error
                 raise
 
     def _raise_outage(self, started_s: float) -> None:
         outage = self._outages.since(started_s) if self._outages is not None else None
         if outage is not None:
-            said = first_line(outage, secret.of_store(self._storage.delta_options))
+            said = first_line(outage, secret.store_secrets(self._storage.delta_options))
             raise Unavailable(
                 f"{self._storage.uri} does not answer: {said}", hint="Try again when it does."
             ) from outage

@@ -21,14 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
 from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json
-from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
-from strandline.storage.open import Staged, Storage
+from strandline.storage.open import StagedFile, Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name
 
@@ -54,7 +54,7 @@ _RECEIPT = pa.schema(
 def receipt(
     file: DataFile | None = None,
     *,
-    staged: Staged | None = None,
+    staged: StagedFile | None = None,
     error: StrandlineError | None = None,
     counts: str | None = None,
 ) -> pa.RecordBatch:
@@ -84,14 +84,14 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
     return files, failure
 
 
-def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged], StrandlineError | None]:
+def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile], StrandlineError | None]:
     """The same of lanes that staged their files, with what publishes them."""
     rows = list(receipts)
     files, failure = files_of(rows)
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
-def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         yield from lane
     except StrandlineError as error:
@@ -116,7 +116,7 @@ class LogLane:
     is_ordered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _guarded(self._write(batches))
+        return _report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         definition = self.definition
@@ -124,13 +124,13 @@ class LogLane:
             self.storage,
             self.folder,
             lambda: new_file_name(definition.schema_id),
-            self._changes(batches),
+            self._build_changes(batches),
             definition.log_schema(definition.schema_id),
         )
         for file in files:
             yield receipt(file)
 
-    def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _build_changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.log_schema(self.definition.schema_id)
         place = zlib.crc32(uuid4().bytes)
         held: pa.Table | None = None
@@ -138,45 +138,45 @@ class LogLane:
             rows = pa.Table.from_batches([batch])
             if not rows.num_rows:
                 continue
-            self._check(rows)
+            self._check_required(rows)
             if self.op is not None:
-                self._refuse(first_unsound(rows), rows)
+                self._raise_fault(find_invalid(rows), rows)
                 rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
             if not self.definition.is_keyed:
                 rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
             rows = conform(rows, columns)
             check_json(rows, 0)
             if self.op is not None:
-                self._refuse(first_unreadable(rows), rows)
+                self._raise_fault(find_unreadable(rows), rows)
             if not self.definition.is_keyed:
                 yield from rows.to_batches()
                 continue
             if held is not None:
                 rows = pa.concat_tables([held, rows])
-            rows = self._one_a_key(rows)
+            rows = self._keep_last_per_key(rows)
             # The last row waits: the next batch may begin with the same key.
-            held = _copied(rows.slice(rows.num_rows - 1))
+            held = _copy_rows(rows.slice(rows.num_rows - 1))
             yield from rows.slice(0, rows.num_rows - 1).to_batches()
         if held is not None:
             yield from held.to_batches()
 
-    def _check(self, rows: pa.Table) -> None:
+    def _check_required(self, rows: pa.Table) -> None:
         required = (
             self.definition.key if self.op != UPSERT else [f.name for f in self.definition.schema if not f.nullable]
         )
         for name in required:
             if rows.column(name).null_count:
                 row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
-                self._refuse(Fault(row, name, name, "a value is required, found null"), rows)
+                self._raise_fault(Fault(row, name, name, "a value is required, found null"), rows)
 
-    def _refuse(self, fault: Fault | None, rows: pa.Table) -> None:
+    def _raise_fault(self, fault: Fault | None, rows: pa.Table) -> None:
         """A row of a DataFrame has no number; its key says which it is."""
         if fault is not None:
-            key = {name: shown(rows.column(name)[fault.row]) for name in self.definition.key}
+            key = {name: python_value(rows.column(name)[fault.row]) for name in self.definition.key}
             where = f" in the row {key}" if key else ""
             raise Invalid(f"column {fault.path!r}: {fault.why}{where}", column=fault.column)
 
-    def _one_a_key(self, rows: pa.Table) -> pa.Table:
+    def _keep_last_per_key(self, rows: pa.Table) -> pa.Table:
         same = same_as_next(rows, [HASH, *self.definition.key])
         if not pc.any(same, min_count=0).as_py():
             return rows
@@ -203,12 +203,12 @@ class BaselineLane:
     definition: TableDef
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _guarded(self._write(batches))
+        return _report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.baseline_schema(self.definition.schema_id)
         counts: Counter[tuple[int, int]] = Counter()
-        runs = _VnodeRuns(_counted(batches, counts))
+        runs = _VnodeRuns(_count_fates(batches, counts))
         for vnode in runs:
             exact = conform_batches(runs.rows(), columns)
             for file in writer.write_files(
@@ -218,7 +218,7 @@ class BaselineLane:
         yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
 
 
-def _counted(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
     """The rows that are written, while all are counted by vnode and fate."""
     for batch in batches:
         fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -255,9 +255,9 @@ class ExportLane:
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The receipts for rows that have the columns of `schema` already."""
-        return _guarded(receipt(file, staged=staged) for file, staged in self.stage(exact))
+        return _report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
 
-    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, Staged]]:
+    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
         """The files themselves, and failures as they are: for the driver."""
         return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
 
@@ -270,13 +270,13 @@ class _VnodeRuns:
         self._rest: pa.RecordBatch | None = None
 
     def __iter__(self) -> Iterator[int]:
-        while (batch := self._next()) is not None:
+        while (batch := self._next_batch()) is not None:
             self._rest = batch
             yield batch.column(VNODE)[0].as_py()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """The rows of the vnode that the iteration stands at."""
-        batch = self._next()
+        batch = self._next_batch()
         assert batch is not None
         vnode = batch.column(VNODE)[0]
         while batch is not None:
@@ -287,9 +287,9 @@ class _VnodeRuns:
                     yield batch.slice(0, end)
                 return
             yield batch
-            batch = self._next()
+            batch = self._next_batch()
 
-    def _next(self) -> pa.RecordBatch | None:
+    def _next_batch(self) -> pa.RecordBatch | None:
         batch, self._rest = self._rest, None
         while batch is None or not batch.num_rows:
             batch = next(self._batches, None)
@@ -312,18 +312,18 @@ class ReadLane:
     files: Mapping[str, DataFile] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = storage_schema(self._wanted())
-        for part, number in self._parts(batches, is_coded=False):
+        wanted = storage_schema(self._wanted_schema())
+        for part, number in self._read_parts(batches, is_coded=False):
             table = conform(pa.Table.from_batches([part]), wanted)
             if self.number_as:
                 table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
             shaped = table.combine_chunks().to_batches()
             yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
 
-    def coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same, but texts that have a dictionary in their file stay in it, and types are those of the file."""
-        wanted = self._wanted()
-        for part, number in self._parts(batches, is_coded=True):
+        wanted = self._wanted_schema()
+        for part, number in self._read_parts(batches, is_coded=True):
             missing = [field for field in wanted if field.name not in part.schema.names]
             columns = [*part.columns, *(pa.nulls(part.num_rows, storage_type(field.type)) for field in missing)]
             names = [*part.schema.names, *(field.name for field in missing)]
@@ -332,10 +332,10 @@ class ReadLane:
                 names.append(self.number_as)
             yield pa.record_batch(columns, names)
 
-    def _wanted(self) -> pa.Schema:
+    def _wanted_schema(self) -> pa.Schema:
         return pa.schema([self.schemas[-1].field(name) for name in self.columns])
 
-    def _parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read_parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
         for batch in batches:
             for row in batch.to_pylist():
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
@@ -366,13 +366,13 @@ class CheckLane:
         for path in (path for batch in batches for path in batch.column("path").to_pylist()):
             row: dict[str, Any] = {"path": path}
             try:
-                row["fault"] = digest.fault(self.storage, path, self.files[path], self.columns)
+                row["fault"] = digest.find_fault(self.storage, path, self.files[path], self.columns)
             except StrandlineError as error:
                 row["error"] = pickle.dumps(error)
             if row.get("fault") or "error" in row:
                 yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def _copied(rows: pa.Table) -> pa.Table:
+def _copy_rows(rows: pa.Table) -> pa.Table:
     """`rows` without the buffers of the batch they were cut from: a slice would pin all of it."""
     return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()

@@ -16,14 +16,14 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 def this_process() -> str:
     """How this process names itself as a holder."""
-    return f"{socket.gethostname()}:{os.getpid()}{_container()}"
+    return f"{socket.gethostname()}:{os.getpid()}{_container_suffix()}"
 
 
 def is_gone(holder: str) -> bool:
     """Whether a holder that `this_process` named ran on this machine and has ended."""
     place, at, container = holder.partition("@")
     host, _, number = place.rpartition(":")
-    if (host, at + container) != (socket.gethostname(), _container()) or not number.isdigit():
+    if (host, at + container) != (socket.gethostname(), _container_suffix()) or not number.isdigit():
         return False
     try:
         os.kill(int(number), 0)
@@ -34,7 +34,7 @@ def is_gone(holder: str) -> bool:
     return _has_ended(int(number))
 
 
-def _container() -> str:
+def _container_suffix() -> str:
     """Empty outside of containers; else which one this is, since containers may share the name of their host."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")

@@ -119,7 +119,7 @@ def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
     return sorted(groups.items())
 
 
-def _number(numbers: Sequence[int]) -> str:
+def _number_sql(numbers: Sequence[int]) -> str:
     """SQL for the number of the file that a row is from.
 
     Numbers mostly follow one another, and arithmetic is several times quicker than a look into a list."""
@@ -165,7 +165,7 @@ def duck_scan(
             else:
                 exprs.append(quoted(field.name))
         if number_as:
-            exprs.append(f"CAST({_number([file.number for file in group])} AS BIGINT) AS {number_as}")
+            exprs.append(f"CAST({_number_sql([file.number for file in group])} AS BIGINT) AS {number_as}")
         urls = ", ".join(literal(file.url) for file in group)
         parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], hive_partitioning = false)")
     if not parts:

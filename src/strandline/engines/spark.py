@@ -29,7 +29,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "8",
 }
 Lane = Callable[[Iterator[Any]], Iterator[Any]]
-Watch = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 # What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
 _READ_BYTES = 16 << 20
 _REMOTE_TASKS = 8
@@ -68,12 +68,12 @@ _starting = threading.Lock()
 def session(given: SparkSession | None = None) -> SparkSession:
     """`given`, else the session that runs in this process, else a new one (`STRANDLINE_SPARK` names its master)."""
     with _starting:
-        spark = given or _running() or _start()
-        _ship(spark)
+        spark = given or _active_session() or _start()
+        _ship_package(spark)
         return spark
 
 
-def _running() -> SparkSession | None:
+def _active_session() -> SparkSession | None:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession()
@@ -100,14 +100,14 @@ def _start() -> SparkSession:
     on_interrupt = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread():
-        # PySpark's own talks to the JVM in the middle of another talk; `running` ends the tasks in order.
+        # PySpark's own talks to the JVM in the middle of another talk; `running_job` ends the tasks in order.
         signal.signal(signal.SIGINT, on_interrupt)
-    logging.getLogger().addFilter(_is_news)
+    logging.getLogger().addFilter(_is_worth_logging)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Whether a message says more than that a call of the JVM was interrupted, which its caller hears anyway."""
     return "while sending command" not in record.getMessage()
 
@@ -141,7 +141,7 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     return frame.mapInArrow(run, schema)
 
 
-def collected(frame: DataFrame) -> list[Any]:
+def collect(frame: DataFrame) -> list[Any]:
     """The rows of a job of ours; `Unavailable` when Spark has no space left for what does not fit into memory."""
     try:
         rows: list[Any] = frame.collect()
@@ -166,19 +166,22 @@ class Jobs:
 
 
 @contextmanager
-def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[Jobs]:
+def running_job(spark: SparkSession, row_bytes: int, watch: OnProgress | None = None) -> Iterator[Jobs]:
     """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
     the session; `watch` hears which share of the job is done; when the block fails, the job's tasks are ended."""
     wanted = {
         _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
         "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
     }
-    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)) as jobs:
+    with (
+        _override_settings(spark, wanted),
+        (_remote_job if _is_connect(spark) else _classic_job)(spark, _Progress(watch)) as jobs,
+    ):
         yield jobs
 
 
 @contextmanager
-def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+def _override_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Settings for a while. Several threads may use one session: the first to come keeps what was, the last to go puts
     it back."""
     with _setting:
@@ -197,24 +200,24 @@ def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, value)
 
 
-class _Share:
+class _Progress:
     """Turns what Spark knows of its stages, and learns of only as it goes, into a share that never falls."""
 
-    def __init__(self, watch: Watch | None) -> None:
+    def __init__(self, watch: OnProgress | None) -> None:
         self._watch = watch
-        self._told = 0
+        self._reported = 0
 
     def hear(self, stages: Sequence[tuple[int, int]]) -> None:
         """`stages` are pairs of tasks done and tasks in all."""
         known = [done / whole for done, whole in stages if whole]
         now = int(_SHARES * sum(known) / max(_STAGES, len(known)))
-        if self._watch is not None and now > self._told:
-            self._told = now
+        if self._watch is not None and now > self._reported:
+            self._reported = now
             self._watch(now, _SHARES)
 
 
 @contextmanager
-def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+def _remote_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
     tag = f"strandline-{uuid.uuid4().hex}"
 
     def hear(stages: Any = None, **_: Any) -> None:
@@ -233,7 +236,7 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
 
 
 @contextmanager
-def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+def _classic_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
     context, group = spark.sparkContext, f"strandline-{uuid.uuid4().hex}"
     tracker = context.statusTracker()
 
@@ -250,7 +253,7 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     jobs = Jobs()
     try:
         context.setJobGroup(group, "strandline", interruptOnCancel=True)
-        with beside(poll):
+        with run_beside(poll):
             yield jobs
     except BaseException:
         # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
@@ -282,7 +285,7 @@ def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _ship(spark: SparkSession) -> None:
+def _ship_package(spark: SparkSession) -> None:
     if not getattr(spark, "_strandline_shipped", False):
         spark.addArtifacts(_package_file(), pyfile=True)
         spark._strandline_shipped = True
@@ -295,11 +298,11 @@ def _package_file() -> str:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = os.path.join(folder, "strandline.zip")
     with open(path, "wb") as file:
-        file.write(_package())
+        file.write(_zip_package())
     return path
 
 
-def _package() -> bytes:
+def _zip_package() -> bytes:
     """This package's Python files as a zip."""
     root = resources.files("strandline")
     buffer = io.BytesIO()

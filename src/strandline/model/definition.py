@@ -15,7 +15,7 @@ import pyarrow.types as pt
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
-from strandline.model.names import folded
+from strandline.model.names import caseless_name
 from strandline.model.settings import TableSettings
 
 FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
@@ -122,7 +122,7 @@ class TableDef:
         return self.schemas[-1]
 
     @cached_property
-    def shed(self) -> frozenset[int]:
+    def stale_schemas(self) -> frozenset[int]:
         """The schemas with a column that was dropped since."""
         now = set(self.schema.names)
         return frozenset(i for i, columns in enumerate(self.schemas) if not now.issuperset(columns.names))
@@ -147,11 +147,11 @@ class TableDef:
         return self.cluster_by if is_known else ()
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
-        changed = schemas.evolved(self.schema, wanted)
+        changed = schemas.evolve_schema(self.schema, wanted)
         now = set(self.schema.names)
-        once = {folded(name) for earlier in self.schemas for name in earlier.names}
+        once = {caseless_name(name) for earlier in self.schemas for name in earlier.names}
         for name in changed.names:
-            if folded(name) in once and name not in now:
+            if caseless_name(name) in once and name not in now:
                 raise Invalid(
                     f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
                 )
@@ -160,7 +160,7 @@ class TableDef:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
 
-    def without(self, name: str) -> TableDef:
+    def drop_column(self, name: str) -> TableDef:
         """The same table without a column. Files that have it keep it, so the name is never used again."""
         if name not in self.schema.names:
             known = ", ".join(self.schema.names)
@@ -227,7 +227,7 @@ class TableDef:
                 tuple(facts["cluster_by"]),
                 facts["vnodes"],
                 facts["version"],
-                tuple(schemas.relaxed(schemas.from_text(text)) for text in facts["schemas"]),
+                tuple(schemas.relax_schema(schemas.from_text(text)) for text in facts["schemas"]),
                 facts.get("time"),
                 TableSettings.from_dict(facts.get("care", {})),
             )

@@ -26,7 +26,7 @@ def seconds(value: object, name: str = "time") -> float:
     return found
 
 
-def shown(length_s: float) -> str:
+def to_text(length_s: float) -> str:
     """The same in the largest unit that says it exactly."""
     for unit, size in _UNITS.items():
         if length_s and length_s % size == 0:

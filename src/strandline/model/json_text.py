@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 def check(text: str) -> None:
     """Raise `ValueError` or `RecursionError` for a text that is not JSON, or not to every reader."""
     if len(text) > _LONG:
-        _walk(text)
+        _walk_tokens(text)
         return
     value = json.loads(text, parse_constant=_refuse_constant)
     if "\\u" in text:
@@ -32,7 +32,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _walk(text: str) -> None:
+def _walk_tokens(text: str) -> None:
     """One token after the other; `open_` are the objects and lists around it."""
     open_: list[str] = []
     at, wanted = 0, "value"
@@ -40,7 +40,7 @@ def _walk(text: str) -> None:
         found = _TOKEN.match(text, at)
         if found is None:
             raise json.JSONDecodeError("Expecting value", text, at)
-        wanted = _after(found, wanted, open_)
+        wanted = _expect_after(found, wanted, open_)
         if not wanted:
             raise json.JSONDecodeError("Unexpected token", text, at)
         at = found.end()
@@ -48,15 +48,15 @@ def _walk(text: str) -> None:
         raise json.JSONDecodeError("The text ends too soon", text, at)
 
 
-def _after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
+def _expect_after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
     """What has to come after a token where `wanted` was; nothing when the token is not that."""
     sign = found["sign"]
     if sign is None:
-        if found["text"] is not None and "\\u" in found["text"] and _has_half(found["text"]):
+        if found["text"] is not None and "\\u" in found["text"] and _has_half_pair(found["text"]):
             return ""
         if wanted in ("name", "name or }"):
             return ":" if found["text"] is not None else ""
-        return _closed(open_) if wanted in ("value", "value or ]") else ""
+        return _expect_after_value(open_) if wanted in ("value", "value or ]") else ""
     if sign in "[{" and wanted in ("value", "value or ]"):
         open_.append(sign)
         if len(open_) > _DEPTH:
@@ -69,15 +69,15 @@ def _after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
     opening, empty = ("[", "value or ]") if sign == "]" else ("{", "name or }")
     if sign in "]}" and open_[-1:] == [opening] and wanted in (", or close", empty):
         open_.pop()
-        return _closed(open_)
+        return _expect_after_value(open_)
     return ""
 
 
-def _closed(open_: list[str]) -> str:
+def _expect_after_value(open_: list[str]) -> str:
     return ", or close" if open_ else "end"
 
 
-def _has_half(text: str) -> bool:
+def _has_half_pair(text: str) -> bool:
     """Whether a text has half of a surrogate pair. Backslashes that are themselves escaped begin nothing."""
     try:
         json.loads(text).encode()

@@ -25,7 +25,7 @@ _PIECE_ROWS = 8192
 
 def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     """The hash of each row's key fields, as int64."""
-    fields = [_text(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column) for column in keys]
+    fields = [_key_text(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column) for column in keys]
     parts: list[pa.Array] = []
     for field in fields:
         parts += [pc.cast(pc.binary_length(field), pa.string()), pa.scalar(":"), field]
@@ -40,7 +40,7 @@ def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     return pa.array([crc32(text) for piece in pieces for text in piece], pa.int64())
 
 
-def _text(column: pa.Array) -> pa.Array:
+def _key_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if pt.is_timestamp(kind):
         column = column.cast(pa.int64())

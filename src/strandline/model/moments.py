@@ -18,7 +18,7 @@ MICROSECONDS = "A table keeps microseconds: round it yourself first, in pandas w
 _BEYOND = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
-def parsed(text: str) -> dt.datetime:
+def parse_moment(text: str) -> dt.datetime:
     """The moment that an ISO text says; `ValueError` also when it has digits beyond microseconds."""
     found = dt.datetime.fromisoformat(text)
     if _BEYOND.search(text):
@@ -40,7 +40,7 @@ def has_nanoseconds(value: Any) -> bool:
     return isinstance(value, dt.datetime) and not is_whole(value)
 
 
-def plain(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
+def to_python(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
     """Values for a column of dates or times: those of numpy and pandas as Python's own, NaT as null, midnight as its
     date in a column of dates. What would lose digits stays as it is: it does not fit."""
     return [_plain(value, kind) for value in values]

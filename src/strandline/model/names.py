@@ -17,14 +17,14 @@ _TAKEN = {"file_index"}
 _FORBIDDEN = set(' .,;{}()=`"')
 
 
-def folded(name: str) -> str:
+def caseless_name(name: str) -> str:
     """One form for all names that some engine takes for the same: by Java's `equalsIgnoreCase` (ſ is s, İ and ı are i,
     the Kelvin sign is k), by lower or upper case, or by Unicode's case folding (ß is ss)."""
     return name.upper().casefold().replace("i\u0307", "i")
 
 
 @contextmanager
-def as_text() -> Iterator[None]:
+def require_utf8_names() -> Iterator[None]:
     """`Invalid` when a name that the block looks at is not text: Arrow keeps bytes, and files may hold any."""
     try:
         yield
@@ -37,7 +37,7 @@ def check_columns(names: Iterable[str]) -> None:
     names = list(names)
     for name in names:
         is_plain = name.isprintable() and not _FORBIDDEN & set(name)
-        if not name or name.startswith("_") or folded(name) in _TAKEN or not is_plain:
+        if not name or name.startswith("_") or caseless_name(name) in _TAKEN or not is_plain:
             raise Invalid(
                 f"column name {name!r} is not allowed",
                 hint="A name is printable, does not start with '_' and has no space and none of: . , ; { } ( ) = ` \"",
@@ -59,8 +59,8 @@ def check_fields(names: Iterable[str], column: str) -> None:
 def _check_distinct(names: Iterable[str], what: str, column: str | None = None) -> None:
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.get(folded(name))
+        other = seen.get(caseless_name(name))
         if other is not None:
             why = "are the same name" if other == name else "differ in case only: Spark or DuckDB takes them for one"
             raise Invalid(f"{what} {other!r} and {name!r} {why}", column=column or name)
-        seen[folded(name)] = name
+        seen[caseless_name(name)] = name

@@ -23,7 +23,7 @@ _NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
 def parse_schema(text: str) -> pa.Schema:
     """The schema that a text describes; '!' after a type means that values are required."""
     fields = []
-    for at, part in enumerate(_split(text)):
+    for at, part in enumerate(_split_columns(text)):
         name, colon, kind = (piece.strip() for piece in part.partition(":"))
         if not colon or not name or not kind:
             raise Invalid(f"column {at + 1} of the schema is {part!r}; expected name:type", column=name or None)
@@ -66,7 +66,7 @@ def columns_of(schema: pa.Schema) -> list[dict[str, Any]]:
     return [{"name": field.name, "type": type_text(field.type), "nullable": field.nullable} for field in schema]
 
 
-def _split(text: str) -> list[str]:
+def _split_columns(text: str) -> list[str]:
     """The parts between commas that are not inside brackets."""
     parts, depth, start = [], 0, 0
     for at, sign in enumerate(text):

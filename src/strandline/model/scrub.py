@@ -1,7 +1,7 @@
 """What others say, made fit to be kept and shown: a receiver's answer, an error of a store, a catalog or a database.
 
 Such words may repeat the request with its secrets, and may hold characters that a terminal obeys. Whatever keeps or
-shows them passes them through `plain` first, with the secrets that the other one was sent."""
+shows them passes them through `scrub_text` first, with the secrets that the other one was sent."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _ESCAPED = re.compile(
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
-def plain(text: str, secrets: Iterable[str] = (), *, most: int = MOST_CHARACTERS) -> str:
+def scrub_text(text: str, secrets: Iterable[str] = (), *, most: int = MOST_CHARACTERS) -> str:
     """One line of at most so many characters, without anything that a terminal obeys, and without the secrets: as they
     are, eight characters or more of them, spaced out, in another case, or as URLs, JSON, HTML, hex and base64 have
     them."""
-    line = "".join(map(_harmless, " ".join(text[:_MOST_READ].split())))
-    hidden = _without(line, {form for each in secrets for form in _forms(each)})
+    line = "".join(map(_replace_control, " ".join(text[:_MOST_READ].split())))
+    hidden = _hide_forms(line, {form for each in secrets for form in _forms(each)})
     return hidden if len(hidden) <= most else hidden[: most - 1] + "…"
 
 
-def repeats(error: BaseException, secrets: Iterable[str]) -> bool:
+def holds_secret(error: BaseException, secrets: Iterable[str]) -> bool:
     """Whether an error holds a secret; its trace would show it."""
-    return HIDDEN in plain(str(error), secrets, most=_MOST_READ)
+    return HIDDEN in scrub_text(str(error), secrets, most=_MOST_READ)
 
 
 def first_line(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """What an error of another library says, in short."""
-    return plain((str(error).strip() or repr(error)).splitlines()[0], secrets)
+    return scrub_text((str(error).strip() or repr(error)).splitlines()[0], secrets)
 
 
-def _harmless(character: str) -> str:
+def _replace_control(character: str) -> str:
     """A control character, one that turns the direction of writing, half a pair: none of them is a word's."""
     kind = unicodedata.category(character)
     return "\ufffd" if kind[0] == "C" or kind in ("Zl", "Zp") else character
@@ -62,7 +62,7 @@ def _forms(secret: str) -> Iterator[str]:
                 continue
             yield from _spellings(piece)
             if len(piece) >= _PART:
-                yield from _decoded(piece)
+                yield from _decode_base64(piece)
 
 
 def _spellings(piece: str) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _spellings(piece: str) -> Iterator[str]:
         yield from (inner, inner.replace("+", "-").replace("/", "_"))
 
 
-def _decoded(piece: str) -> Iterator[str]:
+def _decode_base64(piece: str) -> Iterator[str]:
     """What a piece says that is base64 itself, as a user and a password in a header are."""
     try:
         text = base64.b64decode(piece + "=" * (-len(piece) % 4), altchars=b"-_", validate=True).decode("ascii")
@@ -89,7 +89,7 @@ def _decoded(piece: str) -> Iterator[str]:
         yield from (each for each in {text, *text.split(":", 1)} if len(each) >= _SHORTEST)
 
 
-def _without(text: str, forms: set[str]) -> str:
+def _hide_forms(text: str, forms: set[str]) -> str:
     """The text with every form hidden, also where some of its characters are escaped."""
     lowered = {form.translate(_LOWER) for form in forms}
     long = {dense for form in lowered if len(dense := form.replace(" ", "")) > _PART}
@@ -112,18 +112,18 @@ def _without(text: str, forms: set[str]) -> str:
             for at in range(len(dense) - _PART + 1):
                 if dense[at : at + _PART] in parts:
                     _hide(is_hidden, places[kept[at]], places[kept[at + _PART - 1] + 1])
-        again, places = _unescaped(read, places)
+        again, places = _unescape(read, places)
         if again == read:
             break
         read = again
-    return "".join(_shown(text, is_hidden))
+    return "".join(_mask_hidden(text, is_hidden))
 
 
 def _hide(is_hidden: bytearray, start: int, end: int) -> None:
     is_hidden[start:end] = b"\x01" * (end - start)
 
 
-def _shown(text: str, is_hidden: bytearray) -> Iterator[str]:
+def _mask_hidden(text: str, is_hidden: bytearray) -> Iterator[str]:
     was_hidden = 0
     for character, hidden in zip(text, is_hidden, strict=True):
         if not hidden:
@@ -133,7 +133,7 @@ def _shown(text: str, is_hidden: bytearray) -> Iterator[str]:
         was_hidden = hidden
 
 
-def _unescaped(text: str, places: Sequence[int]) -> tuple[str, list[int]]:
+def _unescape(text: str, places: Sequence[int]) -> tuple[str, list[int]]:
     """The text with its escapes read once, and where each of its characters stood at first."""
     read: list[str] = []
     now: list[int] = []
@@ -141,13 +141,13 @@ def _unescaped(text: str, places: Sequence[int]) -> tuple[str, list[int]]:
     for found in _ESCAPED.finditer(text):
         read += text[at : found.start()]
         now += places[at : found.start()]
-        read.append(_character(found[0]))
+        read.append(_unescape_character(found[0]))
         now.append(places[found.start()])
         at = found.end()
     return "".join([*read, *text[at:]]), [*now, *places[at:]]
 
 
-def _character(escape: str) -> str:
+def _unescape_character(escape: str) -> str:
     if escape.startswith("&"):
         return (html.unescape(escape) or "\ufffd")[0]
     if escape[1] in "\"'\\/":

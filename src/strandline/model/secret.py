@@ -95,7 +95,7 @@ def place_of(text: str) -> str:
     return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
 
 
-def of_store(options: Mapping[str, Any]) -> list[str]:
+def store_secrets(options: Mapping[str, Any]) -> list[str]:
     """The secrets with which a store is reached: those in its settings, and those that its client finds by itself."""
     found = [str(value) for name, value in options.items() if is_secret_name(name)]
     return [*found, *filter(None, map(os.environ.get, ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")))]
@@ -106,7 +106,7 @@ def reference(text: str | None) -> str | None:
     return text if text is None or is_reference(text) else GIVEN
 
 
-def resolved(text: str, role: str) -> str:
+def resolve(text: str, role: str) -> str:
     """The secret itself, read anew at each call; `Invalid` when it is not there."""
     if text.startswith("env:"):
         value = os.environ.get(text.removeprefix("env:"))

@@ -39,7 +39,7 @@ class TableSettings:
         for name, value in settings.items():
             if name not in known:
                 raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
-            checked[name] = _checked(name, value)
+            checked[name] = _check_value(name, value)
         return replace(self, **checked)
 
     @staticmethod
@@ -54,12 +54,12 @@ class TableSettings:
     def shown(self) -> dict[str, str]:
         """Each setting as a person would write it."""
         return {
-            name: "none" if value is None else duration.shown(value) if name in _TIMES else str(value)
+            name: "none" if value is None else duration.to_text(value) if name in _TIMES else str(value)
             for name, value in self.to_dict().items()
         }
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_value(name: str, value: Any) -> Any:
     if name in _TIMES:
         if name == "retention" and (value is None or value == "none"):
             return None

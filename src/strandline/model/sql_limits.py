@@ -26,7 +26,7 @@ def too_deep(role: str) -> Invalid:
     )
 
 
-def measured(role: str, statement: object) -> str:
+def check_sql_size(role: str, statement: object) -> str:
     """The text, if it is one that DuckDB's parser can be given."""
     text = check_text(role, statement)
     if not text.strip():
@@ -36,11 +36,11 @@ def measured(role: str, statement: object) -> str:
             f"{role} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed",
             hint="Put long lists of values into a table and join it.",
         )
-    _count(role, text)
+    _check_tokens(role, text)
     return text
 
 
-def _count(role: str, text: str) -> None:
+def _check_tokens(role: str, text: str) -> None:
     starts = [start for start, _ in duckdb.tokenize(text)]
     if len(starts) > MOST_TOKENS:
         raise Invalid(

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.names import as_text, check_columns, check_fields
+from strandline.model.names import check_columns, check_fields, require_utf8_names
 
 JSON = pa.json_(pa.string())
 
@@ -99,21 +99,21 @@ def _inner_field(field: pa.Field, column: str, depth: int) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, column, depth))
 
 
-@as_text()
-def relaxed(schema: pa.Schema) -> pa.Schema:
+@require_utf8_names()
+def relax_schema(schema: pa.Schema) -> pa.Schema:
     """`schema` with all that lies inside its columns nullable: for schemas that nobody declared for a table."""
-    return pa.schema([field.with_type(_relaxed_type(field.type)) for field in schema])
+    return pa.schema([field.with_type(_relax_type(field.type)) for field in schema])
 
 
-def _relaxed_type(kind: pa.DataType) -> pa.DataType:
+def _relax_type(kind: pa.DataType) -> pa.DataType:
     if pt.is_struct(kind):
-        return pa.struct([pa.field(field.name, _relaxed_type(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, _relax_type(field.type)) for field in kind])
     if pt.is_list(kind):
-        return pa.list_(_relaxed_type(kind.value_type))
+        return pa.list_(_relax_type(kind.value_type))
     if pt.is_large_list(kind):
-        return pa.large_list(_relaxed_type(kind.value_type))
+        return pa.large_list(_relax_type(kind.value_type))
     if pt.is_map(kind):
-        return pa.map_(_relaxed_type(kind.key_type), _relaxed_type(kind.item_type))
+        return pa.map_(_relax_type(kind.key_type), _relax_type(kind.item_type))
     return kind
 
 
@@ -121,7 +121,7 @@ def canonical_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, field.name), field.nullable)
 
 
-@as_text()
+@require_utf8_names()
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
     """The schema a table keeps for a declared one; names are checked here."""
     check_columns(schema.names)
@@ -179,12 +179,12 @@ def conform_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
     return column.cast(kind)
 
 
-def wider(kind: pa.DataType) -> tuple[pa.DataType, ...]:
+def wider_types(kind: pa.DataType) -> tuple[pa.DataType, ...]:
     """The types to which a column may be widened, the narrowest first."""
     return _WIDER.get(kind, ())
 
 
-def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+def evolve_schema(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     """`current` with the nullable columns that `wanted` adds and the numbers it widens; anything else is refused."""
     wanted = canonical_schema(wanted)
     fields = list(current)
@@ -201,7 +201,7 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
         if current.field(at).nullable and not field.nullable:
             raise Invalid(f"column {field.name!r} cannot become required: rows may lack it", column=field.name)
         if field.type != current.field(at).type:
-            if field.type not in wider(current.field(at).type):
+            if field.type not in wider_types(current.field(at).type):
                 raise Invalid(
                     f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",
                     hint="A table may gain nullable columns and widen numbers (int8→int64, float→double).",

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.model.condition import Predicate
-from strandline.model.sql_limits import measured, too_deep
+from strandline.model.sql_limits import check_sql_size, too_deep
 
 
 def parse(text: str, schema: pa.Schema) -> Predicate:
     """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
     if not isinstance(text, str) or not text.strip():
         raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
-    measured("where", text)
+    check_sql_size("where", text)
     # sqlglot takes a while to load, and most processes read no condition.
     from strandline.model.where_tree import parse_tree
 

@@ -34,9 +34,9 @@ _CASTS: dict[Any, Family] = {
 }
 
 
-def checked(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
+def check_types(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
     """The expression with its constants typed; `Invalid` when it is not a condition that makes sense."""
-    sense = _Sense(schema, text)
+    sense = _TypeChecker(schema, text)
     holder: Any = exp.Paren(this=tree)
     if sense.family(tree) not in ("truth", "null"):
         raise sense.refusal(tree, "is not a condition")
@@ -47,13 +47,13 @@ def checked(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
     for column in list(holder.find_all(exp.Column)):
         kind = schema.field(column.name).type
         if pt.is_floating(kind) and not isinstance(column.parent, exp.Is):
-            column.replace(_by_value(column.copy(), kind))
+            column.replace(_compare_by_value(column.copy(), kind))
         elif pt.is_integer(kind) and isinstance(column.parent, _ARITHMETIC):
             column.replace(_cast(column.copy(), _TYPES.BIGINT))
     return cast(exp.Expr, holder.this)
 
 
-def _by_value(column: exp.Expr, kind: pa.DataType) -> exp.Expr:
+def _compare_by_value(column: exp.Expr, kind: pa.DataType) -> exp.Expr:
     """A column of floats that engines look at row by row: bounds of files, dictionaries and hashes tell -0.0 from 0.0
     and know nothing of NaN. Adding nothing makes one zero of the two and changes no other value."""
     number = _cast(column, _TYPES.DOUBLE) if pt.is_float32(kind) else column
@@ -64,7 +64,7 @@ def _cast(node: exp.Expr, to: Any) -> exp.Cast:
     return exp.Cast(this=node, to=exp.DataType(this=to))
 
 
-class _Sense:
+class _TypeChecker:
     def __init__(self, schema: pa.Schema, text: str) -> None:
         self._schema = schema
         self._text = text
@@ -80,13 +80,13 @@ class _Sense:
         if isinstance(node, exp.Paren):
             return self.family(node.this)
         if isinstance(node, exp.And | exp.Or | exp.Not):
-            self._all(node, "truth")
+            self._require_family(node, "truth")
             return "truth"
         if isinstance(node, (*_COMPARISONS, exp.Between, exp.In)):
-            self._like_with_like(node)
+            self._common_family(node)
             return "truth"
         if isinstance(node, exp.Like | exp.ILike):
-            self._all(node, "text")
+            self._require_family(node, "text")
             if "\\" in node.expression.name or not _is_text(node.expression):
                 raise self.refusal(node, "needs a plain text without backslashes as its pattern")
             return "truth"
@@ -94,16 +94,16 @@ class _Sense:
             self.family(node.this)
             return "truth"
         if isinstance(node, _ARITHMETIC):
-            self._all(node, "number")
+            self._require_family(node, "number")
             return "number"
         if isinstance(node, exp.Lower | exp.Upper | exp.Length):
-            self._all(node, "text")
+            self._require_family(node, "text")
             return "number" if isinstance(node, exp.Length) else "text"
         if isinstance(node, exp.Coalesce):
-            return self._like_with_like(node)
-        return self._leaf(node)
+            return self._common_family(node)
+        return self._leaf_family(node)
 
-    def _leaf(self, node: exp.Expr) -> Family:
+    def _leaf_family(self, node: exp.Expr) -> Family:
         if isinstance(node, exp.Column):
             return _family_of(self._schema.field(node.name).type)
         if isinstance(node, exp.Literal):
@@ -116,12 +116,12 @@ class _Sense:
             return _CASTS[node.to.this]
         raise self.refusal(node, "is not allowed here")
 
-    def _all(self, node: exp.Expr, wanted: Family) -> None:
+    def _require_family(self, node: exp.Expr, wanted: Family) -> None:
         for part in node.iter_expressions():
             if self.family(part) not in (wanted, "null"):
                 raise self.refusal(part, f"is not a {wanted}")
 
-    def _like_with_like(self, node: exp.Expr) -> Family:
+    def _common_family(self, node: exp.Expr) -> Family:
         """The family that all parts share. A constant text beside dates or times becomes one."""
         parts = list(node.iter_expressions())
         families = [self.family(part) for part in parts]
@@ -130,18 +130,18 @@ class _Sense:
                 for part in parts:
                     inner = part.this if isinstance(part, exp.Cast) else part
                     if _is_text(inner):
-                        part.replace(self._constant(inner, wanted))
+                        part.replace(self._typed_constant(inner, wanted))
                 families = [self.family(part) for part in node.iter_expressions()]
         found = set(families) - {"null"}
         if len(found) > 1 or "other" in found:
             raise self.refusal(node, f"compares {' with '.join(sorted(found))}")
         return found.pop() if found else "null"
 
-    def _constant(self, node: exp.Expr, family: str) -> exp.Expr:
+    def _typed_constant(self, node: exp.Expr, family: str) -> exp.Expr:
         try:
             if family == "date":
                 return _cast(exp.Literal.string(dt.date.fromisoformat(node.name).isoformat()), _TYPES.DATE)
-            moment = moments.parsed(node.name)
+            moment = moments.parse_moment(node.name)
             moment = moment.replace(tzinfo=moment.tzinfo or dt.UTC).astimezone(dt.UTC)
         except (ValueError, OverflowError) as error:
             raise self.refusal(node, f"is not a {family}") from error

@@ -38,32 +38,32 @@ def parse_tree(text: str, schema: pa.Schema) -> Predicate:
             )
         columns.add(name)
         node.set("this", exp.to_identifier(name, quoted=True))
-    tree = where_check.checked(tree, schema, text)
+    tree = where_check.check_types(tree, schema, text)
     return Predicate(
         tree.sql(dialect="duckdb"),
-        tree.transform(_exact).sql(dialect="spark"),
+        tree.transform(_escape_text).sql(dialect="spark"),
         frozenset(columns),
-        tuple(_bounds(tree, schema)),
+        tuple(_find_bounds(tree, schema)),
     )
 
 
-def _exact(node: exp.Expr) -> exp.Expr:
+def _escape_text(node: exp.Expr) -> exp.Expr:
     """The same for Spark: how it reads a quoted text with a backslash or a dollar sign depends on settings."""
     if not _is_text(node) or (node.name.isprintable() and not set(node.name) & set("\\'\"$")):
         return node
     return exp.Cast(this=exp.HexString(this=node.name.encode().hex()), to=exp.DataType(this=exp.DataType.Type.TEXT))
 
 
-def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
+def _find_bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
     bounds = []
     for part in tree.flatten() if isinstance(tree, exp.And) else [tree]:
         part = part.unnest()
         if isinstance(part, exp.And):
-            bounds += _bounds(part, schema)
+            bounds += _find_bounds(part, schema)
             continue
         if isinstance(part, exp.Between) and not part.args.get("symmetric"):
-            bounds += _bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
-            bounds += _bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
+            bounds += _find_bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
+            bounds += _find_bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
             continue
         kind = type(part)
         if kind not in _FLIPPED:
@@ -72,14 +72,14 @@ def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
         if isinstance(value, exp.Column):
             column, value, kind = value, column, _FLIPPED[kind]
         if isinstance(column, exp.Column):
-            constant = _constant(value, schema.field(column.name).type)
+            constant = _statistics_value(value, schema.field(column.name).type)
             if constant is not None:
                 op = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}[kind]
                 bounds.append(Bound(column.name, op, constant))
     return bounds
 
 
-def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
+def _statistics_value(node: exp.Expr, kind: pa.DataType) -> Any:
     """The literal as Delta statistics spell values of `kind`; None when unsure, which skips nothing."""
     if pt.is_integer(kind):
         try:

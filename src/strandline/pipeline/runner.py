@@ -27,7 +27,7 @@ from strandline.progress import Progress, silent
 from strandline.sinks.definition import KINDS
 from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 
 # A destination that never answers takes a place; the others share the rest.
 AT_ONCE = 16
@@ -172,7 +172,7 @@ def _run_own(context: Context, consumer: Consumer, plan: ConsumerPlan, step: Ste
             return run_own(consumer, plan.works, partial(consumer.plan, context, ConsumerState()), step=step)
         return report
 
-    done = guarded(plan.table, act)
+    done = try_table(plan.table, act)
     if isinstance(done, BrokenTable):
         # A library written in Rust may panic, which is no Exception.
         report.errors.append(Internal(f"{plan.title} failed: {done.message}"))

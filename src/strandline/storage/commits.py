@@ -84,7 +84,7 @@ class CommitLog:
     def check(self, version: int, data: bytes) -> CommitFile:
         """What the bytes of a commit file say; `Corrupt` when they are not as they were written."""
         try:
-            return unsealed(self.path(version), data)
+            return read_sealed(self.path(version), data)
         except ValueError as error:
             raise Corrupt(
                 f"commit file {self.storage.url(self.path(version))} is damaged: {error}",
@@ -114,7 +114,7 @@ class CommitLog:
 
         The first action must carry `commit_id` (see `id_of`). `Unavailable` only when the store cannot say what
         happened: then the commit may or may not have landed, and a caller's retry needs a token to be safe."""
-        data, digest = sealed(self.path(version), actions, previous)
+        data, digest = seal_actions(self.path(version), actions, previous)
         for attempt in range(_ATTEMPTS):
             failure: Exception | None = None
             try:
@@ -139,7 +139,7 @@ class CommitLog:
         raise AssertionError("unreachable")
 
 
-def sealed(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, str]:
+def seal_actions(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, str]:
     """The bytes of a file that holds `actions`, and their digest."""
     seal = {"actions": len(actions), "previous": previous, "digest": "0" * _HEX}
     first = actions[0]
@@ -148,11 +148,11 @@ def sealed(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, 
     lines = [json.dumps(action, separators=(",", ":")).encode() for action in (head, *actions[1:])]
     at = len(lines[0]) - _HEX - (2 if info is None else 3)
     data = b"\n".join(lines)
-    digest = _digest(path, data, at)
+    digest = _compute_digest(path, data, at)
     return data[:at] + digest.encode() + data[at + _HEX :], digest
 
 
-def unsealed(path: str, data: bytes) -> CommitFile:
+def read_sealed(path: str, data: bytes) -> CommitFile:
     """What a sealed file says; `ValueError` when it is not as it was written, or under another path."""
     seal = _SEAL.search(data)
     if not data:
@@ -160,7 +160,7 @@ def unsealed(path: str, data: bytes) -> CommitFile:
     if seal is None:
         raise ValueError("it carries no digest, so it is cut or altered, or another program wrote it")
     digest = seal.group(3).decode()
-    if _digest(path, data, seal.start(3)) != digest:
+    if _compute_digest(path, data, seal.start(3)) != digest:
         raise ValueError("its bytes do not match its digest")
     actions = [json.loads(line) for line in data.split(b"\n")]
     if len(actions) != int(seal.group(1)):
@@ -168,7 +168,7 @@ def unsealed(path: str, data: bytes) -> CommitFile:
     return CommitFile(actions, seal.group(2).decode(), digest)
 
 
-def _digest(path: str, data: bytes, at: int) -> str:
+def _compute_digest(path: str, data: bytes, at: int) -> str:
     """The digest of a file's path and bytes, without the place where the digest itself stands."""
     found = blake2b(f"{path}\n".encode(), digest_size=_HEX // 2)
     found.update(data[:at])

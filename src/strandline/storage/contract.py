@@ -1,6 +1,6 @@
 """What every storage can do.
 
-Paths are relative to the storage's root, with forward slashes, and never lead out of it (`inside`): files in the
+Paths are relative to the storage's root, with forward slashes, and never lead out of it (`check_inside`): files in the
 storage name others, and someone may have changed them. Two calls carry the whole consistency of a lake:
 `put_new` creates a file or says that it exists, never both and never half; `output` makes a file visible whole or
 not at all. After either returns, the bytes survive a crash of the machine. `stage` and `publish` are `output` in two
@@ -29,7 +29,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFile:
     """A file that is written whole and survives a crash, but is not visible yet.
 
     Picklable, and plain enough for JSON. `delete([temporary])` gives it up. `parts` are what an object store said
@@ -44,16 +44,16 @@ class Staged:
         return {**asdict(self), "parts": list(self.parts)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Staged:
+    def from_dict(cls, data: Mapping[str, Any]) -> StagedFile:
         return cls(data["path"], data["temporary"], data["size"], tuple(data["parts"]))
 
 
 @dataclass
-class Stage:
+class StagedWrite:
     """A file that is being written; `staged` is there once the block has ended well."""
 
     stream: pa.NativeFile
-    staged: Staged = field(init=False)
+    staged: StagedFile = field(init=False)
 
 
 def cleared_away(path: str) -> Conflict:
@@ -65,7 +65,7 @@ def cleared_away(path: str) -> Conflict:
     )
 
 
-def inside(path: str) -> str:
+def check_inside(path: str) -> str:
     """The path, unless it leads out of the storage."""
     if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
         raise Corrupt(
@@ -108,11 +108,11 @@ class Storage(Protocol):
         """A stream whose file appears when the block ends well, and never when it raises."""
         ...
 
-    def stage(self, path: str) -> AbstractContextManager[Stage]:
+    def stage(self, path: str) -> AbstractContextManager[StagedWrite]:
         """A file that is written but stays invisible until it is published; when the block raises, nothing is left."""
         ...
 
-    def publish(self, staged: Iterable[Staged]) -> None:
+    def publish(self, staged: Iterable[StagedFile]) -> None:
         """Make staged files visible, each one whole; also from another process or machine than the one that wrote.
 
         To publish a file once more is no error. `Conflict` when it was given up meanwhile; then, as after any other

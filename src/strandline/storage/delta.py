@@ -26,8 +26,8 @@ from strandline.model import secret
 from strandline.model.scrub import first_line
 from strandline.storage.commits import RESTORE, Action
 from strandline.storage.contract import FileInfo, Storage
-from strandline.storage.delta_files import Chain
-from strandline.storage.os_errors import is_forbidden, of_words, withdraw
+from strandline.storage.delta_files import CommitChain
+from strandline.storage.os_errors import delete_if_refused, from_message, is_forbidden
 from strandline.storage.snapshot import (
     NOTHING,
     PURGE,
@@ -35,8 +35,8 @@ from strandline.storage.snapshot import (
     Draft,
     Snapshot,
     actions_of,
-    applied,
-    check,
+    apply_commit,
+    check_draft,
     commit_info,
     given_up,
 )
@@ -63,11 +63,11 @@ class DeltaLog:
     def __init__(self, storage: Storage, folder: str) -> None:
         self.storage = storage
         self.folder = folder
-        self.chain = Chain(storage, folder)
+        self.chain = CommitChain(storage, folder)
         self._commits = self.chain.commits
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
-        self._looked_s = self._listed_s = _clocks()
+        self._looked_s = self._listed_s = _read_clocks()
         self._has_gap = False
 
     def refresh(self) -> Snapshot:
@@ -77,13 +77,13 @@ class DeltaLog:
     def _refresh(self, *, by_list: bool) -> Snapshot:
         with self._lock:
             known = self._snapshot
-            snapshot = self.chain.load() if known is None else self._read_on(known, by_list)
-            self._snapshot, self._looked_s = snapshot, _clocks()
+            snapshot = self.chain.load() if known is None else self._read_later_commits(known, by_list)
+            self._snapshot, self._looked_s = snapshot, _read_clocks()
             if known is None or by_list:
                 self._listed_s = self._looked_s
             return snapshot
 
-    def _read_on(self, known: Snapshot, by_list: bool) -> Snapshot:
+    def _read_later_commits(self, known: Snapshot, by_list: bool) -> Snapshot:
         """The newest snapshot, by what came after a known one."""
         look = self._commits.lists_later if by_list else self.chain.sees_later
         if not self.storage.is_local and self._commits.is_last(known.version):
@@ -137,29 +137,29 @@ class DeltaLog:
             while True:
                 # Two looks do not see past several lost commits. A writer, who would take the number of the first one,
                 # lists the folder now and then.
-                snapshot = self._refresh(by_list=not self.storage.is_local or not _is_awake(self._listed_s))
+                snapshot = self._refresh(by_list=not self.storage.is_local or not _is_recent(self._listed_s))
                 looked_s = self._looked_s
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
                 draft = build(snapshot, now_ms)
                 if draft is None:
                     return None
-                check(draft, snapshot)
+                check_draft(draft, snapshot)
                 if self._has_gap:
-                    self._check_there(draft.add)
+                    self._check_files_exist(draft.add)
                 actions = actions_of(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
                 try:
                     landed = self._commits.create(snapshot.version + 1, actions, commit_id, snapshot.digest)
                 except Unavailable as error:
-                    withdraw(error, self.storage, [f"{self.folder}/{file.path}" for file in draft.add])
+                    delete_if_refused(error, self.storage, [f"{self.folder}/{file.path}" for file in draft.add])
                     raise
                 if landed is None:
                     continue
                 crash_point("delta.committed")
-                if _is_awake(looked_s) or self._is_current(snapshot.version + 1, draft):
+                if _is_recent(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break
-            self._snapshot = after = applied(snapshot, landed)
+            self._snapshot = after = apply_commit(snapshot, landed)
         if after.version % CHECKPOINT_EVERY == 0:
             self.checkpoint()
         return after
@@ -185,7 +185,7 @@ class DeltaLog:
         self.storage.delete([self._commits.path(version)])
         return False
 
-    def _check_there(self, files: Iterable[DataFile]) -> None:
+    def _check_files_exist(self, files: Iterable[DataFile]) -> None:
         """Commits that this process has not seen may have doomed its files."""
         for file in files:
             if not self.storage.exists(f"{self.folder}/{file.path}"):
@@ -207,9 +207,9 @@ class DeltaLog:
         try:
             self.chain.checkpoints.write(self.at)
         except Exception as error:
-            said = first_line(error, secret.of_store(self.storage.delta_options))
+            said = first_line(error, secret.store_secrets(self.storage.delta_options))
             where = self.storage.url(self.folder)
-            refused = of_words(said, where)
+            refused = from_message(said, where)
             if is_wanted and refused is not None and is_forbidden(refused):
                 raise refused from error
             _log.warning("no checkpoint of %s this time: %s", where, said)
@@ -236,7 +236,7 @@ class DeltaLog:
         if missing is not None and missing <= last:
             raise self._commits.missing(missing)
 
-    def base(self, version: int, unread: int) -> int | None:
+    def base_checkpoint(self, version: int, unread: int) -> int | None:
         """The checkpoint from which every version from `version` on can be loaded; None without one that is proved.
 
         After a purge one behind it: what is older tells of purged rows in its statistics. Versions before the purge are
@@ -250,7 +250,7 @@ class DeltaLog:
         # What nothing proves must not be all that is left.
         return base if found is not None and found.is_verified else None
 
-    def before(self, base: int) -> list[FileInfo]:
+    def files_before(self, base: int) -> list[FileInfo]:
         """Commit files and checkpoints before the checkpoint `base` that may go."""
         commits, checkpoints = self.chain.files()
         # A writer that looked for the next number a moment ago must not find a used one free.
@@ -301,11 +301,11 @@ class DeltaLog:
         return None if found is None else found.actions
 
 
-def _clocks() -> tuple[float, float]:
+def _read_clocks() -> tuple[float, float]:
     """Two clocks: one goes on while the machine sleeps, the other is never set back."""
     return time.time(), time.monotonic()
 
 
-def _is_awake(since: tuple[float, float]) -> bool:
+def _is_recent(since: tuple[float, float]) -> bool:
     """Whether so little time has passed that no commit made since can have been cleaned away."""
-    return all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), since, strict=True))
+    return all(0 <= now - then < _ASLEEP_S for now, then in zip(_read_clocks(), since, strict=True))

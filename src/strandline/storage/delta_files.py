@@ -19,7 +19,7 @@ from strandline.errors import Corrupt, NotFound
 from strandline.storage.checkpoints import Checkpoint, Checkpoints
 from strandline.storage.commits import Action, CommitLog
 from strandline.storage.contract import FileInfo, Storage
-from strandline.storage.snapshot import NOTHING, Snapshot, applied, commit_info
+from strandline.storage.snapshot import NOTHING, Snapshot, apply_commit, commit_info
 
 _NUMBERED = re.compile(r"/(\d{20})\.(json|checkpoint\.parquet)\Z")
 _DIGEST = re.compile(r"/(\d{20})\.checkpoint\.digest\Z")
@@ -27,7 +27,7 @@ _READERS = 8
 
 
 @dataclass(frozen=True)
-class Chain:
+class CommitChain:
     """`folder` is that of the Delta table."""
 
     storage: Storage
@@ -61,7 +61,7 @@ class Chain:
 
     def load(self, version: int | None = None) -> Snapshot:
         """The snapshot at a version, by default the newest; `NotFound` when there is no such version, or no longer."""
-        pointed = self.checkpoints.pointed()
+        pointed = self.checkpoints.pointed_version()
         is_usable = pointed is not None and (version is None or pointed <= version)
         base = pointed if pointed is not None and is_usable else self._newest_checkpoint(version)
         while True:
@@ -81,7 +81,7 @@ class Chain:
             commit = self.commits.read_next(snapshot.version, snapshot.digest)
             if commit is None:
                 break
-            snapshot = applied(snapshot, commit)
+            snapshot = apply_commit(snapshot, commit)
         return snapshot
 
     def catch_up(self, snapshot: Snapshot, has_later: Callable[[int], bool]) -> Snapshot:
@@ -98,7 +98,7 @@ class Chain:
     def sees_later(self, version: int) -> bool:
         """Whether there are commits after the next one, by two looks: for a folder, where files may be many and looks
         are cheap. When several in a row are missing, it takes a checkpoint after them or a listing to notice."""
-        return self.commits.exists(version + 2) or (self.checkpoints.pointed() or -1) > version
+        return self.commits.exists(version + 2) or (self.checkpoints.pointed_version() or -1) > version
 
     def read_all(self, head: int) -> dict[int, list[Action]]:
         """What every commit file up to `head` says; `Corrupt` unless each follows the one before it."""
@@ -113,7 +113,7 @@ class Chain:
         return {version: commit.actions for version, commit in found.items()}
 
     def _load_from(self, base: int, version: int | None) -> Snapshot:
-        start = self._start(base, version)
+        start = self._start_snapshot(base, version)
         if version is None:
             return self.catch_up(start, self.commits.lists_later)
         snapshot = self.extend(start, version)
@@ -123,7 +123,7 @@ class Chain:
             )
         return snapshot
 
-    def _start(self, base: int, version: int | None) -> Snapshot:
+    def _start_snapshot(self, base: int, version: int | None) -> Snapshot:
         """Where reading starts: the checkpoint `base`, or what leads to it: an older one, or commit 0.
 
         `Corrupt` when that checkpoint is damaged and nothing else says the same."""
@@ -139,7 +139,7 @@ class Chain:
                 raise self.commits.missing(0) if lost is None else self.checkpoints.missing(lost)
             what = "no Delta table at" if version is None else f"version {version} is gone from"
             raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
-        before = self._before(base)
+        before = self._snapshot_before(base)
         if before is not None:
             return before
         if damage is not None:
@@ -151,7 +151,7 @@ class Chain:
         timestamp_ms = int(commit_info(commit.actions)["timestamp"])
         return replace(checkpoint.snapshot, timestamp_ms=timestamp_ms, digest=commit.digest)
 
-    def _before(self, base: int) -> Snapshot | None:
+    def _snapshot_before(self, base: int) -> Snapshot | None:
         """An older snapshot from which commits lead to the checkpoint `base` without a gap."""
         commits, checkpoints = self.files()
         first = base + 1
@@ -168,7 +168,7 @@ class Chain:
         `last`: by its digest file, or else by the pointer."""
         names = [info.path for info in self.storage.list(self.commits.folder)]
         digests = {int(found.group(1)) for found in map(_DIGEST.search, names) if found}
-        for versions in (digests, {self.checkpoints.pointed() or -1}):
+        for versions in (digests, {self.checkpoints.pointed_version() or -1}):
             if found := [
                 v for v in versions if max(first - 1, 0) <= v <= last and self.checkpoints.path(v) not in names
             ]:
@@ -177,7 +177,7 @@ class Chain:
 
     def leads_to(self, version: int) -> bool:
         """Whether commits tell what the checkpoint of that version says, from an older one on or from the first."""
-        return self._before(version) is not None
+        return self._snapshot_before(version) is not None
 
     def try_checkpoint(self, version: int) -> tuple[Checkpoint | None, Corrupt | None]:
         """The checkpoint of a version, if there is one, and its damage, if it is damaged."""

@@ -55,7 +55,7 @@ class DigestStream:
         """Whoever opened the stream closes it, or gives it up."""
 
 
-def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:
+def find_fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:
     """Why a file is not what its commit says; empty when it is. With `columns`, of a file of which no more is read, the
     pages of these alone are looked at."""
     try:
@@ -64,11 +64,11 @@ def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | 
             if size != file.size:
                 return f"it has {size} bytes, and its commit says {file.size}"
             if file.crc is None or columns is not None:
-                return _unreadable(storage, path, file, columns)
+                return _find_unreadable(storage, path, file, columns)
             crc = 0
             while chunk := stream.read(CHUNK_BYTES):
                 crc = zlib.crc32(chunk, crc)
-        return "" if crc == file.crc else said(crc, file.crc)
+        return "" if crc == file.crc else mismatch_text(crc, file.crc)
     except FileNotFoundError:
         return "the file is missing"
     except StrandlineError:
@@ -80,11 +80,11 @@ def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | 
         raise Unavailable(f"{storage.url(path)} could not be read: {what}", path=path) from error
 
 
-def said(found: int, expected: int) -> str:
+def mismatch_text(found: int, expected: int) -> str:
     return f"its bytes have the digest {found:08x}, and its commit says {expected:08x}"
 
 
-def _unreadable(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None) -> str:
+def _find_unreadable(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None) -> str:
     """The same without a digest: every page is read, which verifies its checksum, and the rows are counted."""
     try:
         with reader.open_file(storage, path) as opened:
@@ -102,7 +102,7 @@ def check(storage: Storage, files: Iterable[tuple[str, DataFile]], columns: Sequ
     if not some:
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(some))) as pool:
-        found = pool.map(lambda each: fault(storage, each[0], each[1], columns), some)
+        found = pool.map(lambda each: find_fault(storage, each[0], each[1], columns), some)
         for (path, _), what in zip(some, found, strict=True):
             if what:
                 raise corrupt(storage, path, what)

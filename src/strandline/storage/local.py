@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from strandline.errors import Unavailable
 from strandline.storage import os_errors
-from strandline.storage.contract import FileInfo, Stage, Staged, cleared_away, inside
+from strandline.storage.contract import FileInfo, StagedFile, StagedWrite, check_inside, cleared_away
 
 _TEMPORARY = ".tmp-"
 _ATTEMPTS = 10
@@ -46,14 +46,14 @@ class LocalStorage:
         return {}
 
     def url(self, path: str) -> str:
-        return os.path.join(self.uri, inside(path))
+        return os.path.join(self.uri, check_inside(path))
 
     def read(self, path: str) -> bytes:
-        with os_errors.named(self.url(path), "read"), open(self.url(path), "rb") as file:
+        with os_errors.translate_errors(self.url(path), "read"), open(self.url(path), "rb") as file:
             return file.read()
 
     def exists(self, path: str) -> bool:
-        with os_errors.named(self.url(path), "read"):
+        with os_errors.translate_errors(self.url(path), "read"):
             try:
                 os.stat(self.url(path))
             except (FileNotFoundError, NotADirectoryError):
@@ -63,13 +63,13 @@ class LocalStorage:
     def put_new(self, path: str, data: bytes) -> bool:
         target = self.url(path)
         for _ in range(_ATTEMPTS):
-            temporary = _temporary_beside(target)
+            temporary = _new_temporary(target)
             try:
-                with os_errors.named(target, is_refusal=True), open(temporary, "wb") as file:
+                with os_errors.translate_errors(target, is_refusal=True), open(temporary, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                with os_errors.named(target):
+                with os_errors.translate_errors(target):
                     try:
                         os.link(temporary, target)
                     except FileExistsError:
@@ -78,9 +78,9 @@ class LocalStorage:
                 # This process was paused for so long that a vacuum took the file for a leftover: nothing has happened.
                 continue
             finally:
-                _remove(temporary)
+                _remove_file(temporary)
             # Whatever fails from here on, the file may be there.
-            with os_errors.named(target, is_refusal=False):
+            with os_errors.translate_errors(target, is_refusal=False):
                 _sync_folder(os.path.dirname(target))
             return True
         raise cleared_away(path)
@@ -96,29 +96,29 @@ class LocalStorage:
             raise
 
     @contextmanager
-    def stage(self, path: str) -> Iterator[Stage]:
+    def stage(self, path: str) -> Iterator[StagedWrite]:
         target = self.url(path)
-        temporary = _temporary_beside(target)
+        temporary = _new_temporary(target)
         try:
-            with os_errors.named(target):
+            with os_errors.translate_errors(target):
                 stream = pa.OSFile(temporary, "wb")
             # What the block reads elsewhere fails in words of its own.
-            with os_errors.named(target, only=os_errors.WRITING), stream:
-                stage = Stage(stream)
+            with os_errors.translate_errors(target, only=os_errors.WRITING), stream:
+                stage = StagedWrite(stream)
                 yield stage
-            with os_errors.named(target):
+            with os_errors.translate_errors(target):
                 size = _sync_file(temporary, path)
         except BaseException:
-            _remove(temporary)
+            _remove_file(temporary)
             raise
-        stage.staged = Staged(path, os.path.relpath(temporary, self.uri), size)
+        stage.staged = StagedFile(path, os.path.relpath(temporary, self.uri), size)
 
-    def publish(self, staged: Iterable[Staged]) -> None:
+    def publish(self, staged: Iterable[StagedFile]) -> None:
         folders = set()
         for each in staged:
             target = self.url(each.path)
             try:
-                with os_errors.named(target):
+                with os_errors.translate_errors(target):
                     os.rename(self.url(each.temporary), target)
             except FileNotFoundError:
                 # Names of staged files are used once, so a file of that name and size is the one renamed before.
@@ -126,20 +126,20 @@ class LocalStorage:
                     raise cleared_away(each.path) from None
             folders.add(os.path.dirname(target))
         for folder in folders:
-            with os_errors.named(folder):
+            with os_errors.translate_errors(folder):
                 _sync_folder(folder)
 
     def input(self, path: str) -> pa.NativeFile:
-        with os_errors.named(self.url(path), "read"):
+        with os_errors.translate_errors(self.url(path), "read"):
             return pa.OSFile(self.url(path), "rb")
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix, after) if not _is_temporary(info.path))
+        return (info for info in self._walk_files(prefix, after) if not _is_temporary(info.path))
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix) if _is_temporary(info.path))
+        return (info for info in self._walk_files(prefix) if _is_temporary(info.path))
 
-    def _walk(self, prefix: str, after: str = "") -> Iterator[FileInfo]:
+    def _walk_files(self, prefix: str, after: str = "") -> Iterator[FileInfo]:
         for folder, _, names in os.walk(self.url(prefix), onerror=_refuse_listing):
             below = folder.removeprefix(self.uri).strip("/")
             for name in names:
@@ -148,7 +148,7 @@ class LocalStorage:
                     continue
                 full = os.path.join(folder, name)
                 try:
-                    with os_errors.named(full, "read"):
+                    with os_errors.translate_errors(full, "read"):
                         stat = os.stat(full)
                 except FileNotFoundError:
                     continue
@@ -159,7 +159,7 @@ class LocalStorage:
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            with suppress(FileNotFoundError), os_errors.named(self.url(path), "delete"):
+            with suppress(FileNotFoundError), os_errors.translate_errors(self.url(path), "delete"):
                 os.unlink(self.url(path))
 
     def duckdb_filesystem(self) -> None:
@@ -169,9 +169,9 @@ class LocalStorage:
         """`link` refuses an existing name on every file system that has links; nothing to prove by racing."""
 
 
-def _temporary_beside(target: str) -> str:
+def _new_temporary(target: str) -> str:
     folder, name = os.path.split(target)
-    with os_errors.named(target, is_refusal=True):
+    with os_errors.translate_errors(target, is_refusal=True):
         _make_folder(folder)
     # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
@@ -214,7 +214,7 @@ def _sync_file(temporary: str, path: str) -> int:
         os.close(descriptor)
 
 
-def _remove(temporary: str) -> None:
+def _remove_file(temporary: str) -> None:
     """What cannot be removed is a leftover; what brought us here counts."""
     with suppress(OSError):
         os.unlink(temporary)

@@ -25,7 +25,7 @@ WRITING = frozenset({*_FULL, errno.EROFS, errno.EFBIG, errno.EIO})
 
 
 @contextmanager
-def named(
+def translate_errors(
     path: str, doing: str = "write", *, is_refusal: bool | None = None, only: frozenset[int] | None = None
 ) -> Iterator[None]:
     """Errors of the system inside the block become `Unavailable` with the path and the cause. `is_refusal` says whether
@@ -71,7 +71,7 @@ def is_forbidden(error: Unavailable) -> bool:
     return error.fields.get("refusal") in ("EACCES", "EPERM", "EROFS")
 
 
-def withdraw(error: BaseException, storage: Storage, paths: Iterable[str]) -> None:
+def delete_if_refused(error: BaseException, storage: Storage, paths: Iterable[str]) -> None:
     """Delete files that a commit would have claimed, if the store refused the commit: none will claim them, and a full
     disk needs the space."""
     if is_refusal(error):
@@ -79,7 +79,7 @@ def withdraw(error: BaseException, storage: Storage, paths: Iterable[str]) -> No
             storage.delete(paths)
 
 
-def of_words(said: str, path: str, doing: str = "write") -> Unavailable | None:
+def from_message(said: str, path: str, doing: str = "write") -> Unavailable | None:
     """The same of a library that passes the system's words on, without the number."""
     for number in (*_DEFINITE, errno.EMFILE, errno.ENFILE, errno.EIO):
         if os.strerror(number) in said:

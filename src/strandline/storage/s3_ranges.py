@@ -46,7 +46,7 @@ class RangedFile(BufferedFile):  # type: ignore[misc]
         if end <= start:
             return b""
         self._place.at = end
-        with self._outages.noting():
+        with self._outages.record_errors():
             return bytes(obstore.get_range(self._bucket, self._key, start=start, end=end))
 
 
@@ -58,7 +58,7 @@ class Outages:
         self._last: tuple[float, BaseError] | None = None
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def record_errors(self) -> Iterator[None]:
         try:
             yield
         except (NotFoundError, FileNotFoundError):
@@ -79,5 +79,5 @@ class RangedStore(FsspecStore):  # type: ignore[misc]
         return Outages()
 
     def _open(self, path: str, mode: Any = "rb", **options: Any) -> Any:
-        with self.outages.noting():
+        with self.outages.record_errors():
             return RangedFile(self, path, mode) if mode == "rb" else super()._open(path, mode, **options)

@@ -22,7 +22,7 @@ from typing import Any
 from strandline.errors import Conflict, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import first_line
-from strandline.storage.contract import FileInfo, Staged, cleared_away
+from strandline.storage.contract import FileInfo, StagedFile, cleared_away
 
 PART_BYTES = 8 << 20
 PARTS = 10_000  # more than that no store takes
@@ -63,25 +63,25 @@ class Uploads:
 
     def begin(self, path: str) -> str:
         """The temporary path of a new upload."""
-        with self._translated(path):
+        with self._translate_errors(path):
             begun = self._client().create_multipart_upload(Bucket=self.bucket, Key=self._key(path))
         return f"{path}{_MARK}{begun['UploadId']}"
 
     def send(self, temporary: str, number: int, part: io.BytesIO) -> str:
         """The tag of the part that the store now holds."""
         part.seek(0)
-        with self._translated(temporary):
+        with self._translate_errors(temporary):
             # A file object goes in small pieces, each with a timeout of its own: slow is not dead.
-            sent = self._client().upload_part(**self._named(temporary), PartNumber=number, Body=part)
+            sent = self._client().upload_part(**self._upload_parameters(temporary), PartNumber=number, Body=part)
         return str(sent["ETag"])
 
-    def complete(self, staged: Staged) -> None:
+    def complete(self, staged: StagedFile) -> None:
         """Make an upload a file; one that is a file already stays one."""
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(staged.parts, 1)]
         try:
-            with self._translated(staged.temporary):
+            with self._translate_errors(staged.temporary):
                 self._client().complete_multipart_upload(
-                    **self._named(staged.temporary), MultipartUpload={"Parts": parts}
+                    **self._upload_parameters(staged.temporary), MultipartUpload={"Parts": parts}
                 )
         except Conflict:
             if not self._is_published(staged):
@@ -89,8 +89,8 @@ class Uploads:
 
     def abort(self, temporary: str, *, retries: int = _RETRIES) -> None:
         """End an upload; its parts are deleted. One that is completed or gone is no error."""
-        with suppress(Conflict, FileNotFoundError), self._translated(temporary):
-            self._client(retries).abort_multipart_upload(**self._named(temporary))
+        with suppress(Conflict, FileNotFoundError), self._translate_errors(temporary):
+            self._client(retries).abort_multipart_upload(**self._upload_parameters(temporary))
 
     def unfinished(self, prefix: str) -> Iterator[FileInfo]:
         """The uploads below the folder `prefix`, with the time of the last part: a slow writer is not a dead one.
@@ -99,7 +99,7 @@ class Uploads:
         from botocore.exceptions import ClientError
 
         folder = "/".join(each for each in (self.prefix, prefix.strip("/")) if each)
-        with self._translated(prefix):
+        with self._translate_errors(prefix):
             pages = self._client().get_paginator("list_multipart_uploads")
             try:
                 for page in pages.paginate(Bucket=self.bucket, Prefix=f"{folder}/" if folder else ""):
@@ -107,25 +107,25 @@ class Uploads:
                         path = found["Key"].removeprefix(f"{self.prefix}/")
                         temporary = f"{path}{_MARK}{found['UploadId']}"
                         with suppress(Conflict, FileNotFoundError):
-                            yield self._info(temporary, found["Initiated"].timestamp())
+                            yield self._upload_info(temporary, found["Initiated"].timestamp())
             except ClientError as error:
                 # A store that has no such list keeps nothing there that could be swept.
-                if _code(error) != "NotImplemented":
+                if _error_code(error) != "NotImplemented":
                     raise
 
-    def _info(self, temporary: str, begun_s: float) -> FileInfo:
+    def _upload_info(self, temporary: str, begun_s: float) -> FileInfo:
         size, last_s = 0, begun_s
-        with self._translated(temporary):
-            for page in self._client().get_paginator("list_parts").paginate(**self._named(temporary)):
+        with self._translate_errors(temporary):
+            for page in self._client().get_paginator("list_parts").paginate(**self._upload_parameters(temporary)):
                 for part in page.get("Parts", ()):
                     size += part["Size"]
                     last_s = max(last_s, part["LastModified"].timestamp())
         return FileInfo(temporary, size, last_s)
 
-    def _is_published(self, staged: Staged) -> bool:
+    def _is_published(self, staged: StagedFile) -> bool:
         """Whether the file under the path of an upload that is gone is what was uploaded."""
         try:
-            with self._translated(staged.path):
+            with self._translate_errors(staged.path):
                 found = self._client().head_object(Bucket=self.bucket, Key=self._key(staged.path))
         except FileNotFoundError:
             return False
@@ -142,7 +142,7 @@ class Uploads:
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}" if self.prefix else path
 
-    def _named(self, temporary: str) -> dict[str, str]:
+    def _upload_parameters(self, temporary: str) -> dict[str, str]:
         path, _, upload_id = temporary.partition(_MARK)
         return {"Bucket": self.bucket, "Key": self._key(path), "UploadId": upload_id}
 
@@ -150,7 +150,7 @@ class Uploads:
         return _client(json.dumps(dict(self.options), sort_keys=True, default=str), retries, os.getpid())
 
     @contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -159,12 +159,12 @@ class Uploads:
         try:
             yield
         except (ClientError, BotoCoreError, ResponseParserError) as error:
-            code = _code(error)
+            code = _error_code(error)
             if code == "NoSuchUpload":
                 raise cleared_away(path) from error
             if code in _MISSING:
                 raise FileNotFoundError(url) from error
-            raise Unavailable(f"{url}: {first_line(error, secret.of_store(self.options))}", path=path) from error
+            raise Unavailable(f"{url}: {first_line(error, secret.store_secrets(self.options))}", path=path) from error
 
 
 class Upload(io.RawIOBase):
@@ -185,7 +185,7 @@ class Upload(io.RawIOBase):
     def is_begun(self) -> bool:
         return bool(self._temporary)
 
-    def held(self) -> bytes:
+    def unsent(self) -> bytes:
         """What was written and is not sent."""
         return self._part.getvalue()
 
@@ -203,16 +203,16 @@ class Upload(io.RawIOBase):
             self._size += taken
             rest = rest[taken:]
             if taken == room:
-                self._send()
+                self._send_part()
         return len(data)
 
-    def finish(self) -> Staged:
+    def finish(self) -> StagedFile:
         """Send the rest, of an empty file an empty part, and wait until the store has it all."""
         if self._part.tell() or not self._sent:
-            self._send()
+            self._send_part()
         parts = tuple(sent.result() for sent in self._sent)
         self._pool.shutdown()
-        return Staged(self._path, self._temporary, self._size, parts)
+        return StagedFile(self._path, self._temporary, self._size, parts)
 
     def abort(self) -> None:
         # A part that arrives after the abort may stay for ever, so none may be under way.
@@ -222,7 +222,7 @@ class Upload(io.RawIOBase):
             with suppress(StrandlineError):
                 self._uploads.abort(self._temporary, retries=1)
 
-    def _send(self) -> None:
+    def _send_part(self) -> None:
         if not self.is_begun:
             self._temporary = self._uploads.begin(self._path)
         if len(self._sent) >= _AT_ONCE:
@@ -231,7 +231,7 @@ class Upload(io.RawIOBase):
         self._sent.append(self._pool.submit(self._uploads.send, self._temporary, len(self._sent) + 1, part))
 
 
-def _code(error: Exception) -> str:
+def _error_code(error: Exception) -> str:
     """What the store calls the error; nothing when the store did not answer."""
     response = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
@@ -245,7 +245,7 @@ def _client(options_json: str, retries: int, pid: int) -> Any:
     from botocore.config import Config
 
     options = {name.lower().removeprefix("aws_"): value for name, value in json.loads(options_json).items()}
-    options = {**_environment(), **options}
+    options = {**_read_environment(), **options}
     session = botocore.session.Session()
     retries = min(retries, int((options.get("retry_config") or {}).get("max_retries", retries)))
     endpoint = options.get("endpoint") or options.get("endpoint_url")
@@ -269,7 +269,7 @@ def _client(options_json: str, retries: int, pid: int) -> Any:
     )
 
 
-def _environment() -> dict[str, str]:
+def _read_environment() -> dict[str, str]:
     """What `obstore` reads from the environment and `botocore` does not, or not by that name."""
     names = {"AWS_ENDPOINT_URL": "endpoint", "AWS_ENDPOINT": "endpoint", "AWS_REGION": "region"}
     return {option: os.environ[name] for name, option in names.items() if os.environ.get(name)}

@@ -15,7 +15,7 @@ from typing import Any
 
 from strandline.errors import Conflict
 from strandline.storage.commits import FIRST, Action, CommitFile
-from strandline.storage.contract import inside
+from strandline.storage.contract import check_inside
 
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
@@ -113,7 +113,7 @@ class Draft:
 def data_file(add: Mapping[str, Any]) -> DataFile:
     tags = dict(add.get("tags") or ())
     return DataFile(
-        inside(add["path"]),
+        check_inside(add["path"]),
         add["size"],
         dict(add["partitionValues"]),
         add["modificationTime"],
@@ -130,7 +130,7 @@ def commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
 NOTHING = Snapshot(-1, 0, {}, {}, {})
 
 
-def applied(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
+def apply_commit(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
     """The table after the next commit."""
     files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
     doomed = snapshot.doomed
@@ -164,7 +164,7 @@ def applied(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
     )
 
 
-def check(draft: Draft, snapshot: Snapshot) -> None:
+def check_draft(draft: Draft, snapshot: Snapshot) -> None:
     """A commit removes only files that are live and moves a txn only forward."""
     for file in draft.remove:
         if file.path not in snapshot.files:

@@ -22,7 +22,7 @@ from strandline.model.definition import TableDef
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol, schema_id_of
-from strandline.tables.log import lost
+from strandline.tables.log import lost_table
 
 _SCHEMA_ID = "strandline.schema_id"
 KEPT_FROM = "kept_from"
@@ -93,7 +93,7 @@ class Baseline:
         try:
             snapshot = self.delta.refresh()
         except NotFound as error:
-            raise lost(self.storage, self.folder) from error
+            raise lost_table(self.storage, self.folder) from error
         if self._state is None or self._state.snapshot is not snapshot:
             self._state = BaselineState(snapshot, self.storage, self.folder, self.vnodes)
         return self._state

@@ -26,7 +26,7 @@ class BrokenTable:
         return {"name": self.name, "error": {"kind": self.kind, "message": self.message}}
 
 
-def guarded(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
+def try_table(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
     """What `act` makes of the table of that name, or why it could not, whatever the reason."""
     try:
         return act()

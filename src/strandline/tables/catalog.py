@@ -71,7 +71,7 @@ class CatalogState:
 
 
 @dataclass(frozen=True)
-class Lives:
+class Generations:
     """Every generation that there ever was: those that are tables now, by folder, and when the others ended."""
 
     live: Mapping[str, str]
@@ -93,10 +93,10 @@ class Catalog:
             is_listed = not self._storage.is_local or not state.exists
             has_later = self._lists_later if is_listed else self._sees_later
             if self._storage.is_local or has_later(state.version):
-                state = self._read_on(state)
+                state = self._read_later_entries(state)
                 while has_later(state.version):
                     # They may have come a moment ago, after the next one.
-                    before, state = state, self._read_on(state)
+                    before, state = state, self._read_later_entries(state)
                     if state.version == before.version:
                         if not self._storage.exists(COPYING):
                             raise self._commits.missing(state.version + 1)
@@ -107,7 +107,7 @@ class Catalog:
 
     def _sees_later(self, version: int) -> bool:
         if not self._commits.exists(version):
-            raise self._gone(version)
+            raise self._gone_error(version)
         return self._commits.exists(version + 2)
 
     def _lists_later(self, version: int) -> bool:
@@ -116,10 +116,10 @@ class Catalog:
         head = self._commits.path(version)
         listed = {info.path for info in self._storage.list(FOLDER, after=self._commits.path(version - 1))}
         if head not in listed:
-            raise self._gone(version)
+            raise self._gone_error(version)
         return any(_NUMBERED.search(path) and path > head for path in listed)
 
-    def _gone(self, version: int) -> Corrupt:
+    def _gone_error(self, version: int) -> Corrupt:
         path = self._commits.path(version)
         return Corrupt(
             f"catalog entry {self._storage.url(path)} was there and is gone, or another file is in its place",
@@ -145,8 +145,8 @@ class Catalog:
         if hidden and state.exists:
             hidden = {folder for folder in hidden if not self._is_import(folder, proofs[folder])}
             # What was imported meanwhile is registered before its mark goes.
-            lives = self.lives()
-            hidden = {folder for folder in hidden - set(lives.live) if _generation(folder) not in lives.dropped_ms}
+            lives = self.generations()
+            hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped_ms}
         if hidden:
             what = "its last entry is" if state.exists else "all of its entries are"
             raise Corrupt(
@@ -171,7 +171,7 @@ class Catalog:
         rows = f"{folder}/{IMPORTED}"
         return proofs == {rows} and (self._storage.exists(f"{folder}/{IMPORTING}") or not self._storage.exists(rows))
 
-    def _read_on(self, state: CatalogState) -> CatalogState:
+    def _read_later_entries(self, state: CatalogState) -> CatalogState:
         try:
             while (found := self._commits.read_next(state.version, state.digest)) is not None:
                 state = replace(self._apply(state, found.actions[0]), digest=found.digest, is_partial=False)
@@ -188,7 +188,7 @@ class Catalog:
             if "digest" not in entry:
                 check_format(int(entry["format"]), self._storage.uri)
 
-    def lives(self) -> Lives:
+    def generations(self) -> Generations:
         """Which generations live and which have ended; `Corrupt` when an entry is missing or damaged, since tables may
         then be hidden."""
         state = self.refresh()
@@ -207,7 +207,7 @@ class Catalog:
                     now[action["to"]] = now.pop(action["rename"])
                 elif "drop" in action:
                     dropped_ms[now.pop(action["drop"])] = int(action.get("at", 0))
-        return Lives({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
+        return Generations({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
 
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""
@@ -237,11 +237,11 @@ class Catalog:
 
     def drop(self, entry: Entry) -> None:
         """Drop a table, under whatever name it has by now."""
-        self._change(lambda state: {"drop": _name_now(state, entry)})
+        self._change(lambda state: {"drop": _current_name(state, entry)})
 
     def rename(self, entry: Entry, to: str) -> None:
         def action(state: CatalogState) -> dict[str, Any]:
-            name = _name_now(state, entry)
+            name = _current_name(state, entry)
             _refuse_taken(state, to)
             return {"rename": name, "to": to}
 
@@ -253,7 +253,7 @@ class Catalog:
             state = self.refresh()
             head = self._commits.read(state.version)
             if head is None or head.digest != state.digest:
-                raise self._gone(state.version)
+                raise self._gone_error(state.version)
             if self._commit(state.version + 1, action(state)):
                 self.refresh()
                 return
@@ -271,11 +271,11 @@ class Catalog:
                 check_format(action["format"], self._storage.uri)
                 return replace(state, version=state.version + 1, lake_id=action["lake"], format=action["format"])
             if "create" in action:
-                tables[action["create"]] = _entry(action)
+                tables[action["create"]] = _entry_from(action)
             elif "drop" in action:
                 del tables[action["drop"]]
             elif "rename" in action:
-                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_checked(action["to"], NAME))
+                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_check_form(action["to"], NAME))
             else:
                 raise KeyError("no known action")
         except (KeyError, TypeError, ValueError) as error:
@@ -299,20 +299,20 @@ def is_later_commit(path: str) -> bool:
     return _LATER.search(path) is not None
 
 
-def _generation(folder: str) -> str:
+def _generation_of(folder: str) -> str:
     return folder.rsplit("/", 1)[1]
 
 
-def _entry(action: Mapping[str, Any]) -> Entry:
+def _entry_from(action: Mapping[str, Any]) -> Entry:
     """What a create says: its parts become paths, so each is of the one form in which it is ever written."""
     return Entry(
-        _checked(action["create"], NAME),
-        _checked(action["generation"], _GENERATION),
-        _checked(action["folder"], _FOLDER),
+        _check_form(action["create"], NAME),
+        _check_form(action["generation"], _GENERATION),
+        _check_form(action["folder"], _FOLDER),
     )
 
 
-def _checked(text: str, form: re.Pattern[str]) -> str:
+def _check_form(text: str, form: re.Pattern[str]) -> str:
     if not form.match(text):
         raise ValueError(f"{text!r} is no name of a table, no generation or no folder of one")
     return text
@@ -329,7 +329,7 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
             )
 
 
-def _name_now(state: CatalogState, entry: Entry) -> str:
+def _current_name(state: CatalogState, entry: Entry) -> str:
     for name, current in state.tables.items():
         if current.generation == entry.generation:
             return name

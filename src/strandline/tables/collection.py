@@ -16,7 +16,7 @@ from strandline.model.definition import TableDef, check_name
 from strandline.storage.open import open_storage
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import Catalog, Entry
-from strandline.tables.log import Log, lost
+from strandline.tables.log import Log, lost_table
 from strandline.tables.readers import NoReaders, Readers
 from strandline.tables.store import TableStore
 
@@ -88,7 +88,7 @@ class Tables:
                 try:
                     table = self._make_table(entry)
                 except NotFound as error:
-                    raise lost(self.storage, f"{entry.folder}/log") from error
+                    raise lost_table(self.storage, f"{entry.folder}/log") from error
                 table.look()
                 self._opened[entry.generation] = table
             return table

@@ -60,38 +60,38 @@ class FoldCache:
             self.forget()
             self._past = past
         entry = self._newest
-        if entry is None or (seq >= entry.seq and _covers(marks, entry.marks)):
+        if entry is None or (seq >= entry.seq and _is_at_or_after(marks, entry.marks)):
             if entry is None:
-                entry = self._newest = self._build(log, marks, seq)
+                entry = self._newest = self._build_fold(log, marks, seq)
             else:
-                self._advance(entry, log, marks, seq)
+                self._advance_fold(entry, log, marks, seq)
             return entry.name
         kept = self._older.get((marks, seq))
         if kept is None:
-            kept = self._older[marks, seq] = self._build(log, marks, seq)
+            kept = self._older[marks, seq] = self._build_fold(log, marks, seq)
             if len(self._older) > _KEPT:
                 _, evicted = self._older.popitem(last=False)
-                self._run(f"DROP TABLE {evicted.name}")
+                self._run_statements(f"DROP TABLE {evicted.name}")
         self._older.move_to_end((marks, seq))
         return kept.name
 
-    def _build(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
+    def _build_fold(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
         name = f"_fold_{next(_names)}"
         files = log.files(min(marks), seq)
-        self._run(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
+        self._run_statements(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
         return _Entry(name, marks, seq)
 
-    def _advance(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
+    def _advance_fold(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
         statements = []
         definition = log.definition
         key = listed(definition.key)
         if marks != entry.marks:
-            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_of(marks)}")
+            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_sql(marks)}")
         files = log.files(max(entry.seq, min(marks)), seq)
         if files:
             fresh = winners(log, files, marks)
             if definition.version:
-                fresh = _composed(entry.name, fresh, definition)
+                fresh = _compose_sql(entry.name, fresh, definition)
             matches = " AND ".join(f"t.{quoted(k)} = n.{quoted(k)}" for k in definition.key)
             statements += [
                 f"CREATE TEMP TABLE _new AS {fresh}",
@@ -100,10 +100,10 @@ class FoldCache:
                 "DROP TABLE _new",
             ]
         if statements:
-            self._run(*statements)
+            self._run_statements(*statements)
         entry.marks, entry.seq = marks, seq
 
-    def _run(self, *statements: str) -> None:
+    def _run_statements(self, *statements: str) -> None:
         self._duck.run(*statements, life=self._life)
 
     def forget(self) -> None:
@@ -112,14 +112,14 @@ class FoldCache:
         self._newest = None
         self._older.clear()
         for entry in entries:
-            self._run(f"DROP TABLE {entry.name}")
+            self._run_statements(f"DROP TABLE {entry.name}")
 
 
-def _covers(marks: Sequence[int], older: Sequence[int]) -> bool:
+def _is_at_or_after(marks: Sequence[int], older: Sequence[int]) -> bool:
     return all(new >= old for new, old in zip(marks, older, strict=True))
 
 
-def _mark_of(marks: Sequence[int]) -> str:
+def _mark_sql(marks: Sequence[int]) -> str:
     """SQL for the mark of a change's vnode."""
     if len(set(marks)) == 1:
         return str(marks[0])
@@ -140,7 +140,7 @@ def changes_sql(
     scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
     if marks is None or not files:
         return scan
-    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_of(marks)}"
+    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_sql(marks)}"
 
 
 def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:
@@ -171,7 +171,7 @@ def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str 
         SELECT {key}, {HASH}, '{DELETE}', _deleted, NULL, true FROM d ANTI JOIN b USING ({key})"""
 
 
-def _composed(older: str, newer: str, definition: TableDef) -> str:
+def _compose_sql(older: str, newer: str, definition: TableDef) -> str:
     """SQL for the fold of an older range followed by a newer one, for the keys of the newer."""
     key = listed(definition.key)
     newer_wins = f"(o.{SEQ} IS NULL OR n._reset OR o.{OP} = '{DELETE}' OR n._version >= o._version)"

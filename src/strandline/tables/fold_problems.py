@@ -12,7 +12,7 @@ from typing import Any
 from strandline.storage.open import Storage
 
 
-class Health:
+class FoldProblems:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self._path = f"{folder}/health.json"

@@ -111,7 +111,7 @@ class LogState:
         ]
 
 
-def lost(storage: Storage, folder: str) -> Corrupt:
+def lost_table(storage: Storage, folder: str) -> Corrupt:
     """A table's log or baseline is not there, and the catalog names the table."""
     return Corrupt(
         f"the commit files in {storage.url(folder)} are gone, and the catalog names that table",
@@ -184,7 +184,7 @@ class Log:
 
         `amend` may add to the draft, transactions for instance, or refuse it by raising; then the files go."""
         rows = sum(file.rows for file in files)
-        apps = _apps(tokens)
+        apps = _token_txns(tokens)
         replayed: list[int] = []
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
@@ -210,19 +210,19 @@ class Log:
         landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
         if landed is None:
             self.discard(files)
-            return self._replay(replayed[0])
+            return self._replayed_commit(replayed[0])
         crash_point("log.committed")
         return Commit(landed.version, rows)
 
-    def nothing(self, tokens: Sequence[str] = ()) -> Commit:
+    def empty_commit(self, tokens: Sequence[str] = ()) -> Commit:
         """What a batch without rows is answered: no rows at the head, without a commit, so its tokens are not kept.
         When a commit with one of `tokens` is in the log already, that one, as for every other repeated call."""
         snapshot = self.delta.refresh()
         _refuse_dropped(snapshot)
-        earlier = [snapshot.txns[app] for app in _apps(tokens) if app in snapshot.txns]
-        return self._replay(earlier[0]) if earlier else Commit(snapshot.version, 0)
+        earlier = [snapshot.txns[app] for app in _token_txns(tokens) if app in snapshot.txns]
+        return self._replayed_commit(earlier[0]) if earlier else Commit(snapshot.version, 0)
 
-    def _replay(self, seq: int) -> Commit:
+    def _replayed_commit(self, seq: int) -> Commit:
         return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
 
     def discard(self, files: Iterable[DataFile]) -> None:
@@ -296,7 +296,7 @@ class Log:
         self.delta.commit("DROP TABLE", build)
 
 
-def _apps(tokens: Sequence[str]) -> list[str]:
+def _token_txns(tokens: Sequence[str]) -> list[str]:
     """The transactions that stand for tokens."""
     return [f"token/{token}" for token in tokens]
 

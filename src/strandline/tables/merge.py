@@ -64,7 +64,7 @@ class TableAt:
         files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
         return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
 
-    def deciding(self) -> dict[str, DataFile]:
+    def deciding_files(self) -> dict[str, DataFile]:
         """The files that say which rows count, by their paths in the storage: the log's, and with a version column the
         baseline's as well."""
         found = {f"{self.log.folder}/{file.path}": file for _, file in self.log_files()}
@@ -108,7 +108,7 @@ class TableAt:
             return Files(base, log)
         key = predicate.key_values(self.definition.key)
         if key is not None:
-            vnode = str(vnode_of(_hash_of(key, self.definition), self.baseline.vnodes))
+            vnode = str(vnode_of(_hash_key(key, self.definition), self.baseline.vnodes))
             base = [f for f in base if f.partition[VNODE] == vnode]
         return Files(
             [f for f in base if predicate.may_match(f.stats)],
@@ -122,7 +122,7 @@ def vnodes_of(file: DataFile, vnodes: int) -> range:
     return range(vnode_of(low, vnodes), vnode_of(high, vnodes) + 1)
 
 
-def _hash_of(key: Sequence[object], definition: TableDef) -> int:
+def _hash_key(key: Sequence[object], definition: TableDef) -> int:
     columns = [
         conform_column(pa.chunked_array([pa.array([value])]), definition.schema.field(name).type)
         for name, value in zip(definition.key, key, strict=True)
@@ -166,7 +166,7 @@ def duck_sql(
     if fates:
         alive = f"({predicate.duckdb})" if predicate else "true"
         shown = listed([*columns, *stored, VNODE, FATE])
-        both = _fated_sql(merge, fold, base, log if files.log else None, inner, alive)
+        both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive)
         return f"SELECT {shown} FROM ({both})"
     base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")
@@ -174,7 +174,7 @@ def duck_sql(
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
 
 
-def _fated_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
     """Every row of the baseline, and the changes of the log that win, each with what a fold makes of it."""
     stays, came = alive, f"({log})"
     base = f"({base})"

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.engines.process import is_gone, this_process
 from strandline.errors import Invalid, NotRetained, StrandlineError
 from strandline.storage.open import Storage
@@ -125,7 +125,7 @@ class Pins:
             except (OSError, StrandlineError) as error:
                 _log.warning("pin %s could not be released and will expire: %s", pin.name, error)
 
-        with beside(keep):
+        with run_beside(keep):
             if quiet_s <= 0 and (failed := first.get()) is not None:
                 raise failed
             yield

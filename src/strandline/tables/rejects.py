@@ -147,7 +147,7 @@ class RejectedRows:
         if self._held:
             self._rejects.ensure()
             definition = self._rejects.log.refresh().definition
-            self._files += self._rejects.log.write(prepare(_table(self._held), definition, UPSERT), definition)
+            self._files += self._rejects.log.write(prepare(_build_table(self._held), definition, UPSERT), definition)
             self._held, self._chars = [], 0
 
     def commit(self) -> None:
@@ -175,6 +175,6 @@ class RejectedRows:
         self._held, self._files = [], []
 
 
-def _table(rejects: Sequence[Reject]) -> pa.Table:
+def _build_table(rejects: Sequence[Reject]) -> pa.Table:
     at = dt.datetime.now(dt.UTC)
     return pa.Table.from_pylist([{**vars(reject), "at": at} for reject in rejects], schema=SCHEMA)

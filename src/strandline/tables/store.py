@@ -137,10 +137,10 @@ class TableStore:
         """The rows at a seq or a time (now, by default), in no promised order.
 
         `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
-        merge, names, predicate = self._plan(at, columns, where)
+        merge, names, predicate = self._plan_read(at, columns, where)
         with self.reading(merge, names, predicate) as relation:
             table = relation.to_arrow_table(merge.batch_rows(most=131_072))
-        return schemas.conform(table, _selected(merge, names))
+        return schemas.conform(table, _select_schema(merge, names))
 
     def to_batches(
         self,
@@ -151,8 +151,8 @@ class TableStore:
         batch_rows: int = 50_000,
     ) -> Iterator[pa.RecordBatch]:
         """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
-        merge, names, predicate = self._plan(at, columns, where)
-        wanted = _selected(merge, names)
+        merge, names, predicate = self._plan_read(at, columns, where)
+        wanted = _select_schema(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
         with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
             yield from schemas.conform_batches(relation.to_arrow_reader(merge.batch_rows(most=batch_rows)), wanted)
@@ -160,7 +160,7 @@ class TableStore:
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
         """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
         a `pin`."""
-        merge, names, predicate = self._plan(at, columns, where)
+        merge, names, predicate = self._plan_read(at, columns, where)
         spark = session(self.spark)
         if predicate is not None:
             return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
@@ -263,7 +263,7 @@ class TableStore:
                 self._spark_fold[1].unpersist()
             self._spark_fold = self._spark_frame = None
 
-    def _plan(
+    def _plan_read(
         self, at: At, columns: Sequence[str] | None, where: str | None
     ) -> tuple[TableAt, list[str], Predicate | None]:
         merge = self.merge(at)
@@ -279,7 +279,7 @@ class TableStore:
                 fold = self.fold_name(merge)
                 key = predicate.key_values(merge.definition.key) if predicate else None
                 if fold is not None and key is not None and merge.definition.version is None:
-                    files, fold = _only_winner(cursor, fold, merge, key, files), None
+                    files, fold = _find_winner_files(cursor, fold, merge, key, files), None
                 elif fold is not None:
                     cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
             yield cursor.sql(duck_sql(merge, fold, names, predicate, files=files))
@@ -309,7 +309,7 @@ class TableStore:
         return min(seq, head)
 
 
-def _only_winner(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
+def _find_winner_files(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
     """Where the one row of `key` is: in the commit that changed it last, nowhere when that deleted it, else in the
     baseline."""
     matches = " AND ".join(f"{quoted(name)} = ?" for name in merge.definition.key)
@@ -320,5 +320,5 @@ def _only_winner(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], fil
     return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
 
 
-def _selected(merge: TableAt, names: Sequence[str]) -> pa.Schema:
+def _select_schema(merge: TableAt, names: Sequence[str]) -> pa.Schema:
     return pa.schema([merge.definition.schema.field(name) for name in names])

@@ -58,7 +58,7 @@ class RowGroup:
     each repeated value counts once."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._columns = [_Texts(field) if _is_text(field.type) else _Plain(field) for field in schema]
+        self._columns = [_TextColumn(field) if _is_text(field.type) else _PlainColumn(field) for field in schema]
         self._keys: set[tuple[Any, ...]] = set()
         self.schema = pa.schema([column.field for column in self._columns])
         self.rows = self.raw_bytes = self.encoded_bytes = 0
@@ -70,10 +70,10 @@ class RowGroup:
         if self._is_small(batch, runs, budget):
             for column, values in zip(self._columns, batch.columns, strict=True):
                 column.keep(values)
-            self._count(batch.num_rows, batch.nbytes, batch.nbytes)
+            self._add_counts(batch.num_rows, batch.nbytes, batch.nbytes)
             return int(batch.num_rows)
         # First what is quick to tell: measuring rows that do not fit anyway would be done again for the next group.
-        rows = min(batch.num_rows, budget.group_rows - self.rows, self._keys_fitting(runs, budget.group_keys))
+        rows = min(batch.num_rows, budget.group_rows - self.rows, self._rows_within_keys(runs, budget.group_keys))
         if not rows and self.rows:
             return 0
         batch = batch.slice(0, max(1, rows))
@@ -81,15 +81,15 @@ class RowGroup:
         raw: Sizes = sum((each.raw for each in measured), np.zeros(batch.num_rows, np.int64))
         encoded: Sizes = sum((each.encoded for each in measured), np.zeros(batch.num_rows, np.int64))
         fitting = min(
-            _fitting(raw, budget.group_raw_bytes - self.raw_bytes),
-            _fitting(encoded, budget.group_bytes - self.encoded_bytes),
+            _count_fitting(raw, budget.group_raw_bytes - self.raw_bytes),
+            _count_fitting(encoded, budget.group_bytes - self.encoded_bytes),
         )
         count: int = max(fitting, 0 if self.rows else 1)
         if count:
             for column, each in zip(self._columns, measured, strict=True):
                 column.add(each, count)
             self._keys.update(key for start, key in runs if start < count)
-            self._count(count, int(raw[:count].sum()), int(encoded[:count].sum()))
+            self._add_counts(count, int(raw[:count].sum()), int(encoded[:count].sum()))
         return count
 
     def _is_small(self, batch: pa.RecordBatch, runs: Runs, budget: Budget) -> bool:
@@ -101,12 +101,12 @@ class RowGroup:
             and batch.get_total_buffer_size() <= min(room, 2 * batch.nbytes)
         )
 
-    def _count(self, rows: int, raw_bytes: int, encoded_bytes: int) -> None:
+    def _add_counts(self, rows: int, raw_bytes: int, encoded_bytes: int) -> None:
         self.rows += rows
         self.raw_bytes += raw_bytes
         self.encoded_bytes += encoded_bytes
 
-    def _keys_fitting(self, runs: Runs, most: int) -> int:
+    def _rows_within_keys(self, runs: Runs, most: int) -> int:
         """How many rows go by before one would bring a cluster key too many."""
         seen = set(self._keys)
         for start, key in runs:
@@ -116,29 +116,29 @@ class RowGroup:
         return sys.maxsize
 
     def table(self) -> pa.Table:
-        return pa.Table.from_arrays([column.built() for column in self._columns], schema=self.schema)
+        return pa.Table.from_arrays([column.build() for column in self._columns], schema=self.schema)
 
     def coded_table(self) -> pa.Table:
         """The same in a form that can be cut and reordered: texts that are held once are in dictionaries."""
-        return pa.table([column.coded() for column in self._columns], self.schema.names)
+        return pa.table([column.build_coded() for column in self._columns], self.schema.names)
 
-    def repeating(self) -> set[str]:
+    def repeating_paths(self) -> set[str]:
         """The paths of the Parquet columns for which a dictionary pays."""
         if self.raw_bytes < SMALL_BYTES:
             return set()
-        return {path for column in self._columns for path in column.repeating()}
+        return {path for column in self._columns for path in column.repeating_paths()}
 
-    def lacks(self, dictionary: set[str]) -> bool:
+    def lacks_dictionary(self, dictionary: set[str]) -> bool:
         """Whether a file that has dictionaries for these paths alone would write much out that repeats."""
         lost = [
             c for c in self._columns if c.raw_bytes - c.encoded_bytes > _JUDGED_BYTES and not c.paths() <= dictionary
         ]
         size = sum(column.raw_bytes - column.encoded_bytes for column in lost)
-        return size > max(MIB, self.encoded_bytes // 8) and any(set(c.repeating()) - dictionary for c in lost)
+        return size > max(MIB, self.encoded_bytes // 8) and any(set(c.repeating_paths()) - dictionary for c in lost)
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredValues:
     """Values that may be added, and what each would add."""
 
     values: pa.Array
@@ -148,7 +148,7 @@ class _Measured:
     codes: npt.NDArray[np.int32] | None = None
 
 
-class _Plain:
+class _PlainColumn:
     """A column of anything but texts: kept as it is."""
 
     def __init__(self, field: pa.Field) -> None:
@@ -156,11 +156,11 @@ class _Plain:
         self._kept: list[pa.Array] = []
         self.raw_bytes = self.encoded_bytes = 0
 
-    def measure(self, values: pa.Array) -> _Measured:
+    def measure(self, values: pa.Array) -> _MeasuredValues:
         raw = row_bytes(values)
-        return _Measured(values, raw, _scaled(raw, values))
+        return _MeasuredValues(values, raw, _estimate_encoded(raw, values))
 
-    def add(self, measured: _Measured, count: int) -> None:
+    def add(self, measured: _MeasuredValues, count: int) -> None:
         self.raw_bytes += int(measured.raw[:count].sum())
         self.encoded_bytes += int(measured.encoded[:count].sum())
         self._kept.append(pa.concat_arrays([measured.values.slice(0, count)]))
@@ -170,21 +170,21 @@ class _Plain:
         self.encoded_bytes += values.nbytes
         self._kept.append(values)
 
-    def built(self) -> pa.ChunkedArray:
+    def build(self) -> pa.ChunkedArray:
         return pa.chunked_array(self._kept, type=self.field.type)
 
-    coded = built
+    build_coded = build
 
     def paths(self) -> set[str]:
-        return {path for path, _ in _leaves(self.field.name, _sample(self._kept))}
+        return {path for path, _ in _leaves(self.field.name, _first_rows(self._kept))}
 
-    def repeating(self) -> Iterator[str]:
-        if not pt.is_nested(self.field.type) and _has_shown(self):
+    def repeating_paths(self) -> Iterator[str]:
+        if not pt.is_nested(self.field.type) and _has_saved(self):
             return iter([self.field.name])
-        return (path for path, values in _leaves(self.field.name, _sample(self._kept)) if _repeats(values))
+        return (path for path, values in _leaves(self.field.name, _first_rows(self._kept)) if _is_repeating(values))
 
 
-class _Texts:
+class _TextColumn:
     """A column of texts, bytes or JSON. Wide values are looked up among those that the group has."""
 
     def __init__(self, field: pa.Field) -> None:
@@ -197,23 +197,25 @@ class _Texts:
         self._shared_rows = self._shared_bytes = self._held_bytes = 0
         self.raw_bytes = self.encoded_bytes = 0
 
-    def measure(self, values: pa.Array) -> _Measured:
+    def measure(self, values: pa.Array) -> _MeasuredValues:
         if pt.is_dictionary(values.type):
             entries, codes = values.dictionary.cast(pa.binary()), pc.fill_null(values.indices, -1).to_numpy()
             lengths = np.append(row_bytes(entries), 0)[codes]
-            return self._measured(values, lengths, entries, codes)
+            return self._measure_entries(values, lengths, entries, codes)
         values = stored_values(values)
         lengths = row_bytes(values)
         is_wide = int(lengths.sum()) >= _WIDE_BYTES * len(values) or int(lengths.max(initial=0)) >= _JUDGED_BYTES
         if not is_wide:
-            return _Measured(values, lengths, _scaled(lengths, values))
-        if self._is_in_vain():
-            return _Measured(values, lengths, lengths)
-        coded = values.dictionary_encode()
-        codes = pc.fill_null(coded.indices, -1).to_numpy()
-        return self._measured(values, lengths, coded.dictionary.cast(pa.binary()), codes)
+            return _MeasuredValues(values, lengths, _estimate_encoded(lengths, values))
+        if self._is_lookup_wasted():
+            return _MeasuredValues(values, lengths, lengths)
+        build_coded = values.dictionary_encode()
+        codes = pc.fill_null(build_coded.indices, -1).to_numpy()
+        return self._measure_entries(values, lengths, build_coded.dictionary.cast(pa.binary()), codes)
 
-    def _measured(self, values: pa.Array, lengths: Sizes, entries: pa.Array, codes: npt.NDArray[np.int32]) -> _Measured:
+    def _measure_entries(
+        self, values: pa.Array, lengths: Sizes, entries: pa.Array, codes: npt.NDArray[np.int32]
+    ) -> _MeasuredValues:
         """Of each entry that the group does not have, the first row that brings it counts whole."""
         first = np.full(len(entries) + 1, -1, np.int64)
         # The last assignment stands: the first row of each entry. Nulls (-1) fall on the spare last place.
@@ -222,13 +224,13 @@ class _Texts:
         for at, row in enumerate(first[:-1]):
             if row >= 0 and entries[at].as_py() not in self._codes:
                 encoded[row] += lengths[row]
-        return _Measured(values, lengths, encoded, entries, codes)
+        return _MeasuredValues(values, lengths, encoded, entries, codes)
 
-    def _is_in_vain(self) -> bool:
+    def _is_lookup_wasted(self) -> bool:
         """Whether the group has shown that its wide values differ, so that looking them up is lost time."""
         return self._shared_rows > 1000 and self._held_bytes > 0.9 * self._shared_bytes
 
-    def add(self, measured: _Measured, count: int) -> None:
+    def add(self, measured: _MeasuredValues, count: int) -> None:
         size = int(measured.raw[:count].sum())
         self.raw_bytes += size
         self.encoded_bytes += int(measured.encoded[:count].sum())
@@ -254,17 +256,19 @@ class _Texts:
         self.encoded_bytes += values.nbytes
         self._kept.append(values)
 
-    def built(self) -> pa.ChunkedArray:
-        words, buffers = self._words()
+    def build(self) -> pa.ChunkedArray:
+        words, buffers = self._shared_views()
         chunks = [
-            kept.cast(self._view) if isinstance(kept, pa.Array) else _views(self._view, words[kept], buffers, kept >= 0)
+            kept.cast(self._view)
+            if isinstance(kept, pa.Array)
+            else _build_views(self._view, words[kept], buffers, kept >= 0)
             for kept in self._kept
         ]
         if is_json(self.field.type):
             chunks = [pa.ExtensionArray.from_storage(self.field.type, chunk) for chunk in chunks]
         return pa.chunked_array(chunks, type=self.field.type)
 
-    def coded(self) -> pa.ChunkedArray:
+    def build_coded(self) -> pa.ChunkedArray:
         if not self._codes:
             # Values that were looked up, and none is there: nulls.
             plain = (kept if isinstance(kept, pa.Array) else pa.nulls(len(kept), self._plain) for kept in self._kept)
@@ -278,7 +282,7 @@ class _Texts:
         ]
         return pa.chunked_array(chunks).unify_dictionaries()
 
-    def _words(self) -> tuple[npt.NDArray[np.int32], list[pa.Buffer]]:
+    def _shared_views(self) -> tuple[npt.NDArray[np.int32], list[pa.Buffer]]:
         """The shared values as Arrow's views of them, and the buffers that hold their bytes; null is the last view."""
         _, words, *buffers = pa.array([*self._codes, None], pa.binary_view()).buffers()
         return np.frombuffer(words, np.int32).reshape(-1, 4), [buffer or pa.py_buffer(b"") for buffer in buffers]
@@ -286,14 +290,14 @@ class _Texts:
     def paths(self) -> set[str]:
         return {self.field.name}
 
-    def repeating(self) -> Iterator[str]:
+    def repeating_paths(self) -> Iterator[str]:
         plain = [kept for kept in self._kept if isinstance(kept, pa.Array)]
         saved = self._shared_bytes - self._held_bytes - _CODE_BYTES * self._shared_rows
         shared_pays = saved > self._shared_bytes // 5
         if (
             shared_pays
-            or _has_shown(self)
-            or (self._shared_bytes * 2 < self.raw_bytes and plain and _repeats(_sample(plain)))
+            or _has_saved(self)
+            or (self._shared_bytes * 2 < self.raw_bytes and plain and _is_repeating(_first_rows(plain)))
         ):
             yield self.field.name
 
@@ -317,11 +321,11 @@ def row_bytes(values: pa.Array) -> Sizes:
     return np.full(len(values), max(1, kind.bit_width // 8), np.int64)
 
 
-def _fitting(sizes: Sizes, room: int) -> int:
+def _count_fitting(sizes: Sizes, room: int) -> int:
     return int(np.searchsorted(np.cumsum(sizes), room, side="right"))
 
 
-def _scaled(raw: Sizes, values: pa.Array) -> Sizes:
+def _estimate_encoded(raw: Sizes, values: pa.Array) -> Sizes:
     """What values take when their column has a dictionary. A few bytes count as they are; more are judged by their
     first rows, and many by all of their rows."""
     size = int(raw.sum())
@@ -329,30 +333,30 @@ def _scaled(raw: Sizes, values: pa.Array) -> Sizes:
         return raw
     plain = held = 0
     for _, leaf in _leaves("", values if size > MIB else values.slice(0, _SAMPLE_ROWS)):
-        size, distinct = _weights(leaf)
+        size, distinct = _measure_bytes(leaf)
         plain += size
         held += min(size, distinct + _CODE_BYTES * len(leaf))
     return raw if held >= plain else np.ceil(raw * (held / plain)).astype(np.int64)
 
 
-def _weights(leaf: pa.Array) -> tuple[int, int]:
+def _measure_bytes(leaf: pa.Array) -> tuple[int, int]:
     """The bytes of a column's values, and of its distinct values."""
     if not len(leaf) or pt.is_boolean(leaf.type):
         return len(leaf), len(leaf)
     return int(row_bytes(leaf).sum()), int(row_bytes(leaf.dictionary_encode().dictionary).sum())
 
 
-def _repeats(leaf: pa.Array) -> bool:
-    plain, distinct = _weights(leaf)
+def _is_repeating(leaf: pa.Array) -> bool:
+    plain, distinct = _measure_bytes(leaf)
     return distinct + _CODE_BYTES * len(leaf) < plain
 
 
-def _has_shown(column: _Plain | _Texts) -> bool:
+def _has_saved(column: _PlainColumn | _TextColumn) -> bool:
     """Whether a column, as it was counted row by row, has saved enough: its first rows alone may tell otherwise."""
     return column.encoded_bytes < 0.8 * column.raw_bytes
 
 
-def _sample(kept: Sequence[pa.Array]) -> pa.Array:
+def _first_rows(kept: Sequence[pa.Array]) -> pa.Array:
     """The first rows of a column, as many as it takes to judge it."""
     chosen, rows = [], 0
     for values in kept:
@@ -379,7 +383,7 @@ def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield path, values
 
 
-def _views(
+def _build_views(
     kind: pa.DataType, words: npt.NDArray[np.int32], buffers: list[pa.Buffer], valid: npt.NDArray[np.bool_]
 ) -> pa.Array:
     bitmap = None if valid.all() else pa.array(valid).buffers()[1]

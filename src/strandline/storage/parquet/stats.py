@@ -16,7 +16,7 @@ _STATS_COLUMNS = 32
 _STATS_CHARS = 64
 
 
-def bounded(schema: pa.Schema) -> list[str] | bool:
+def bounded_columns(schema: pa.Schema) -> list[str] | bool:
     """The leaves of a file whose bounds its footer holds, as a Parquet writer takes them: all but floats. Bounds of
     floats leave NaN out, which counts as larger than every number: a reader that skips by them would lose rows, or take
     a condition to be true of all."""
@@ -67,8 +67,12 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
                 highs[name] = max(highs.get(name, high), high)
             elif stats.null_count != chunks.num_rows:
                 unknown.add(name)
-    low_texts = {n: v for n in lows if n not in unknown and (v := _low(lows[n], schema.field(n).type)) is not None}
-    high_texts = {n: v for n in highs if n not in unknown and (v := _high(highs[n], schema.field(n).type)) is not None}
+    low_texts = {
+        n: v for n in lows if n not in unknown and (v := _low_bound(lows[n], schema.field(n).type)) is not None
+    }
+    high_texts = {
+        n: v for n in highs if n not in unknown and (v := _high_bound(highs[n], schema.field(n).type)) is not None
+    }
     return {
         "numRecords": metadata.num_rows,
         "minValues": low_texts,
@@ -77,18 +81,18 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def _low(value: Any, kind: pa.DataType) -> Any:
-    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound(value, kind)
+def _low_bound(value: Any, kind: pa.DataType) -> Any:
+    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound_text(value, kind)
 
 
-def _high(value: Any, kind: pa.DataType) -> Any:
+def _high_bound(value: Any, kind: pa.DataType) -> Any:
     """A bound from above: a long string has none that is short, so it is left out."""
     if pt.is_string(kind):
         return value if len(value) <= _STATS_CHARS else None
-    return _bound(value, kind)
+    return _bound_text(value, kind)
 
 
-def _bound(value: Any, kind: pa.DataType) -> Any:
+def _bound_text(value: Any, kind: pa.DataType) -> Any:
     if pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
         return None
     if pt.is_timestamp(kind):

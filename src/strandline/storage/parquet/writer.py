@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from strandline.storage.digest import DigestStream
-from strandline.storage.open import Staged, Storage
+from strandline.storage.open import StagedFile, Storage
 from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, RowGroup
 from strandline.storage.parquet.runs import Runs, runs_of
-from strandline.storage.parquet.stats import bounded, file_stats
+from strandline.storage.parquet.stats import bounded_columns, file_stats
 from strandline.storage.snapshot import DataFile
 
 __all__ = ["DEFAULT", "Budget", "batch_rows", "groups", "stage_empty", "stage_files", "write_files"]
@@ -57,12 +57,12 @@ def write_files(
     """Write `batches` below `folder` as one file, or several when they are large; no rows, no file.
 
     The caller takes each file as it is finished and fills in its partition."""
-    source = _Source(batches, schema, cluster_by, budget)
+    source = _GroupWriter(batches, schema, cluster_by, budget)
     while source.has_more():
         name = new_name()
         with storage.output(f"{folder}/{name}") as stream:
             written = source.write(stream)
-        yield written.described(name)
+        yield written.to_data_file(name)
 
 
 def stage_files(
@@ -73,17 +73,17 @@ def stage_files(
     *,
     cluster_by: Sequence[str] = (),
     budget: Budget = DEFAULT,
-) -> Iterator[tuple[DataFile, Staged]]:
+) -> Iterator[tuple[DataFile, StagedFile]]:
     """The same, but the files stay invisible until someone publishes them."""
-    source = _Source(batches, schema, cluster_by, budget)
+    source = _GroupWriter(batches, schema, cluster_by, budget)
     while source.has_more():
         name = new_name()
         with storage.stage(name) as stage:
             written = source.write(stage.stream)
-        yield written.described(name), stage.staged
+        yield written.to_data_file(name), stage.staged
 
 
-def stage_empty(storage: Storage, name: str, schema: pa.Schema) -> tuple[DataFile, Staged]:
+def stage_empty(storage: Storage, name: str, schema: pa.Schema) -> tuple[DataFile, StagedFile]:
     """A staged file that has columns and no rows."""
     with storage.stage(name) as stage:
         pq.write_table(schema.empty_table(), stage.stream, compression="zstd", store_schema=False)
@@ -92,17 +92,17 @@ def stage_empty(storage: Storage, name: str, schema: pa.Schema) -> tuple[DataFil
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenFile:
     size: int
     raw_bytes: int
     stats_text: str
     crc: int
 
-    def described(self, name: str) -> DataFile:
+    def to_data_file(self, name: str) -> DataFile:
         return DataFile(name, self.size, {}, 0, self.stats_text, self.raw_bytes, self.crc)
 
 
-class _Source:
+class _GroupWriter:
     """Rows on their way into files, a group at a time."""
 
     def __init__(
@@ -119,13 +119,13 @@ class _Source:
         self._next = self._next or next(self._groups, None)
         return self._next is not None
 
-    def write(self, stream: pa.NativeFile) -> _Written:
+    def write(self, stream: pa.NativeFile) -> _WrittenFile:
         """Fill one file."""
         group = self._next
         assert group is not None
         # After a file that was cut short for want of a dictionary its own ones stay: files that follow one another are
         # cut at most once a column.
-        self._dictionary = group.repeating() | (self._dictionary if self._is_cut else set())
+        self._dictionary = group.repeating_paths() | (self._dictionary if self._is_cut else set())
         self._is_cut = False
         raw_bytes = count = 0
         tap = DigestStream(stream)
@@ -141,14 +141,14 @@ class _Source:
             # A page may end after every so many values: with the usual 1,024, wide ones would make huge pages.
             write_batch_size=16 if group.raw_bytes > 1024 * group.rows else 64,
             write_page_index=True,
-            write_statistics=bounded(self._schema),
+            write_statistics=bounded_columns(self._schema),
             write_page_checksum=True,
             # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
             store_schema=False,
         )
         try:
             while group is not None:
-                if count and group.lacks(self._dictionary):
+                if count and group.lacks_dictionary(self._dictionary):
                     self._is_cut = True
                     break
                 count += 1
@@ -166,7 +166,7 @@ class _Source:
         writer.close()
         output.flush()
         stats = file_stats(writer.writer.metadata, self._schema)
-        return _Written(stream.tell(), raw_bytes, json.dumps(stats), tap.crc)
+        return _WrittenFile(stream.tell(), raw_bytes, json.dumps(stats), tap.crc)
 
 
 def groups(
@@ -174,13 +174,13 @@ def groups(
 ) -> Iterator[RowGroup]:
     """Rows in groups: one closes before the row that would pass a budget."""
     group = RowGroup(schema)
-    for batch in _pieces(batches):
+    for batch in _resize_batches(batches):
         runs = runs_of(batch, cluster_by)
         start = 0
         while start < batch.num_rows:
             count = group.take(batch.slice(start), runs, budget)
             start += count
-            runs = _left(runs, count)
+            runs = _runs_after(runs, count)
             if not count:
                 full, group = group, RowGroup(schema)
                 yield full
@@ -189,7 +189,7 @@ def groups(
         yield group
 
 
-def _left(runs: Runs, count: int) -> Runs:
+def _runs_after(runs: Runs, count: int) -> Runs:
     """The runs of a batch without its first rows."""
     if not runs or not count:
         return runs
@@ -198,7 +198,7 @@ def _left(runs: Runs, count: int) -> Runs:
     return [(0, runs[first][1]), *((start - count, key) for start, key in runs[first + 1 :])]
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _resize_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows in batches of a size that is quick to look at: large ones cut, tiny ones joined."""
     tiny: list[pa.RecordBatch] = []
     rows = size = 0

@@ -31,12 +31,12 @@ _SPARE_BYTES = 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watch(Generic[T]):
+class StoppableWork(Generic[T]):
     """One piece of work, and the way to stop it."""
 
     was_any_stopped = False
 
-    def __init__(self, act: Callable[[Watch[T]], T]) -> None:
+    def __init__(self, act: Callable[[StoppableWork[T]], T]) -> None:
         self._act = act
         # Held until the work is done. Not an event: an interrupt in the middle of its wait breaks it for both sides.
         self._gate = threading.Lock()
@@ -70,7 +70,7 @@ class Watch(Generic[T]):
         until_s = time.monotonic() + timeout_s
         until_bytes = _resident_bytes() + most_bytes + _SPARE_BYTES
         try:
-            _thread.start_new_thread(_do, ([self],))
+            _thread.start_new_thread(_do_work, ([self],))
             while not self._gate.acquire(timeout=_LOOK_S):
                 if time.monotonic() >= until_s:
                     raise Unavailable(
@@ -91,7 +91,7 @@ class Watch(Generic[T]):
             raise self._error
         return cast(T, self._result)
 
-    def _do(self) -> threading.Lock:
+    def _do_work(self) -> threading.Lock:
         self._is_started = True
         try:
             self._result = self._act(self)
@@ -103,7 +103,7 @@ class Watch(Generic[T]):
     def _stop(self) -> None:
         self._is_stopped = True
         if self._is_started:
-            Watch.was_any_stopped = True
+            StoppableWork.was_any_stopped = True
             _thread.start_new_thread(self._interrupt_until_done, ())
             self._gate.acquire(timeout=_PATIENCE_S)
 
@@ -116,22 +116,24 @@ class Watch(Generic[T]):
             time.sleep(_AGAIN_S)
 
 
-def _do(box: list[Watch[Any]]) -> None:
+def _do_work(box: list[StoppableWork[Any]]) -> None:
     """Do the work that is in the box. When the gate opens, this thread holds nothing of it any more: whoever holds an
     object of DuckDB last closes it, and a thread that does so while the interpreter ends aborts the process."""
-    gate = box.pop()._do()
+    gate = box.pop()._do_work()
     gate.release()
 
 
-def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_bytes: int | None = None) -> T:
+def run_stoppable(
+    act: Callable[[StoppableWork[T]], T], timeout_s: float | None = None, most_bytes: int | None = None
+) -> T:
     """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`, `Invalid` when the process
     grows by more than `most_bytes` meanwhile."""
-    return Watch(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
+    return StoppableWork(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
 
 
 def was_work_stopped() -> bool:
     """Whether work was ever stopped in this process: a thread may still be inside DuckDB, or hold a cursor."""
-    return Watch.was_any_stopped
+    return StoppableWork.was_any_stopped
 
 
 def _resident_bytes() -> int:
