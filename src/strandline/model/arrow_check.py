@@ -1,8 +1,8 @@
-"""Whether every engine can read what comes in: looked at before anything is written.
+"""Check Arrow data before it is written: every engine must be able to read each value.
 
-Arrow comes from many hands, and is taken as it stands: text may not be UTF-8, a decimal may have more digits than its
-type, offsets may lead outside of their buffer. DuckDB and Spark fail on such a value, for every row of its file, or
-read something else. Times lie in DuckDB's range: beyond it are its infinities, and times on which a cast ends it.
+Arrow data from elsewhere may break Arrow's rules: text that is not UTF-8, a decimal with more digits than its type,
+offsets outside of their buffer. On such a value DuckDB and Spark fail for its whole file, or read another value. Times
+must lie in DuckDB's range: outside of it are its infinities, and times whose cast ends the DuckDB instance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DAYS = (-(2**31) + 2, 2**31 - 2)
 _MICROS = (-9_223_372_022_400_000_000, 2**63 - 2)
 
 _Finding = tuple[int, str, str] | None
-"""The row of a value at fault, its path, and what is wrong."""
+"""The row of a faulty value, its path, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Fault:
 
 
 def find_invalid(table: pa.Table) -> Fault | None:
-    """The first value that breaks Arrow's own rules, in a table of whatever types. Costs little: bulk loads pay it."""
+    """The first value that breaks Arrow's own rules, in a table of any types. Cheap enough for bulk loads."""
     return _find_fault(table, _find_invalid)
 
 
 def find_unreadable(table: pa.Table) -> Fault | None:
-    """The first value that Arrow may hold and some engine cannot read, in a sound table of stored types."""
+    """The first value that some engine cannot read, in a valid table of stored types."""
     return _find_fault(
         table, lambda chunk, name: _find_value(chunk, name, _find_out_of_range) if _has_limits(chunk.type) else None
     )
 
 
 def python_value(value: pa.Scalar) -> object:
-    """A value for a message, also one that Python has no word for."""
+    """The Python value of a scalar for a message; a number or a text where Python has none."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -79,9 +79,9 @@ def _find_invalid(array: pa.Array, name: str) -> _Finding:
     if said is None:
         return None
     if _has_valid_layout(array):
-        # None when the value lies under a null or outside of a slice, where nobody reads it.
+        # None when the value lies under a null or outside of the slice: nobody reads it there.
         return _find_value(array, name, _find_malformed)
-    return 0, name, f"this is not sound Arrow data: {said}"
+    return 0, name, f"this is not valid Arrow data: {said}"
 
 
 def _validation_error(array: pa.Array) -> str | None:
@@ -93,7 +93,7 @@ def _validation_error(array: pa.Array) -> str | None:
 
 
 def _has_valid_layout(array: pa.Array) -> bool:
-    """Whether all lengths, offsets and counts are true, so that the values can be looked at one by one."""
+    """Whether lengths, offsets and null counts are right, so that values can be read one by one."""
     try:
         array.validate()
         return _has_valid_offsets(array)
@@ -115,7 +115,7 @@ def _has_valid_offsets(array: pa.Array) -> bool:
         is_counted = bare.null_count == array.null_count
         return is_counted and all(_has_valid_offsets(array.field(at)) for at in range(kind.num_fields))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
-        # The same offsets over values that cannot be wrong.
+        # The same offsets over nulls, which cannot be wrong themselves.
         lists = pa.large_list(pa.null()) if pt.is_large_list(kind) else pa.list_(pa.null())
         bare = _reinterpret(array, lists, [pa.nulls(len(array.values))])
         bare.validate(full=True)
@@ -129,14 +129,14 @@ def _has_valid_offsets(array: pa.Array) -> bool:
 
 
 def _find_value(array: pa.Array, path: str, test: Callable[[pa.Array], tuple[int, str] | None]) -> _Finding:
-    """The first value in an array of true offsets, however deep, that a test of plain arrays finds."""
+    """The first value at any depth that `test` finds; the array's offsets are valid."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _find_value(array.storage, path, test)
     if pt.is_dictionary(kind):
         return _find_value(array.dictionary.take(array.indices), path, test)
     if pt.is_struct(kind):
-        # The first row among its fields.
+        # Of the findings in its fields, the one in the first row.
         inner = (
             _find_value(child, f"{path}.{field.name}", test) for field, child in zip(kind, array.flatten(), strict=True)
         )
@@ -157,7 +157,7 @@ def _find_malformed(array: pa.Array) -> tuple[int, str] | None:
     said = _validation_error(array)
     if said is None:
         return None
-    # Of a plain array a slice is looked at alone, so halving finds the first.
+    # The check of a plain array's slice covers that slice alone, so halving finds the first value.
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
@@ -174,7 +174,7 @@ def _find_out_of_range(array: pa.Array) -> tuple[int, str] | None:
     kind = array.type
     limits: tuple[int | Decimal, int | Decimal]
     if pt.is_decimal(kind):
-        # The lowest number of 128 bits has no absolute value, and passes Arrow's own check.
+        # Arrow's own check passes the lowest 128-bit number, which has no absolute value.
         limits, unit, numbers = _decimal_limits(kind), "", array
     elif pt.is_date32(kind):
         limits, unit, numbers = _DAYS, "days", array.view(pa.int32())
@@ -185,7 +185,7 @@ def _find_out_of_range(array: pa.Array) -> tuple[int, str] | None:
     ends = pc.min_max(numbers)
     for end in (ends["min"], ends["max"]):
         if end.is_valid and not limits[0] <= end.as_py() <= limits[1]:
-            why = f"has more digits than {kind}" if not unit else f"{unit} from 1970 lie outside of what DuckDB reads"
+            why = f"has more digits than {kind}" if not unit else f"{unit} from 1970 are outside of DuckDB's range"
             return pc.index(numbers, end).as_py(), f"{end.as_py()} {why}"
     return None
 
@@ -214,6 +214,6 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _reinterpret(array: pa.Array, kind: pa.DataType, children: list[pa.Array] | None = None) -> pa.Array:
-    """The same buffers as another type."""
+    """An array of another type over the same buffers."""
     buffers = array.buffers()[: 2 if children else None]
     return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=children)

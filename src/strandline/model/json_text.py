@@ -1,6 +1,6 @@
-"""Whether a text is JSON, without making anything of it.
+"""Check that a text is JSON, without building its values.
 
-Python's reader makes objects of what it reads: `[],` becomes 80 bytes. So long texts are only walked through.
+Python's parser builds objects: `[],` becomes 80 bytes. So a long text is only walked, token by token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _TOKEN = re.compile(
 
 
 def check(text: str) -> None:
-    """Raise `ValueError` or `RecursionError` for a text that is not JSON, or not to every reader."""
+    """Raise `ValueError` or `RecursionError` for a text that some JSON reader refuses."""
     if len(text) > _LONG:
         _walk_tokens(text)
         return
     value = json.loads(text, parse_constant=_refuse_constant)
     if "\\u" in text:
-        # Half of a surrogate pair is JSON to Python, and to no other reader.
+        # Python alone accepts half of a surrogate pair.
         json.dumps(value, ensure_ascii=False).encode()
 
 
@@ -33,7 +33,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _walk_tokens(text: str) -> None:
-    """One token after the other; `open_` are the objects and lists around it."""
+    """Check token after token; `open_` holds the brackets around the current one."""
     open_: list[str] = []
     at, wanted = 0, "value"
     while at < len(text):
@@ -49,7 +49,7 @@ def _walk_tokens(text: str) -> None:
 
 
 def _expect_after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
-    """What has to come after a token where `wanted` was; nothing when the token is not that."""
+    """What must follow this token; empty when the token is not the `wanted` one."""
     sign = found["sign"]
     if sign is None:
         if found["text"] is not None and "\\u" in found["text"] and _has_half_pair(found["text"]):
@@ -78,7 +78,7 @@ def _expect_after_value(open_: list[str]) -> str:
 
 
 def _has_half_pair(text: str) -> bool:
-    """Whether a text has half of a surrogate pair. Backslashes that are themselves escaped begin nothing."""
+    """Whether a JSON string holds half of a surrogate pair; an escaped backslash starts no escape."""
     try:
         json.loads(text).encode()
     except UnicodeEncodeError:

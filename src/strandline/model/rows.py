@@ -1,4 +1,4 @@
-"""Turn what a caller hands in into rows of a table's exact schema, or say which row and column is wrong.
+"""Turn a caller's data into rows of a table's exact schema, or name the row and column that is wrong.
 
 Accepted: Arrow tables, batches and readers, pandas, polars, anything else with an Arrow stream, and lists of
 dicts. A value is taken when the column's type holds it exactly; text is never parsed into numbers or times here.
@@ -32,10 +32,10 @@ def is_spark(data: object) -> bool:
 def check_rows(
     data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
 ) -> Iterator[pa.Table]:
-    """The rows of `data` in pieces, each with exactly `schema`'s columns and types.
+    """The rows of `data` in pieces, each with exactly the columns and types of `schema`.
 
     Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
-    values; by default those the schema declares not null. Errors count rows from `first_row` on."""
+    values, by default the not-null ones of the schema. Errors count rows from `first_row` on."""
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
     offset = first_row
     for piece in _split_data(data, schema):
@@ -66,7 +66,7 @@ def _split_data(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence
         try:
             table = pa.Table.from_pandas(data, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):
-            # Row by row, the value that Arrow could not take is found.
+            # Going row by row finds the value that Arrow could not take.
             yield data.to_dict("records")
         else:
             yield _check_moments(table, data, schema)
@@ -95,7 +95,7 @@ def _split_data(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence
 
 
 def _check_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
-    """The rows of a pandas frame. Arrow cuts moments that a frame holds as Python objects, so those are looked at."""
+    """The rows of a pandas frame. Arrow cuts moments that the frame holds as objects, so they are checked here."""
     for at, field in enumerate(table.schema):
         if frame.dtypes.iloc[at].kind != "O" or field.name not in schema.names:
             continue
@@ -154,7 +154,7 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.Ch
     if column.type == field.type:
         return column
     if column.null_count == len(column):
-        # Without a value the type says nothing: an empty frame of pandas has floats or objects everywhere.
+        # The type of a column without values means nothing: an empty pandas frame has floats or objects everywhere.
         return pa.chunked_array([pa.nulls(len(column), field.type)])
     if not may_hold(column.type, field.type):
         row = offset + _find_mismatch(column, field.type)
@@ -170,7 +170,7 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.Ch
             _refuse_overflow(column, typed)
         is_time = _is_time_for_date(column.type, field.type)
         if is_time and pc.any(pc.not_equal(typed.cast(column.type), column), min_count=0).as_py():
-            raise pa.ArrowInvalid("it is not midnight")
+            raise pa.ArrowInvalid("its time is not midnight")
         return typed
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         at = first_failing(len(column), lambda a, n: _cast_column(column.slice(a, n), field, 0))
@@ -190,7 +190,7 @@ def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
 
 
 def _find_mismatch(column: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """The first row that shows why a column's type does not go with `kind`."""
+    """The first row with a value that `kind` cannot hold."""
     if pt.is_struct(column.type) and pt.is_struct(kind):
         names = {field.name for field in kind}
         for field in column.type:
@@ -200,7 +200,7 @@ def _find_mismatch(column: pa.ChunkedArray, kind: pa.DataType) -> int:
 
 
 def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of `found` may be checked one by one into `wanted`; False means the types do not go together."""
+    """Whether some values of type `found` fit type `wanted`; each is checked later."""
     if pt.is_null(found) or found == storage_type(wanted):
         return True
     if isinstance(found, pa.BaseExtensionType):
@@ -274,7 +274,7 @@ def _unfit_error(row: int, field: pa.Field, value: Any, hint: str | None) -> Inv
 
 
 def _to_json_text(value: Any, row: int, column: str) -> str | None:
-    """JSON text as it is; anything else that JSON can say, as text."""
+    """A text as it is; any other value as its JSON text."""
     if value is None or isinstance(value, str):
         return value
     try:
@@ -286,12 +286,12 @@ def _to_json_text(value: Any, row: int, column: str) -> str | None:
 
 
 def _show_value(value: Any) -> str:
-    """A value for a message: short, and printable whatever it holds."""
+    """A value for a message: short and printable."""
     return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
 
 
 def first_failing(count: int, attempt: Callable[[int, int], object]) -> int:
-    """The first row for which `attempt(at, 1)` raises, found by halving; 0 when only the whole fails."""
+    """The first row for which `attempt(at, 1)` raises, by halving; 0 when only the whole range fails."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -316,7 +316,7 @@ def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
 
 
 def check_json(table: pa.Table, offset: int) -> None:
-    """JSON columns hold JSON. Values repeat, so each distinct one is parsed once."""
+    """`Invalid` when a JSON column holds other text. Each distinct value is parsed once."""
     for field in table.schema:
         if not is_json(field.type):
             continue
