@@ -1,6 +1,5 @@
 """The one Spark session."""
 
-import io
 import zipfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ def test_there_is_one_session_with_the_settings_that_matter(spark):
 
 
 def test_the_whole_package_travels_to_the_executors():
-    names = zipfile.ZipFile(io.BytesIO(sparks._zip_package())).namelist()
+    names = zipfile.ZipFile(sparks._package_file()).namelist()
     root = Path(strandline.__file__).parent
     assert sorted(names) == sorted(f"strandline/{path.relative_to(root)}" for path in root.rglob("*.py"))
 

@@ -1,8 +1,7 @@
-"""What runs inside Spark tasks: functions from Arrow batches to Arrow batches, picklable and free of Spark.
+"""Lanes: functions that run inside Spark tasks, from Arrow batches to Arrow batches, picklable and free of Spark.
 
-A lane that writes is the last operator of its job. It returns a receipt for every file, and returns failures as
-receipts too, because an exception would reach the driver as text only. A task that Spark runs twice writes a
-second file that no commit claims.
+A lane that writes is the last operator of its job. It returns a receipt for every file and for every failure: an
+exception would reach the driver as text only. When Spark runs a task twice, no commit claims the second file.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
 
 
 def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile], StrandlineError | None]:
-    """The same of lanes that staged their files, with what publishes them."""
+    """The files that lanes wrote, their staged files, and the first failure."""
     rows = list(receipts)
     files, failure = files_of(rows)
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
@@ -104,10 +103,9 @@ def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True)
 class LogLane:
-    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unordered, equal keys.
+    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unless ordered, equal keys.
 
-    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins. Without `op`, each row
-    says its own in `_op`."""
+    `is_ordered`: of the rows of one key, the last one wins. Without `op`, each row has its own in `_op`."""
 
     storage: Storage
     folder: str
@@ -154,7 +152,7 @@ class LogLane:
             if held is not None:
                 rows = pa.concat_tables([held, rows])
             rows = self._keep_last_per_key(rows)
-            # The last row waits: the next batch may begin with the same key.
+            # The last row is held back: the next batch may begin with the same key.
             held = _copy_rows(rows.slice(rows.num_rows - 1))
             yield from rows.slice(0, rows.num_rows - 1).to_batches()
         if held is not None:
@@ -170,7 +168,7 @@ class LogLane:
                 self._raise_fault(Fault(row, name, name, "a value is required, found null"), rows)
 
     def _raise_fault(self, fault: Fault | None, rows: pa.Table) -> None:
-        """A row of a DataFrame has no number; its key says which it is."""
+        """Raise a fault. A row of a DataFrame has no number, so the message names its key."""
         if fault is not None:
             key = {name: python_value(rows.column(name)[fault.row]) for name in self.definition.key}
             where = f" in the row {key}" if key else ""
@@ -181,13 +179,13 @@ class LogLane:
         if not pc.any(same, min_count=0).as_py():
             return rows
         version = [self.definition.version] if self.definition.version and self.op == UPSERT else []
-        # Versions decide between rows of one key, unless they are equal.
+        # Of the rows of one key the highest version wins; equal versions are a tie.
         tied = same_as_next(rows, [HASH, *self.definition.key, *version])
         if not self.is_ordered and pc.any(tied, min_count=0).as_py():
             row = rows.filter(tied).slice(0, 1).to_pylist()[0]
             raise Invalid(
                 f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
-                hint="Say which row wins: upsert(df, order_by='column'), the highest last.",
+                hint="Choose which row wins: upsert(df, order_by='column'), where the highest value wins.",
                 column=self.definition.key[0],
             )
         return rows.filter(pc.invert(same))
@@ -195,8 +193,8 @@ class LogLane:
 
 @dataclass(frozen=True)
 class BaselineLane:
-    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode, and count each by its
-    `_fate`: those that go or are lost are counted alone."""
+    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode. All rows are counted by
+    their `_fate`; only those kept and come are written."""
 
     storage: Storage
     folder: str
@@ -219,7 +217,7 @@ class BaselineLane:
 
 
 def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """The rows that are written, while all are counted by vnode and fate."""
+    """The rows to write; all rows are counted by vnode and fate on the way."""
     for batch in batches:
         fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
         vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -230,7 +228,7 @@ def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, i
 
 
 def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
-    """How many rows a fold had of each (vnode, fate)."""
+    """The number of rows of a fold by (vnode, fate)."""
     found: Counter[tuple[int, int]] = Counter()
     for row in receipts:
         for vnode, fate, count in json.loads(row["counts"] or "[]"):
@@ -240,7 +238,7 @@ def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ExportLane:
-    """Stage rows that arrive clustered as files of an export; whoever publishes them decides when they are seen."""
+    """Stage rows that arrive clustered as files of an export, invisible until they are published."""
 
     storage: Storage
     id: str
@@ -254,16 +252,16 @@ class ExportLane:
         return self.write(conform_batches(batches, self.schema))
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The receipts for rows that have the columns of `schema` already."""
+        """The receipts for rows that already have the columns of `schema`."""
         return _report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
 
     def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
-        """The files themselves, and failures as they are: for the driver."""
+        """The files themselves, for the driver; failures are raised."""
         return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
 
 
 class _VnodeRuns:
-    """A stream of batches sorted by `_vnode`, cut where it changes, without holding more than one batch."""
+    """A stream of batches sorted by `_vnode`, cut where the vnode changes. It holds one batch at most."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -275,7 +273,7 @@ class _VnodeRuns:
             yield batch.column(VNODE)[0].as_py()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the vnode that the iteration stands at."""
+        """The rows of the current vnode of the iteration."""
         batch = self._next_batch()
         assert batch is not None
         vnode = batch.column(VNODE)[0]
@@ -303,7 +301,7 @@ class ReadLane:
     """Read Parquet files through the storage, for stores that Spark has no client for.
 
     Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
-    schema, and the number under the name `number_as`. Of `files`, by path, each is compared with its digest first."""
+    schema, and the number under the name `number_as`. Files named in `files` are compared with their digests first."""
 
     storage: Storage
     schemas: tuple[pa.Schema, ...]
@@ -321,7 +319,7 @@ class ReadLane:
             yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
 
     def read_coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, but texts that have a dictionary in their file stay in it, and types are those of the file."""
+        """The same rows in the types of their files; texts stay in the dictionaries of their files."""
         wanted = self._wanted_schema()
         for part, number in self._read_parts(batches, is_coded=True):
             missing = [field for field in wanted if field.name not in part.schema.names]
@@ -352,8 +350,8 @@ class ReadLane:
 
 @dataclass(frozen=True)
 class CheckLane:
-    """Compare files with what their commits say, before a job reads them. Input rows name a file (`path`); output rows
-    name the damaged ones."""
+    """Compare files with their digests before a job reads them. Input rows name a file (`path`); output rows name the
+    damaged ones."""
 
     storage: Storage
     files: Mapping[str, DataFile]
@@ -374,5 +372,5 @@ class CheckLane:
 
 
 def _copy_rows(rows: pa.Table) -> pa.Table:
-    """`rows` without the buffers of the batch they were cut from: a slice would pin all of it."""
+    """A copy of `rows`: a slice would keep the whole batch in memory."""
     return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()
