@@ -43,13 +43,13 @@ def test_every_version_is_loaded_the_same_with_and_without_checkpoints(chain, st
 
 
 def test_the_newest_version_is_the_default_and_one_to_come_is_not_found(chain):
-    assert chain.load().version == chain.replay().version == 7
+    assert chain.load().version == chain.extend(NOTHING).version == 7
     with refused(sl.NotFound, version=9):
         chain.load(9)
     with refused(sl.NotFound):
         CommitChain(chain.storage, "nowhere").load()
     with refused(sl.NotFound, version=0):
-        CommitChain(chain.storage, "nowhere").replay()
+        CommitChain(chain.storage, "nowhere").load(0)
 
 
 def test_reading_on_stops_where_it_is_told_to(chain):

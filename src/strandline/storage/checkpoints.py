@@ -1,11 +1,11 @@
 """Checkpoints of a Delta table: a table's state at a version, so that a reader need not read every commit.
 
-The `deltalake` library writes them, without checksums. So what was written is read back and compared with the state
-that the commits say, and a file beside it, `<20 digits>.checkpoint.digest`, then holds its digests. It is sealed as a
-commit file is and names the digest of the commit at that version, from where the chain of commits goes on. Before
-anything older is cleaned away it says that the checkpoint stands `alone`. So a lost commit is told from a cleaned one.
+The `deltalake` library writes checkpoints without checksums. So each one is read back and compared with the state that
+the commits give, and then a digest file beside it, `<20 digits>.checkpoint.digest`, records its digests. The digest
+file is sealed like a commit file and names the digest of the commit at that version, where the chain of commits goes
+on. Before older files are cleaned away, it is marked `alone`: so a lost commit can be told from a cleaned one.
 
-After a crash: a checkpoint without that file is as good as none while the commits before it are there.
+After a crash: a checkpoint without its digest file is not used while the commits before it are there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strandline.storage.commits import FIRST, RESTORE, CommitFile, read_sealed, 
 from strandline.storage.contract import Storage
 from strandline.storage.snapshot import FORGOTTEN_MS, Snapshot, data_file
 
-# Tokens expire after 30 days, and a checkpoint that is written again later may lack some of them.
+# Tokens expire after 30 days: a checkpoint rewritten later may lack some of them.
 _SURE_MS = 29 * 86_400_000
 _EXPIRING = ("token/", "key/")
 _ALONE = "alone"
@@ -32,7 +32,7 @@ _ALONE = "alone"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says. `is_verified`: its digests say the same. `is_alone`: older files may be cleaned away."""
+    """A checkpoint's content. `is_verified`: it matches its digests. `is_alone`: older files may be cleaned away."""
 
     snapshot: Snapshot
     is_verified: bool
@@ -55,7 +55,7 @@ class Checkpoints:
         return f"{self.folder}/_last_checkpoint"
 
     def pointed_version(self) -> int | None:
-        """The version that the pointer to the last checkpoint names, -1 without one; None when it is torn."""
+        """The version in the pointer to the last checkpoint; -1 without a pointer, None when it is unreadable."""
         try:
             return int(json.loads(self.storage.read(self.pointer_path))["version"])
         except FileNotFoundError:
@@ -64,12 +64,12 @@ class Checkpoints:
             return None
 
     def pointer_bytes(self, version: int) -> bytes:
-        """What a pointer to the checkpoint of a version says."""
+        """The content of a pointer to the checkpoint of a version."""
         with self.storage.input(self.path(version)) as file:
             return json.dumps({"version": version, "size": pq.read_metadata(file).num_rows}).encode()
 
     def read(self, version: int) -> Checkpoint | None:
-        """The checkpoint of a version, None when there is none; `Corrupt` when it is not as it was written."""
+        """The checkpoint of a version, None when there is none; `Corrupt` when it is damaged."""
         try:
             data = self.storage.read(self.path(version))
         except FileNotFoundError:
@@ -79,12 +79,12 @@ class Checkpoints:
         try:
             rows = _read_rows(data)
             snapshot = _build_snapshot(version, rows)
-            # Another process may have written the same facts in other bytes meanwhile.
+            # Another process may have rewritten the same facts in other bytes.
             is_verified = said is not None and (
                 _hash_bytes(data) == facts["bytes"] or _hash_facts(snapshot, rows, facts["timestamp"]) == facts["facts"]
             )
         except Exception as error:
-            # Damaged bytes break a decoder in ways that have no end.
+            # A decoder can fail on damaged bytes with any exception.
             raise self._damaged_error(version, f"it cannot be decoded: {type(error).__name__}: {error}") from error
         if said is None:
             return Checkpoint(snapshot, is_verified=False)
@@ -94,15 +94,15 @@ class Checkpoints:
         return Checkpoint(proved, is_verified=True, is_alone=bool(facts.get(_ALONE)))
 
     def write(self, at: Callable[[int], Snapshot]) -> None:
-        """Write a checkpoint of the newest version; `at` tells the state at a version by its commits. `Internal` when
-        the two disagree: then the checkpoint gets no digests, and reads here do not rely on it."""
+        """Write a checkpoint of the newest version; `at` gives the state at a version from its commits. `Internal` when
+        the two disagree: then the checkpoint gets no digests, and our reads do not rely on it."""
         # Loaded late: Spark tasks use this module and need not have the library.
         from deltalake import DeltaTable
 
         pointed = self.pointed_version()
         if pointed is not None and pointed >= 0 and not self.storage.exists(self.path(pointed)):
-            # A pointer to a lost checkpoint keeps the library from opening the log. It says nothing more once that
-            # version is proved without it; while it is not, the pointer is the record of a loss.
+            # The library cannot open a log whose pointer names a lost checkpoint. `at` proves that the version can be
+            # read without it; otherwise the pointer stays, as the record of a loss.
             at(pointed)
             self.storage.delete([self.pointer_path])
         table = DeltaTable(
@@ -129,13 +129,13 @@ class Checkpoints:
             self._write_digests(version, {**facts, **alone}, snapshot.digest)
 
     def says_alone(self, version: int) -> bool | None:
-        """Whether a digest file says that older files may be cleaned away; the checkpoint itself may be damaged. None
-        when there is no digest file, or a damaged one."""
+        """Whether the digest file marks the checkpoint as alone; the checkpoint itself may be damaged. None when the
+        digest file is missing or damaged."""
         said = self._read_digests(version)
         return None if said is None else bool(said.actions[0].get(_ALONE))
 
     def set_alone(self, version: int) -> None:
-        """Say that what is older than a verified checkpoint may be cleaned away, unless it went itself meanwhile."""
+        """Mark a verified checkpoint as alone, unless it was cleaned away itself: older files may then go."""
         said = self._read_digests(version)
         if said is not None and not said.actions[0].get(_ALONE):
             facts = {name: said.actions[0][name] for name in ("version", "timestamp", "bytes", "facts")}
@@ -151,7 +151,7 @@ class Checkpoints:
         try:
             return read_sealed(path, self.storage.read(path))
         except (FileNotFoundError, ValueError):
-            # Damaged, it says nothing about the checkpoint.
+            # A damaged digest file proves nothing about the checkpoint.
             return None
 
     def missing(self, version: int) -> Corrupt:
@@ -164,13 +164,13 @@ class Checkpoints:
     def _damaged_error(self, version: int, what: str) -> Corrupt:
         return Corrupt(
             f"checkpoint {self.storage.url(self.path(version))} is damaged: {what.splitlines()[0]}",
-            hint="Restore that file from a backup. Do not delete it: no other file holds what it says.",
+            hint="Restore that file from a backup. Do not delete it: no other file holds its content.",
             path=self.path(version),
         )
 
 
 def describe_difference(checkpoint: Snapshot, snapshot: Snapshot) -> str:
-    """In what a checkpoint differs from the state that the commits tell; empty when in nothing."""
+    """The difference between a checkpoint and the state by the commits; empty when they agree."""
     if checkpoint.version != snapshot.version:
         return f"versions {checkpoint.version} and {snapshot.version}"
     if checkpoint.files != snapshot.files:
@@ -212,7 +212,7 @@ def _hash_bytes(data: bytes) -> str:
 
 
 def _hash_facts(snapshot: Snapshot, rows: dict[str, list[dict[str, Any]]], timestamp_ms: int) -> str:
-    """A digest of what a checkpoint says, however it is written; tokens that are about to expire left out."""
+    """A digest of a checkpoint's facts, whatever its bytes; tokens that are about to expire are left out."""
     sure = [t for t in rows["txn"] if t["lastUpdated"] is None or t["lastUpdated"] > timestamp_ms - _SURE_MS]
     said = [
         snapshot.metadata,

@@ -31,7 +31,7 @@ class LocalStorage:
         object.__setattr__(self, "uri", os.path.abspath(os.path.expanduser(root)))
 
     def is_file(self) -> bool:
-        """Whether the root, or what it would lie in, is something other than a folder."""
+        """Whether the root, or its nearest existing parent, is not a folder."""
         place = self.uri
         while not os.path.lexists(place):
             place = os.path.dirname(place)
@@ -75,11 +75,11 @@ class LocalStorage:
                     except FileExistsError:
                         return False
             except FileNotFoundError:
-                # This process was paused for so long that a vacuum took the file for a leftover: nothing has happened.
+                # This process was paused so long that a vacuum deleted the file as a leftover: nothing has happened.
                 continue
             finally:
                 _remove_file(temporary)
-            # Whatever fails from here on, the file may be there.
+            # From here on, the file may be there whatever fails.
             with os_errors.translate_errors(target, is_refusal=False):
                 _sync_folder(os.path.dirname(target))
             return True
@@ -102,7 +102,7 @@ class LocalStorage:
         try:
             with os_errors.translate_errors(target):
                 stream = pa.OSFile(temporary, "wb")
-            # What the block reads elsewhere fails in words of its own.
+            # Errors of reading other files in the block are not this file's.
             with os_errors.translate_errors(target, only=os_errors.WRITING), stream:
                 stage = StagedWrite(stream)
                 yield stage
@@ -121,7 +121,7 @@ class LocalStorage:
                 with os_errors.translate_errors(target):
                     os.rename(self.url(each.temporary), target)
             except FileNotFoundError:
-                # Names of staged files are used once, so a file of that name and size is the one renamed before.
+                # Names of staged files are unique, so a file of that name and size was published before.
                 if not os.path.isfile(target) or os.path.getsize(target) != each.size:
                     raise cleared_away(each.path) from None
             folders.add(os.path.dirname(target))
@@ -166,14 +166,14 @@ class LocalStorage:
         return None
 
     def check_put_new(self) -> None:
-        """`link` refuses an existing name on every file system that has links; nothing to prove by racing."""
+        """`link` refuses an existing name on every file system that has links: no race is needed to prove it."""
 
 
 def _new_temporary(target: str) -> str:
     folder, name = os.path.split(target)
     with os_errors.translate_errors(target, is_refusal=True):
         _make_folder(folder)
-    # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
+    # For some readers `*.parquet` includes hidden files, so the name has another ending.
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
 
 
@@ -182,7 +182,7 @@ def _is_temporary(path: str) -> bool:
 
 
 def _make_folder(folder: str) -> None:
-    """The folder, made with its parents where they are missing, each one synced."""
+    """Make the folder and its missing parents, each one synced."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
@@ -191,7 +191,7 @@ def _make_folder(folder: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(folder)
     except FileNotFoundError as error:
-        # What it would lie in is there, so this is a file system that takes no folders.
+        # The parent exists, so this file system allows no new folders.
         raise Unavailable(
             f"the folder {folder} cannot be made: {parent} takes no new folders",
             hint="Choose another place.",
@@ -202,7 +202,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _sync_file(temporary: str, path: str) -> int:
-    """The size of a written file, which survives a crash from here on."""
+    """Sync a written file, so that it survives a crash, and return its size."""
     try:
         descriptor = os.open(temporary, os.O_RDONLY)
     except FileNotFoundError:
@@ -215,14 +215,13 @@ def _sync_file(temporary: str, path: str) -> int:
 
 
 def _remove_file(temporary: str) -> None:
-    """What cannot be removed is a leftover; what brought us here counts."""
+    """Remove a temporary file; if that fails it becomes a leftover, and the first error counts."""
     with suppress(OSError):
         os.unlink(temporary)
 
 
 def _refuse_listing(error: OSError) -> None:
-    """A folder that is not there holds nothing. Of one that cannot be listed nobody knows: files in it would count as
-    gone."""
+    """A missing folder is empty. A folder that cannot be listed is an error: its files must not count as gone."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise os_errors.unavailable(error, error.filename, "list") from error
 

@@ -1,8 +1,8 @@
 """An S3 bucket, reached through `obstore` on the driver and in Spark tasks alike.
 
 A commit is a PUT with `If-None-Match: *`. Some stores ignore that header and let two creators win; `check_put_new`
-races two of them before a lake is used. Larger files and staged ones are multipart uploads (`Uploads`): nothing is
-visible until the last call.
+races several before a lake is used. Larger files and staged files are multipart uploads (`Uploads`): nothing is visible
+until the last call.
 
 After a crash: an upload that was not completed is no file. `temporaries` lists it as `<path>?uploadId=<id>`, and
 `delete` aborts it.
@@ -117,7 +117,7 @@ class S3Storage:
             if upload.is_begun:
                 self.publish([upload.finish()])
                 return
-            # What fits into one part costs one request instead of three.
+            # A file of one part costs one request instead of three.
             with self._translate_errors(path):
                 obstore.put(self._store, path, upload.unsent(), use_multipart=False)
 
@@ -246,6 +246,6 @@ class _Download(io.RawIOBase):
         except FileNotFoundError:
             raise
         except OSError as error:
-            # The reader says so of a store that goes away in the middle of a file. That has not damaged the file.
+            # The store went away in the middle of a file; the file is not damaged.
             said = first_line(error, secret.store_secrets(self._storage.options))
             raise Unavailable(f"{self._storage.url(self._path)}: {said}", path=self._path) from error

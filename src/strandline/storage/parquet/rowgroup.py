@@ -1,12 +1,12 @@
-"""The row group under way: copies of its rows, and of each wide value one copy.
+"""The row group being filled: copies of its rows, and one copy of each wide value.
 
-Rows come in Arrow batches that are often far larger than what is kept of them, so nothing here is a slice of one: a
-slice would pin the batch. Wide texts that repeat (a 128 KB list of tools on every row of a conversation) are held once
-and shared by their rows, so memory is bounded by what the group will take in the file, not by what its rows take.
+Rows come in Arrow batches that are often far larger than the rows kept of them, so nothing here is a slice of a batch:
+a slice would keep the batch in memory. Wide texts that repeat (a 128 KB list of tools on every row of a conversation)
+are held once and shared by their rows. So memory is bounded by the group's size in the file, not by its rows' size.
 
-Invariant: what is counted for a row is counted before it is added, and what is counted never passes a budget, unless it
-is one row. Rows, keys, raw bytes and wide texts are counted exactly; what narrow and nested columns take encoded is
-judged a piece at a time, so there a group may hold a little more or less.
+Invariant: a row is counted before it is added, and the counts never pass a budget, unless a group has one row. Rows,
+keys, raw bytes and wide texts are counted exactly. The encoded size of narrow and nested columns is estimated a piece
+at a time, so a group may hold a little more or less of them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from strandline.storage.parquet.runs import Runs, dense_values, stored_values
 Sizes = npt.NDArray[np.int64]
 
 MIB = 1 << 20
-# Below this many bytes a group is kept as it came: no dictionary pays there.
+# A smaller group is kept as it came: no dictionary pays there.
 SMALL_BYTES = 128 << 10
-# Texts that are this long on average are worth a look whether the group has them already.
+# Texts this long on average are worth a lookup among those that the group holds.
 _WIDE_BYTES = 256
-# What a row takes that repeats a value: its place in the dictionary.
+# The size of a repeated value: its place in the dictionary.
 _CODE_BYTES = 2
 _SAMPLE_ROWS = 512
 _JUDGED_BYTES = 64 << 10
@@ -54,7 +54,7 @@ DEFAULT = Budget()
 
 
 class RowGroup:
-    """Rows that are written together. `raw_bytes` is what they take written out, `encoded_bytes` what they take when
+    """Rows that are written together. `raw_bytes` is their size without dictionaries, `encoded_bytes` their size when
     each repeated value counts once."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -64,7 +64,7 @@ class RowGroup:
         self.rows = self.raw_bytes = self.encoded_bytes = 0
 
     def take(self, batch: pa.RecordBatch, runs: Runs, budget: Budget) -> int:
-        """Add the first rows of a batch, as many as fit, and say how many. One that fits no group is taken alone.
+        """Add as many rows of a batch as fit and return their number. A row too large for any group is taken alone.
 
         `runs` are the cluster keys of the batch; none are counted without cluster columns."""
         if self._is_small(batch, runs, budget):
@@ -72,7 +72,7 @@ class RowGroup:
                 column.keep(values)
             self._add_counts(batch.num_rows, batch.nbytes, batch.nbytes)
             return int(batch.num_rows)
-        # First what is quick to tell: measuring rows that do not fit anyway would be done again for the next group.
+        # First the quick limits: rows that do not fit anyway would be measured again for the next group.
         rows = min(batch.num_rows, budget.group_rows - self.rows, self._rows_within_keys(runs, budget.group_keys))
         if not rows and self.rows:
             return 0
@@ -97,7 +97,7 @@ class RowGroup:
         return (
             not runs
             and self.rows + batch.num_rows <= budget.group_rows
-            # A slice of something larger would pin it.
+            # A slice would keep a larger batch in memory.
             and batch.get_total_buffer_size() <= min(room, 2 * batch.nbytes)
         )
 
@@ -107,7 +107,7 @@ class RowGroup:
         self.encoded_bytes += encoded_bytes
 
     def _rows_within_keys(self, runs: Runs, most: int) -> int:
-        """How many rows go by before one would bring a cluster key too many."""
+        """The number of rows before the first one with a cluster key too many."""
         seen = set(self._keys)
         for start, key in runs:
             seen.add(key)
@@ -119,7 +119,7 @@ class RowGroup:
         return pa.Table.from_arrays([column.build() for column in self._columns], schema=self.schema)
 
     def coded_table(self) -> pa.Table:
-        """The same in a form that can be cut and reordered: texts that are held once are in dictionaries."""
+        """The same rows in a form that can be cut and reordered: shared texts are in dictionaries."""
         return pa.table([column.build_coded() for column in self._columns], self.schema.names)
 
     def repeating_paths(self) -> set[str]:
@@ -129,7 +129,7 @@ class RowGroup:
         return {path for column in self._columns for path in column.repeating_paths()}
 
     def lacks_dictionary(self, dictionary: set[str]) -> bool:
-        """Whether a file that has dictionaries for these paths alone would write much out that repeats."""
+        """Whether a file with dictionaries for these paths only would write many repeated values in full."""
         lost = [
             c for c in self._columns if c.raw_bytes - c.encoded_bytes > _JUDGED_BYTES and not c.paths() <= dictionary
         ]
@@ -139,7 +139,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class _MeasuredValues:
-    """Values that may be added, and what each would add."""
+    """Values that may be added, and the bytes that each would add."""
 
     values: pa.Array
     raw: Sizes
@@ -149,7 +149,7 @@ class _MeasuredValues:
 
 
 class _PlainColumn:
-    """A column of anything but texts: kept as it is."""
+    """A column of any type but text, kept as it is."""
 
     def __init__(self, field: pa.Field) -> None:
         self.field = field
@@ -185,7 +185,7 @@ class _PlainColumn:
 
 
 class _TextColumn:
-    """A column of texts, bytes or JSON. Wide values are looked up among those that the group has."""
+    """A column of texts, bytes or JSON. Wide values are looked up among those of the group."""
 
     def __init__(self, field: pa.Field) -> None:
         view = pa.binary_view() if pt.is_binary(field.type) else pa.string_view()
@@ -216,9 +216,9 @@ class _TextColumn:
     def _measure_entries(
         self, values: pa.Array, lengths: Sizes, entries: pa.Array, codes: npt.NDArray[np.int32]
     ) -> _MeasuredValues:
-        """Of each entry that the group does not have, the first row that brings it counts whole."""
+        """An entry that is new to the group counts in full at its first row."""
         first = np.full(len(entries) + 1, -1, np.int64)
-        # The last assignment stands: the first row of each entry. Nulls (-1) fall on the spare last place.
+        # The last assignment wins: the first row of each entry. Nulls (-1) go to the spare last place.
         first[codes[::-1]] = np.arange(len(codes))[::-1]
         encoded = np.full(len(codes), _CODE_BYTES, np.int64)
         for at, row in enumerate(first[:-1]):
@@ -227,7 +227,7 @@ class _TextColumn:
         return _MeasuredValues(values, lengths, encoded, entries, codes)
 
     def _is_lookup_wasted(self) -> bool:
-        """Whether the group has shown that its wide values differ, so that looking them up is lost time."""
+        """Whether wide values of the group differ so often that looking them up does not pay."""
         return self._shared_rows > 1000 and self._held_bytes > 0.9 * self._shared_bytes
 
     def add(self, measured: _MeasuredValues, count: int) -> None:
@@ -270,7 +270,7 @@ class _TextColumn:
 
     def build_coded(self) -> pa.ChunkedArray:
         if not self._codes:
-            # Values that were looked up, and none is there: nulls.
+            # Looked-up values without entries are all null.
             plain = (kept if isinstance(kept, pa.Array) else pa.nulls(len(kept), self._plain) for kept in self._kept)
             return pa.chunked_array(plain, type=self._plain)
         held = pa.array(list(self._codes), pa.binary()).cast(self._plain)
@@ -283,7 +283,7 @@ class _TextColumn:
         return pa.chunked_array(chunks).unify_dictionaries()
 
     def _shared_views(self) -> tuple[npt.NDArray[np.int32], list[pa.Buffer]]:
-        """The shared values as Arrow's views of them, and the buffers that hold their bytes; null is the last view."""
+        """The shared values as Arrow views, and the buffers with their bytes; the last view is null."""
         _, words, *buffers = pa.array([*self._codes, None], pa.binary_view()).buffers()
         return np.frombuffer(words, np.int32).reshape(-1, 4), [buffer or pa.py_buffer(b"") for buffer in buffers]
 
@@ -303,11 +303,11 @@ class _TextColumn:
 
 
 def row_bytes(values: pa.Array) -> Sizes:
-    """What each value takes written out."""
+    """The size of each value without a dictionary."""
     values = stored_values(values)
     kind = values.type
     if pt.is_string(kind) or pt.is_binary(kind):
-        # Many batches have few rows, and this is much quicker than asking Arrow for lengths.
+        # Many batches have few rows: this is much quicker than Arrow's own lengths.
         offsets = np.frombuffer(values.buffers()[1] or b"\0\0\0\0", np.int32)
         return np.diff(offsets[values.offset : values.offset + len(values) + 1]).astype(np.int64)
     if pt.is_struct(kind):
@@ -326,8 +326,8 @@ def _count_fitting(sizes: Sizes, room: int) -> int:
 
 
 def _estimate_encoded(raw: Sizes, values: pa.Array) -> Sizes:
-    """What values take when their column has a dictionary. A few bytes count as they are; more are judged by their
-    first rows, and many by all of their rows."""
+    """The size of each value in a column with a dictionary. Few bytes count as they are; more are estimated from the
+    first rows, and many from all rows."""
     size = int(raw.sum())
     if size < _JUDGED_BYTES:
         return raw
@@ -352,12 +352,12 @@ def _is_repeating(leaf: pa.Array) -> bool:
 
 
 def _has_saved(column: _PlainColumn | _TextColumn) -> bool:
-    """Whether a column, as it was counted row by row, has saved enough: its first rows alone may tell otherwise."""
+    """Whether a dictionary has saved enough by the counts of all rows; the first rows alone may differ."""
     return column.encoded_bytes < 0.8 * column.raw_bytes
 
 
 def _first_rows(kept: Sequence[pa.Array]) -> pa.Array:
-    """The first rows of a column, as many as it takes to judge it."""
+    """The first rows of a column, enough for an estimate."""
     chosen, rows = [], 0
     for values in kept:
         chosen.append(values.slice(0, _JUDGED_ROWS - rows))
@@ -368,7 +368,7 @@ def _first_rows(kept: Sequence[pa.Array]) -> pa.Array:
 
 
 def _leaves(path: str, values: pa.Array) -> Iterator[tuple[str, pa.Array]]:
-    """The Parquet columns that a column becomes, by their paths."""
+    """The Parquet columns of a column, with their paths."""
     kind = values.type
     if pt.is_struct(kind):
         for at, field in enumerate(kind):

@@ -1,12 +1,12 @@
 """The one Parquet writer: log, baseline and exports go through it, on the driver and inside Spark tasks.
 
-It streams: rows are gathered into a row group (`RowGroup`) until the next one would pass a budget, then the group is
-written and let go, so that memory holds one group whatever the size of the file. Rows of a clustered table come
-ordered by its cluster columns, so that what repeats lies together. A new file starts after `file_bytes`. Files are
-published whole by `Storage.output`, or staged for whoever publishes them; what is returned describes them.
+It streams: rows are collected in a row group (`RowGroup`) until the next one would pass a budget; then the group is
+written and freed, so memory holds one group whatever the size of the file. Rows of a clustered table come ordered by
+its cluster columns, so repeated values lie together. A new file starts after `file_bytes`. Files are published whole by
+`Storage.output`, or staged for a later publish.
 
-Which columns get a dictionary is decided by the first group of a file, from its values. A later group that shows a
-column to repeat after all, and widely, starts a new file: a Parquet writer cannot change its mind.
+The values of a file's first group decide which columns get a dictionary. When a later group shows that another column
+repeats wide values, it starts a new file: a Parquet writer cannot change its dictionaries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TINY_ROWS, _TINY_BYTES = 1024, MIB
 
 
 def batch_rows(files: Iterable[DataFile], *, most: int = 50_000) -> int:
-    """How many rows of these files make a batch that memory and Arrow's string offsets bear."""
+    """How many rows of these files make a batch that fits memory and Arrow's string offsets."""
     rows = raw_bytes = 1
     for file in files:
         rows += file.rows
@@ -74,7 +74,7 @@ def stage_files(
     cluster_by: Sequence[str] = (),
     budget: Budget = DEFAULT,
 ) -> Iterator[tuple[DataFile, StagedFile]]:
-    """The same, but the files stay invisible until someone publishes them."""
+    """The same, but the files stay invisible until they are published."""
     source = _GroupWriter(batches, schema, cluster_by, budget)
     while source.has_more():
         name = new_name()
@@ -103,7 +103,7 @@ class _WrittenFile:
 
 
 class _GroupWriter:
-    """Rows on their way into files, a group at a time."""
+    """Writes a stream of rows into files, a group at a time."""
 
     def __init__(
         self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
@@ -123,8 +123,8 @@ class _GroupWriter:
         """Fill one file."""
         group = self._next
         assert group is not None
-        # After a file that was cut short for want of a dictionary its own ones stay: files that follow one another are
-        # cut at most once a column.
+        # A file that was cut short for a missing dictionary passes its own dictionaries on: so a column cuts a series
+        # of files at most once.
         self._dictionary = group.repeating_paths() | (self._dictionary if self._is_cut else set())
         self._is_cut = False
         raw_bytes = count = 0
@@ -136,14 +136,14 @@ class _GroupWriter:
             compression="zstd",
             compression_level=_LEVEL,
             use_dictionary=sorted(self._dictionary) or False,
-            # A dictionary holds less than its group; a limit below that would end in plain pages.
+            # A dictionary is smaller than its group; a limit below that would lead to plain pages.
             dictionary_pagesize_limit=2 * self._budget.group_bytes,
-            # A page may end after every so many values: with the usual 1,024, wide ones would make huge pages.
+            # A page can end only after so many values: with the usual 1,024, wide values would make huge pages.
             write_batch_size=16 if group.raw_bytes > 1024 * group.rows else 64,
             write_page_index=True,
             write_statistics=bounded_columns(self._schema),
             write_page_checksum=True,
-            # Every type that a table holds is a Parquet type; how this writer held the rows is no reader's concern.
+            # Every type of a table is a Parquet type; readers need not know the Arrow types used here.
             store_schema=False,
         )
         try:
@@ -154,13 +154,13 @@ class _GroupWriter:
                 count += 1
                 raw_bytes += group.raw_bytes
                 writer.write_table(group.table(), row_group_size=group.rows)
-                # Let go of it before the next one is gathered.
+                # Free the group before the next one is collected.
                 self._next = group = None
                 if output.tell() >= self._budget.file_bytes:
                     break
                 self._next = group = next(self._groups, None)
         except BaseException:
-            # The stream is given up; the writer must not try to end its file when it is let go.
+            # The stream is given up: the writer must not finish the file when it is collected.
             writer.is_open = False
             raise
         writer.close()
@@ -172,7 +172,7 @@ class _GroupWriter:
 def groups(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
 ) -> Iterator[RowGroup]:
-    """Rows in groups: one closes before the row that would pass a budget."""
+    """Rows in groups; a group closes before the row that would pass a budget."""
     group = RowGroup(schema)
     for batch in _resize_batches(batches):
         runs = runs_of(batch, cluster_by)
@@ -199,13 +199,13 @@ def _runs_after(runs: Runs, count: int) -> Runs:
 
 
 def _resize_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of a size that is quick to look at: large ones cut, tiny ones joined."""
+    """The rows in batches of a handy size: large ones are cut, tiny ones joined."""
     tiny: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         is_tiny = batch.num_rows < _TINY_ROWS and batch.nbytes < _TINY_BYTES
         if is_tiny and not any(pt.is_dictionary(kind) for kind in batch.schema.types):
-            # A slice of something larger would pin it; joined with nothing it is a copy.
+            # A slice would keep a larger batch in memory; joining makes a copy.
             is_slice = batch.get_total_buffer_size() > 2 * batch.nbytes
             tiny.append(pa.concat_batches([batch, batch.slice(0, 0)]) if is_slice else batch)
             rows += batch.num_rows
