@@ -1,10 +1,9 @@
 """The fold of the log that every read shares: for each key changed since the baseline, the change that wins.
 
-It lives in the lake's DuckDB as a table of (key, `_hash`, `_op`, `_seq`), so it costs memory by changed keys, not
-by row size. Reading further extends it by the new commits; a newer baseline takes out what is folded there. One
-commit holds at most one change a key, so the highest seq wins. With a version column, a delete clears the key, and
-after that the highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no
-longer counts.
+It is a table of (key, `_hash`, `_op`, `_seq`) in the lake's DuckDB, so its memory grows with changed keys, not with
+row size. A later read adds the new commits, and removes the changes that a newer baseline holds. One commit holds at
+most one change a key, so the highest seq wins. With a version column, a delete clears the key, and after that the
+highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no longer counts.
 
 Invariant: the table for (marks, seq) = the winners of all changes c with marks[vnode(c)] < c.seq <= seq.
 """
@@ -50,13 +49,13 @@ class FoldCache:
     def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
         """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
         if self._life != self._duck.life:
-            # DuckDB was opened anew, without the tables.
+            # DuckDB was reopened, without the tables.
             self._newest = None
             self._older.clear()
             self._life = self._duck.life
         past = (log.definition.schema_id, log.purged)
         if past != self._past:
-            # A widened version column changes the type of what is kept; a purge takes changes out of the past.
+            # A widened version column changes the type of the fold; a purge removes old changes.
             self.forget()
             self._past = past
         entry = self._newest
@@ -107,7 +106,7 @@ class FoldCache:
         self._duck.run(*statements, life=self._life)
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Drop all folds."""
         entries = [*([self._newest] if self._newest else []), *self._older.values()]
         self._newest = None
         self._older.clear()
@@ -133,8 +132,8 @@ def changes_sql(
     marks: Sequence[int] | None,
     loaded: str | None = None,
 ) -> str:
-    """SQL for the changes in log files, leaving out those that the baseline holds already. `loaded` names a table that
-    holds just these changes, so that the files need not be read again."""
+    """SQL for the changes in log files, without those that the baseline holds already. `loaded` names a table that
+    holds just these changes, so that the files are not read again."""
     if loaded is not None:
         return f"SELECT {listed(dict.fromkeys([*columns, SEQ]))} FROM {loaded}"
     scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
@@ -144,12 +143,12 @@ def changes_sql(
 
 
 def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:
-    """SQL for the winning change of each key in log files, from nothing; for `loaded` see `changes_sql`."""
+    """SQL for the winning change of each key in log files; for `loaded` see `changes_sql`."""
     definition = log.definition
     key = listed(definition.key)
     if definition.version is None:
         changes = changes_sql(log, files, [*definition.key, HASH, OP], marks, loaded)
-        # Seq and operation as one number: its maximum is quicker to find than the operation at the highest seq.
+        # Seq and operation as one number: its maximum is quicker than the operation at the highest seq.
         last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _last"
         found = f"SELECT {key}, any_value({HASH}) AS {HASH}, {last} FROM ({changes}) GROUP BY {key}"
         op = f"CASE WHEN _last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
@@ -172,7 +171,7 @@ def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str 
 
 
 def _compose_sql(older: str, newer: str, definition: TableDef) -> str:
-    """SQL for the fold of an older range followed by a newer one, for the keys of the newer."""
+    """SQL for the fold of an older and a newer range together, for the keys of the newer one."""
     key = listed(definition.key)
     newer_wins = f"(o.{SEQ} IS NULL OR n._reset OR o.{OP} = '{DELETE}' OR n._version >= o._version)"
     return f"""

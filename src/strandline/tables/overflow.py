@@ -1,4 +1,4 @@
-"""Rows on their way to Spark: too many for the driver's memory, kept as files in the order they came."""
+"""Rows that are too many for the driver's memory: kept in files, in order, until Spark reads them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class OverflowFiles:
-    """A context whose files are gone when it ends. A crash leaves them beside the log as files that no commit
-    claims."""
+    """Files that are deleted when the `with` block ends. A crash leaves them beside the log, unclaimed."""
 
     ORDER = "_order"
 
@@ -40,7 +39,7 @@ class OverflowFiles:
         self._storage.delete(path for path, _ in self._files)
 
     def add_all(self, held: list[pa.Table], rest: Iterable[pa.Table]) -> None:
-        """Write the rows of `held`, which is emptied on the way, and then of `rest`."""
+        """Write the rows of `held`, which is emptied meanwhile, and then of `rest`."""
         pieces = itertools.chain((held.pop(0) for _ in range(len(held))), rest)
         batches = self._number_rows(pieces)
         first = next(batches)

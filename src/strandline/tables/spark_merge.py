@@ -1,7 +1,7 @@
-"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` in Spark's words.
+"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` for Spark.
 
-A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as
-after a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
+A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. Spark itself computes a
+larger one, as after a bulk load, and joins it by a shuffle, so that the driver never holds its keys.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Count = Callable[[DataFrame, Column], DataFrame]
 
-# What a read relies on, whatever the session is set to: now, or later when a lazy DataFrame runs.
+# Reads need these options, whatever the session's settings are, now and when a lazy DataFrame runs.
 _EXACT = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
@@ -59,10 +59,10 @@ def spark_frame(
     fates: bool = False,
 ) -> DataFrame:
     """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
-    are the candidates of the predicate unless the caller knows better.
+    are by default the candidates of the predicate.
 
-    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate` to
-    that, and the rows that go or are lost, with nothing in them but `_vnode`."""
+    `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
+    `_fate` to these, and the rows that are gone or lost, with nulls in all other columns but `_vnode`."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -72,7 +72,7 @@ def spark_frame(
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
-    # Without fates a row that does not count is filtered out where that is known: a fate would cost every row.
+    # Without fates, rows that do not count are filtered out early: a fate column would cost every row.
     counted = _set_fates if fates else _keep_counted
     frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
     if merge.log_files():
@@ -97,15 +97,14 @@ def spark_frame(
 
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
-    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it
-    again."""
-    # Spark's own guess makes local times times of its session's zone, where some do not exist.
+    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps for the next reads."""
+    # By default Spark reads local times in its session's zone, where some do not exist.
     columns = pa.schema([canonical_field(field) for field in fold.schema])
     return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
 
 
 def winners_sql(name: str, definition: TableDef) -> str:
-    """SQL for what Spark needs of a fold: key and `_winner`, the seq that wins, -1 where a delete does."""
+    """SQL for the columns of a fold that Spark needs: key and `_winner`, the winning seq, or -1 for a delete."""
     more = ", _reset, _version" if definition.version else ""
     winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _winner"
     return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
@@ -120,7 +119,7 @@ def _merge_by_key(
     columns: Sequence[str],
     counted: Count,
 ) -> DataFrame:
-    """The baseline without the keys that changed, and the log without the changes that lost, by one join."""
+    """The baseline without changed keys, and the log without losing changes, by one join."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -135,7 +134,7 @@ def _merge_by_key(
     if definition.version is None:
         counts = (is_base & F.col("_winner").isNull()) | is_winner
         return counted(both, counts).select(*shown)
-    # A baseline row stands against older versions in the log, unless a delete lies between.
+    # A baseline row beats older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
     stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
     every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
@@ -155,14 +154,14 @@ def _keep_counted(rows: DataFrame, counts: Column) -> DataFrame:
 
 
 def _set_fates(rows: DataFrame, counts: Column) -> DataFrame:
-    """All rows; the fate of those that do not count is the odd number after the one that they had."""
+    """All rows; those that do not count get the next fate: gone after kept, lost after came."""
     from pyspark.sql import functions as F
 
     return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
 def _find_winners(spark: SparkSession, merge: TableAt) -> DataFrame:
-    """The same as `winners_sql` of the fold, computed by Spark."""
+    """The columns of `winners_sql`, computed by Spark."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -245,7 +244,7 @@ def spark_scan(
     *,
     number_as: str | None,
 ) -> DataFrame:
-    """A DataFrame over files written under any of `schemas`: Spark's own reader, or ours where it has no client."""
+    """A DataFrame over files of any of `schemas`: by Spark's own reader, or by ours where Spark has no client."""
     fields = [schemas[-1].field(name) for name in columns]
     wanted = pa.schema([*fields, *([pa.field(number_as, pa.int64())] if number_as else [])])
     if not files:
@@ -254,9 +253,9 @@ def spark_scan(
         lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
         return run_lane(listing(spark, files, 64), lane, spark_schema(wanted))
     for file in files:
-        # Spark takes an empty file for one without rows.
+        # Spark would read an empty file as a file without rows.
         if _file_size(file.url) != file.size:
-            raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
+            raise Corrupt(f"file {file.url} is missing or does not have its {file.size} bytes", path=file.path)
     groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
     return reduce(lambda a, b: a.unionByName(b), groups)
 
@@ -270,7 +269,7 @@ def _file_size(url: str) -> int | None:
 
 
 def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
-    """What a `ReadLane` takes, spread over at most so many tasks."""
+    """The input rows of a `ReadLane`, spread over at most `tasks` tasks."""
     rows = [(file.path, file.schema_id, file.number) for file in files]
     named = spark.createDataFrame(rows, "path string, schema_id int, number long")
     return named.repartition(max(1, min(len(files), tasks)))

@@ -41,8 +41,8 @@ def write(
     limit: DriverLimit = BULK,
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit checked rows. Those that take more memory than `limit` go to Spark by way of files in their order; their
-    number does not matter here: they are in columns already."""
+    """Commit checked rows. Rows of more bytes than `limit` go to Spark through files that keep their order. The limit
+    on their number does not apply: they are in columns already."""
     held: list[pa.Table] = []
     size = 0
     for piece in pieces:
@@ -66,7 +66,7 @@ def write(
 
 
 def _pin_writes(log: Log) -> AbstractContextManager[None]:
-    """Keeps files that no commit claims yet from being taken for leftovers, however long the write takes."""
+    """Protects files that no commit claims yet from a vacuum, however long the write takes."""
     return log.pins.held(new_pin("write", writes_since_s=log.storage.now_s()))
 
 
@@ -80,8 +80,8 @@ def write_frame(
     tokens: Sequence[str],
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
-    hashes. Without `op`, each row says its own in `_op`."""
+    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, one lane for each range of
+    hashes. Without `op`, each row has its own in `_op`."""
     from pyspark.sql import functions as F
 
     session(frame.sparkSession)
@@ -108,9 +108,9 @@ def write_frame(
 
 
 def check_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:
-    """`frame` with exactly the columns of `schema`; its types must be held by the table's without loss.
+    """`frame` with exactly the columns of `schema`; the table's types must hold its types without loss.
 
-    Values are checked later, in the lanes."""
+    Lanes check the values later."""
     from pyspark.sql import functions as F
 
     found = dict(frame.dtypes)
