@@ -42,7 +42,7 @@ from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 
 
 class Lake(Context):
@@ -165,7 +165,7 @@ class Lake(Context):
         def plan(name: str) -> CompactPlan:
             return self.table(name).plan_compaction(full=full)
 
-        return [guarded(name, partial(plan, name)) for name in self._named(names)]
+        return [try_table(name, partial(plan, name)) for name in self._named(names)]
 
     def compact(
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
@@ -190,7 +190,7 @@ class Lake(Context):
         def act(name: str) -> VacuumReport:
             return self.table(name).vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
 
-        tables = tuple(guarded(name, partial(act, name)) for name in self._named(names))
+        tables = tuple(try_table(name, partial(act, name)) for name in self._named(names))
         found: list[Leftover] = []
         if not names:
             grace_s = duration.seconds(TableSettings().grace if grace is None else grace, "grace")

@@ -25,7 +25,7 @@ from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
-from strandline.model.rows import checked, is_spark
+from strandline.model.rows import check_rows, is_spark
 from strandline.model.schema_text import columns_of
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
@@ -35,7 +35,7 @@ from strandline.tables.horizon import moment
 from strandline.tables.pins import HeldPin, Pin, new_pin
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
-from strandline.tables.writing import checked_frame, write, write_frame
+from strandline.tables.writing import check_frame, write, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,11 +99,11 @@ class Table(TableStore):
         tokens = [] if token is None else [_checked_token(token)]
         try:
             if is_spark(rows):
-                frame = checked_frame(cast("DataFrame", rows), columns, order_by)
+                frame = check_frame(cast("DataFrame", rows), columns, order_by)
                 return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens)
             if order_by is not None:
                 raise Invalid("order_by is for Spark DataFrames; other rows are taken in their own order")
-            return write(self.log, checked(rows, columns), definition, op, tokens=tokens, spark=self.spark)
+            return write(self.log, check_rows(rows, columns), definition, op, tokens=tokens, spark=self.spark)
         except Invalid as error:
             error.fields.setdefault("table", self.name)
             raise
@@ -115,7 +115,7 @@ class Table(TableStore):
         rows = _key_rows(keys, definition)
         if is_spark(rows):
             rows = cast("DataFrame", rows).toArrow()
-        pieces = list(checked(rows, columns))
+        pieces = list(check_rows(rows, columns))
         return pa.concat_tables(pieces) if pieces else columns.empty_table()
 
     def evolve(self, schema: pa.Schema) -> pa.Schema:
@@ -260,7 +260,7 @@ class Table(TableStore):
     def drop_column(self, name: str) -> pa.Schema:
         """Take a column out of the table; its name is not used again. Its bytes go as files are rewritten: at once
         with `compact(full=True)` and vacuum."""
-        return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
+        return self.log.redefine("DROP COLUMN", lambda definition: definition.drop_column(name)).schema
 
     def parse_keys(self, texts: Sequence[str]) -> pa.Table:
         """Keys as people type them: a value for a key of one column, a JSON object for one of several."""

@@ -26,7 +26,7 @@ from icebergs import (
     up,
 )
 from strandline.errors import Invalid, Unavailable
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
 from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog
 from support import free_ports, refused
@@ -97,7 +97,7 @@ def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, 
     assert IcebergSink.from_dict(kept).destination == sink.destination
     with refused(Invalid):
         IcebergSink.from_dict(kept).catalog.resolved()
-    said = plain(json.dumps(sink.catalog.resolved()), sink.catalog.secrets())
+    said = scrub_text(json.dumps(sink.catalog.resolved()), sink.catalog.secrets())
     for text in (json.dumps(kept), repr(sink), sink.destination, said):
         assert "HID" not in text and "DEN" not in text
     kind = "sql" if str(settings.get("uri", "")).startswith("post") else "rest"

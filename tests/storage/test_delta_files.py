@@ -4,7 +4,7 @@ import pytest
 
 import strandline as sl
 from deltas import add
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.snapshot import NOTHING
 from support import refused
 
@@ -16,7 +16,7 @@ def chain(storage, log):
         add(log, f"f{version}")
         if version in (3, 5):
             log.checkpoint()
-    return Chain(storage, "t")
+    return CommitChain(storage, "t")
 
 
 def commit(version):
@@ -43,13 +43,13 @@ def test_every_version_is_loaded_the_same_with_and_without_checkpoints(chain, st
 
 
 def test_the_newest_version_is_the_default_and_one_to_come_is_not_found(chain):
-    assert chain.load().version == chain.replay().version == 7
+    assert chain.load().version == chain.extend(NOTHING).version == 7
     with refused(sl.NotFound, version=9):
         chain.load(9)
     with refused(sl.NotFound):
-        Chain(chain.storage, "nowhere").load()
+        CommitChain(chain.storage, "nowhere").load()
     with refused(sl.NotFound, version=0):
-        Chain(chain.storage, "nowhere").replay()
+        CommitChain(chain.storage, "nowhere").load(0)
 
 
 def test_reading_on_stops_where_it_is_told_to(chain):

@@ -8,7 +8,7 @@ import strandline as sl
 from strandline.cli import main
 from strandline.consumers import compaction, retention
 from strandline.engines.lanes import BaselineLane
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from support import ITEMS
 
 
@@ -156,4 +156,4 @@ def test_an_interrupt_is_no_fault_of_a_table():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        guarded("t", interrupt)
+        try_table("t", interrupt)

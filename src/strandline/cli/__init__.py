@@ -17,7 +17,7 @@ import strandline
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
 from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, GlobalOptions
-from strandline.engines.watch import was_work_stopped
+from strandline.engines.stoppable import was_work_stopped
 
 VERBS = (
     "demo", "init", "ingest", "rejects", "query", "export", "plan", "tick", "run", "status", "compact", "vacuum",

@@ -43,7 +43,7 @@ def run(
         raise typer.BadParameter("--every must be longer than 0s")
     lake = call.lake()
     voice = _Voice(call)
-    voice.say(f"A tick of {lake.storage.uri} every {duration.shown(every_s)}; times are UTC. Ctrl-C ends it.")
+    voice.say(f"A tick of {lake.storage.uri} every {duration.to_text(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
     with _stopping() as stop, ThreadPoolExecutor(1) as worker:
         worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()

@@ -80,15 +80,15 @@ def _summary(report: VacuumReport) -> str:
 
 def _notes(call: Call, report: VacuumReport) -> Iterator[str]:
     if report.trimmed_files and report.grace_s:
-        yield f"Trimmed files are deleted by a vacuum {duration.shown(report.grace_s)} or more later."
+        yield f"Trimmed files are deleted by a vacuum {duration.to_text(report.grace_s)} or more later."
     elif report.trimmed_files and report.is_dry_run:
         yield "Without a grace time trimmed files are deleted at once."
     if report.waiting_files:
         waiting = f"{counted(report.waiting_files, 'file')}, {size(report.waiting_bytes)}"
-        yield f"{waiting}: no longer needed, deleted {duration.shown(report.grace_s)} after that at the earliest."
+        yield f"{waiting}: no longer needed, deleted {duration.to_text(report.grace_s)} after that at the earliest."
     if report.is_held:
         who = report.held_by.who
-        who = f"keep ({duration.shown(report.keep_s)})" if who == "the setting keep" else who
+        who = f"keep ({duration.to_text(report.keep_s)})" if who == "the setting keep" else who
         yield f"Readable from seq {report.oldest} on; {who} keeps it so."
     if report.is_unfolded:
         yield f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}"

@@ -27,9 +27,9 @@ from strandline.engines.choice import BULK, DriverLimit
 from strandline.errors import Conflict, Corrupt
 from strandline.progress import Progress, silent
 from strandline.state.marks import ConsumerState
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.collection import Tables
-from strandline.tables.fold_problems import Health
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.merge import TableAt
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.store import TableStore
@@ -148,7 +148,7 @@ class Compaction:
     def _save_health(self) -> None:
         if self.degraded or self._folded:
             degraded = {str(vnode): asdict(found) for vnode, found in sorted(self.degraded.items())}
-            Health(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
+            FoldProblems(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
 
     def _fold(self, merge: TableAt, chosen: Sequence[int], engine: str, receipt: Receipt) -> dict[int, Degraded]:
         """Fold vnodes in one commit. When a file is damaged nothing is folded: the vnodes that need the file."""
@@ -223,7 +223,7 @@ def compact_tables(
     def act(name: str) -> CompactReport:
         return compact(tables.table(name), full=full, progress=progress)
 
-    return [guarded(name, partial(act, name)) for name in names]
+    return [try_table(name, partial(act, name)) for name in names]
 
 
 def _is_worth_moving(merge: TableAt, vnode: int) -> bool:

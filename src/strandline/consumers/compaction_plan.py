@@ -126,4 +126,4 @@ def _base_of(merge: TableAt) -> _Base:
 
 def has_dropped(file: DataFile, definition: TableDef) -> bool:
     """Whether a file still holds a column that the table has dropped."""
-    return schema_id_of(file) in definition.shed
+    return schema_id_of(file) in definition.stale_schemas

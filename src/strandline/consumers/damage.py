@@ -54,4 +54,4 @@ def damaged_files(storage: Storage, files: Mapping[str, DataFile], error: Except
     named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
     # An error that names no file may still come from one.
     suspects = [path for path in files if path.rsplit("/", 1)[1] in named] or list(files)
-    return ((path, fault) for path in suspects if (fault := digest.fault(storage, path, files[path])))
+    return ((path, fault) for path in suspects if (fault := digest.find_fault(storage, path, files[path])))

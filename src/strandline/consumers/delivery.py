@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.engines.spark import collected, run_lane, running, session, tasks_for
+from strandline.engines.spark import collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
 from strandline.model.types import conform_batches
@@ -100,9 +100,9 @@ def _on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered:
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
     frame = frame.sortWithinPartitions(*[f"`{name}`" for name in feed.order])
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
-    with running(spark, row_bytes) as job:
+    with running_job(spark, row_bytes) as job:
         try:
-            rows = collected(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
+            rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
         except StrandlineError:
             raise
         except Exception as error:

@@ -14,7 +14,7 @@ from strandline.consumers.account import ExpectedRows, changes_of, check, rows_b
 from strandline.consumers.compaction_plan import has_dropped
 from strandline.engines.lanes import RECEIPT, BaselineLane, counts_of, files_of
 from strandline.engines.scan import duck_type, listed, literal, quoted
-from strandline.engines.spark import collected, run_lane, running, session
+from strandline.engines.spark import collect, run_lane, running_job, session
 from strandline.errors import StrandlineError
 from strandline.model.change import HASH, OP, UPSERT, VNODE
 from strandline.model.keys import shift_for
@@ -37,7 +37,7 @@ def fold_on_driver(table: TableStore, part: TableAt) -> tuple[list[DataFile], li
     """The files that take the place of others, and those others."""
     order = listed([VNODE, *part.definition.identity])
     # What a damaged file holds must not be written again under a good digest.
-    digest.check(part.log.storage, part.deciding().items())
+    digest.check(part.log.storage, part.deciding_files().items())
     with table.duck.transaction() as cursor:
         loaded = _loaded(cursor, part)
         fold = _own_fold(cursor, part, loaded)
@@ -151,14 +151,14 @@ def fold_on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], lis
     kept = _settled(part)
     removed = [file for file in part.base_files() if file.path not in kept]
     sources = Files([f for f in removed if not _is_expired(f, part)], part.log_files())
-    check_files(spark, part.log.storage, [*part.deciding().items(), *_paths(part, sources.baseline)])
+    check_files(spark, part.log.storage, [*part.deciding_files().items(), *_paths(part, sources.baseline)])
     rows = spark_frame(spark, part, None, part.definition.schema.names, files=sources, hidden=True, fates=True)
     tasks = min(len(chosen), SPARK_TASKS)
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
     ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
-    with running(spark, part.row_bytes):
-        receipts = collected(run_lane(ordered, _lane(table, part), RECEIPT))
+    with running_job(spark, part.row_bytes):
+        receipts = collect(run_lane(ordered, _lane(table, part), RECEIPT))
     has_version = part.definition.version is not None
     expected = ExpectedRows(rows_by_vnode(sources.baseline), changes=None if has_version else changes_of(part, chosen))
     return _files(table, part, receipts, expected), removed

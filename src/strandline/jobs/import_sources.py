@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Invalid, NotFound
-from strandline.model.names import as_text
+from strandline.model.names import require_utf8_names
 from strandline.storage.open import Storage, open_storage
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ParquetOrigin:
 
 def _opened(storage: Storage, name: str) -> pq.ParquetFile:
     try:
-        with as_text():
+        with require_utf8_names():
             return pq.ParquetFile(storage.input(name))
     except FileNotFoundError as error:
         raise NotFound(f"no file {storage.url(name)}", path=storage.url(name)) from error

@@ -18,8 +18,8 @@ from strandline.jobs.import_sources import Origin, open_origin
 from strandline.jobs.ingest.job import options_of
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef, check_name
-from strandline.model.rows import checked
-from strandline.model.types import names_of, relaxed
+from strandline.model.rows import check_rows
+from strandline.model.types import names_of, relax_schema
 from strandline.progress import Progress, silent
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import IMPORTING, Entry
@@ -44,7 +44,7 @@ def import_table(
     wins; without it, equal keys are refused."""
     lake.catalog.check_free(check_name(name))
     origin = open_origin(source, options_of(lake))
-    columns = relaxed(origin.schema)
+    columns = relax_schema(origin.schema)
     definition = TableDef.declare(columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
     if order_by is not None:
         names_of(origin.schema, [order_by])
@@ -86,7 +86,7 @@ def _fill(
     lake: Tables, entry: Entry, origin: Origin, definition: TableDef, order_by: str | None, progress: Progress
 ) -> None:
     batches = origin.batches() if order_by is None else _ordered(lake, origin, order_by)
-    pieces = _counted(checked(batches, definition.schema), origin, progress)
+    pieces = _counted(check_rows(batches, definition.schema), origin, progress)
     log = Log(lake.storage, f"{entry.folder}/log")
     try:
         first = next(pieces, None)

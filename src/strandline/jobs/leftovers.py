@@ -15,7 +15,7 @@ from strandline.errors import StrandlineError
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
 from strandline.tables import pins
-from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Lives, is_later_commit
+from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Generations, is_later_commit
 from strandline.tables.log import DROPPED
 
 _MAKING_S = 3600.0
@@ -56,7 +56,7 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
     before_s = now_s - grace_s
     # The listing first: a table that is registered after it is not taken for one that never was.
     listing = list(storage.list(""))
-    lives = Catalog(storage).lives()
+    lives = Catalog(storage).generations()
     pinned, expired = _pinned(storage, listing, now_s)
     found = _unfinished(storage, listing, lives, before_s)
     if expired:
@@ -75,7 +75,7 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
 
 def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
     """Delete leftovers, data files before the commit files that describe them; looks again first."""
-    live = Catalog(storage).lives().live
+    live = Catalog(storage).generations().live
     for leftover in found:
         if leftover.is_deletable and leftover.where not in live:
             storage.delete(
@@ -83,7 +83,7 @@ def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
             )
 
 
-def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Lives, before_s: float) -> list[Leftover]:
+def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Generations, before_s: float) -> list[Leftover]:
     """Temporary files that a crash left behind."""
     marks = {f"{folder}/{IMPORTING}" for folder in lives.live}
     found = [info for info in listing if info.path.startswith("_check/") or info.path in marks]
@@ -110,7 +110,7 @@ def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tupl
 
 
 def _lifeless(
-    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float, now_s: float
+    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Generations, before_s: float, now_s: float
 ) -> list[Leftover]:
     """The folder of a generation that is no table: dropped, or never registered."""
     _, name, generation = folder.split("/")

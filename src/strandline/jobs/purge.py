@@ -278,7 +278,7 @@ def _without(
                 count = sum(going(batch).true_count for batch in reader.batches(opened, inside))
                 if not count:
                     continue
-                if damage := digest.fault(storage, path, file):
+                if damage := digest.find_fault(storage, path, file):
                     raise ValueError(damage)
                 removed.append(file)
                 gone += count

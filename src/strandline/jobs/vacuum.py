@@ -155,8 +155,8 @@ def vacuum(
     floors = [min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor for part in parts]
     stale: list[FileInfo] = []
     for part, low in zip(parts, floors, strict=True):
-        base = part.delta.base(low, part.floor)
-        old = part.delta.before(base) if base is not None else []
+        base = part.delta.base_checkpoint(low, part.floor)
+        old = part.delta.files_before(base) if base is not None else []
         # Nothing of a chain goes that does not hold: what is damaged could then no longer be found out.
         if base is None or not old or not part.commits:
             continue

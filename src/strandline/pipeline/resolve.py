@@ -11,7 +11,7 @@ from strandline.consumers.plan import ConsumerPlan, plan_own
 from strandline.consumers.registration import declared_sink
 from strandline.consumers.retention import Retention
 from strandline.sinks.definition import KINDS, SinkDef
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.store import TableStore
 
 
@@ -27,7 +27,7 @@ def table_plans(context: Context) -> tuple[list[tuple[Consumer, ConsumerPlan]], 
     def due(name: str) -> list[tuple[Consumer, ConsumerPlan]]:
         return [(each, plan_own(each, context)) for each in table_consumers(context, name)]
 
-    found = [guarded(name, partial(due, name)) for name in context.tables()]
+    found = [try_table(name, partial(due, name)) for name in context.tables()]
     broken = [each for each in found if isinstance(each, BrokenTable)]
     plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].is_due]
     # Rows expire before they would be folded.

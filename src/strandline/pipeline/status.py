@@ -20,13 +20,13 @@ from strandline.consumers.plan import plan_marked, plan_own
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.definition import KINDS
 from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.storage.snapshot import DataFile
-from strandline.tables.broken import BrokenTable, guarded
-from strandline.tables.fold_problems import Health
+from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.horizon import expired_rows, horizon_for, micros
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
@@ -129,9 +129,9 @@ class Status:
 def status_of(context: Context, *, exact: bool = False) -> Status:
     """The lake's status; `exact` counts the rows of tables whose statistics do not tell."""
     catalog = context.catalog.refresh()
-    tables = tuple(guarded(name, partial(_table_of, context, name, exact)) for name in sorted(catalog.tables))
+    tables = tuple(try_table(name, partial(_table_of, context, name, exact)) for name in sorted(catalog.tables))
     good = [table for table in tables if isinstance(table, TableStatus)]
-    found = [guarded(table.name, partial(_table_consumers, context, table)) for table in good]
+    found = [try_table(table.name, partial(_table_consumers, context, table)) for table in good]
     own = [each for consumers in found if not isinstance(consumers, BrokenTable) for each in consumers]
     fault = None
     try:
@@ -176,7 +176,7 @@ def _last_error(receipt: SavedReceipt | None) -> str | None:
     """Why a consumer's last attempt failed; an earlier version may have kept the words of others as they were."""
     if receipt is None or not receipt.body.get("error"):
         return None
-    return plain(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
+    return scrub_text(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
 
 
 def _consumer(
@@ -255,7 +255,7 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
 
 def _degraded(table: TableStore) -> tuple[str, ...]:
     """The vnodes that the last compaction could not fold, and why."""
-    found = Health(table.log.storage, table.entry.folder).read()
+    found = FoldProblems(table.log.storage, table.entry.folder).read()
     return tuple(f"vnode {vnode}: {each['message']}: {each['path']}" for vnode, each in found.items())
 
 

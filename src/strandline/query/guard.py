@@ -22,7 +22,7 @@ from typing import Any
 
 from strandline.engines.duck import Duck
 from strandline.errors import Internal, Invalid, NotFound
-from strandline.model.sql_limits import measured, too_deep
+from strandline.model.sql_limits import check_sql_size, too_deep
 from strandline.query.functions import SCALAR_FUNCTIONS, TABLE_FUNCTIONS, check_size
 
 MOST_LEVELS = 700  # of the tree as JSON; Python reads 1,000
@@ -68,7 +68,7 @@ class GuardedQuery:
 
 def fenced(duck: Duck, statement: object, tables: Iterable[str]) -> GuardedQuery:
     """The query `statement` over the lake's `tables`; `Invalid` when it is anything but one SELECT over them."""
-    text = measured("the query", statement)
+    text = check_sql_size("the query", statement)
     rewriting = _Rewriting({name.lower(): name for name in tables})
     with duck.transaction(read_only=True) as cursor:
         try:

@@ -1,7 +1,7 @@
 """SQL over the lake's tables, safe to take from strangers.
 
 A statement is one SELECT. `guard` lets it name the lake's tables and nothing else; it then runs in a read-only
-transaction of a DuckDB that can open nothing outside the lake (see `duck`). `watch` ends it on Ctrl-C and when its
+transaction of a DuckDB that can open nothing outside the lake (see `duck`). `stoppable` ends it on Ctrl-C and when its
 time is over. Its result arrives batch by batch and is refused as soon as it is too large.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline.engines.watch import Watch, watched
+from strandline.engines.stoppable import StoppableWork, run_stoppable
 from strandline.errors import Invalid, StrandlineError
 from strandline.query.guard import GuardedQuery, fenced
 from strandline.tables.collection import Tables
@@ -38,14 +38,16 @@ def run(
         if limit is not None and not (is_number and 0 < limit < 1 << 62):
             raise Invalid(f"{name} is {limit!r}; expected a number above 0, or None")
     most_bytes = lake.duck.result_bytes if max_bytes is None else max_bytes
-    return watched(lambda watch: _run(lake, statement, max_rows, most_bytes, watch), timeout_s, lake.duck.cache_bytes)
+    return run_stoppable(
+        lambda work: _run(lake, statement, max_rows, most_bytes, work), timeout_s, lake.duck.cache_bytes
+    )
 
 
-def _run(lake: Tables, statement: str, max_rows: int | None, max_bytes: int, watch: Watch[pa.Table]) -> pa.Table:
+def _run(lake: Tables, statement: str, max_rows: int | None, max_bytes: int, work: StoppableWork[pa.Table]) -> pa.Table:
     query = fenced(lake.duck, statement, lake.tables())
-    watch.check()
+    work.check()
     try:
-        with lake.duck.transaction(read_only=True) as cursor, watch.holding(cursor):
+        with lake.duck.transaction(read_only=True) as cursor, work.holding(cursor):
             _make_views(lake, query, cursor)
             found = _read(cursor, query.sql, max_rows, max_bytes)
     except StrandlineError as error:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.model.soundness import first_unsound
+from strandline.model.arrow_check import find_invalid
 from strandline.server.arrow_messages import Flat, schema_size, texts_size
 from strandline.server.memory_cost import COPIES, ROW_BYTES, SLOT_BYTES, Weight
 from strandline.sinks.forward.refusal import malformed, too_wide
@@ -45,7 +45,7 @@ def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
 
 
 def _check_sound(batch: pa.RecordBatch, before: int) -> None:
-    fault = first_unsound(pa.Table.from_batches([batch]))
+    fault = find_invalid(pa.Table.from_batches([batch]))
     if fault is not None:
         error = fault.error(before)
         raise malformed(error.message, **error.fields)

@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.jobs.ingest.columns import unfit
 from strandline.jobs.ingest.jsonl import JsonObject, quoted
-from strandline.model.rows import checked, first_failing
+from strandline.model.rows import check_rows, first_failing
 from strandline.model.types import conform, is_json, storage_type
 from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed
@@ -151,7 +151,7 @@ class _Reader:
         with self._weight.lent(_OBJECT_COPIES * sum(map(len, lines))):
             rows = [self._values(line, row) for row, line in enumerate(lines, first)]
             try:
-                read = pa.concat_tables(checked(rows, self._read, required=(), first_row=first))
+                read = pa.concat_tables(check_rows(rows, self._read, required=(), first_row=first))
             except Invalid as error:
                 row, name = error.fields.get("row"), error.fields.get("column")
                 if row is None or name not in self._names:

@@ -16,7 +16,7 @@ from strandline.errors import Invalid
 from strandline.model.change import DELETE, OP, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 from strandline.server.body import PLACE
 from strandline.server.idempotency import Key
 from strandline.server.table_growth import Growth
@@ -65,7 +65,7 @@ def posts_of(
     columns = [field if field.name in definition.key else field.with_nullable(True) for field in definition.schema]
     wanted = pa.schema([*hidden_columns(is_chunk=chunk is not None), *columns])
     # Nothing in a body without rows can be wrong; a chunk whose rows were all refused still moves its positions.
-    rows = next(checked(rows, wanted)) if rows.num_rows else wanted.empty_table()
+    rows = next(check_rows(rows, wanted)) if rows.num_rows else wanted.empty_table()
     ops = pc.fill_null(rows.column(OP), UPSERT)
     is_delete = pc.equal(ops, DELETE)
     _check_ops(ops, is_delete, definition)

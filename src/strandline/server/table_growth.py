@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.definition import TableDef
-from strandline.model.types import canonical_type, relaxed, wider
+from strandline.model.types import canonical_type, relax_schema, wider_types
 from strandline.sinks.forward.refusal import Refusal, unprepared
 
 _EVOLVE = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
@@ -71,7 +71,7 @@ def _is_held(field: pa.Field, definition: TableDef) -> bool:
     if at < 0:
         return False
     kind, has = canonical_type(field.type, field.name), definition.schema.field(at).type
-    return bool(kind == has or has in wider(kind))
+    return bool(kind == has or has in wider_types(kind))
 
 
 def growth_of(rows: pa.Table, definition: TableDef, hidden: Collection[str], most: int) -> Growth | None:
@@ -83,9 +83,9 @@ def growth_of(rows: pa.Table, definition: TableDef, hidden: Collection[str], mos
             fields.append(pa.field(field.name, field.type, True))
         elif at >= 0 and field.name not in definition.key:
             has = definition.schema.field(at)
-            if _number_type(field.type) in wider(has.type):
+            if _number_type(field.type) in wider_types(has.type):
                 fields.append(has.with_type(_number_type(field.type)))
-    return Growth(relaxed(pa.schema(fields)), most) if fields else None
+    return Growth(relax_schema(pa.schema(fields)), most) if fields else None
 
 
 def _number_type(kind: pa.DataType) -> pa.DataType | None:
@@ -98,7 +98,9 @@ def _number_type(kind: pa.DataType) -> pa.DataType | None:
 
 def widest(definition: TableDef) -> list[pa.Field]:
     """The columns of a table with all the room that numbers from outside may need: JSON does not tell their types."""
-    return [f if f.name in definition.key else f.with_type((f.type, *wider(f.type))[-1]) for f in _exact(definition)]
+    return [
+        f if f.name in definition.key else f.with_type((f.type, *wider_types(f.type))[-1]) for f in _exact(definition)
+    ]
 
 
 def _exact(definition: TableDef) -> list[pa.Field]:
@@ -127,7 +129,7 @@ def narrowed(rows: pa.Table, definition: TableDef) -> pa.Table:
 
 
 def _narrowed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    for candidate in (kind, *wider(kind)):
+    for candidate in (kind, *wider_types(kind)):
         if column.type == candidate:
             break
         if not is_cut(column, candidate):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import Conflict, StrandlineError
 from strandline.model.change import OP, ROW, SEQ, VNODE, RefusedRows
-from strandline.storage.open import Staged
+from strandline.storage.open import StagedFile
 from strandline.storage.snapshot import DataFile
 
 WITHHELD = "withheld"
@@ -89,7 +89,7 @@ class Result:
     bytes: int = 0
     requests: int = 0
     retries: int = 0
-    files: tuple[tuple[DataFile, Staged | None], ...] = ()
+    files: tuple[tuple[DataFile, StagedFile | None], ...] = ()
     dead: tuple[RefusedRows, ...] = ()
     cuts: Any = None
     error: StrandlineError | None = None

@@ -125,7 +125,7 @@ class SinkDef:
             )
         salt = None
         if self.salt is not None and with_salt:
-            salt = secret.resolved(self.salt, f"salt of sink {self.name!r}")
+            salt = secret.resolve(self.salt, f"salt of sink {self.name!r}")
         return Outgoing.of(
             definition,
             where=self.where,

@@ -195,7 +195,7 @@ class DeltaDelivery:
     def _named(self, error: Exception) -> StrandlineError:
         from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
-        said = first_line(error, secret.of_store(self.storage.delta_options))
+        said = first_line(error, secret.store_secrets(self.storage.delta_options))
         what = f"the Delta table at {self.storage.uri}"
         if isinstance(error, DeltaProtocolError) or "Unsupported table features" in said:
             return Invalid(f"{what} cannot be written: {said}", hint="Send to another table.", path=self.storage.uri)

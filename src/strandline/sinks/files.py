@@ -26,11 +26,11 @@ from strandline.model import secret
 from strandline.model.change import OP, SEQ
 from strandline.model.types import conform, conform_column
 from strandline.sinks.contract import Batch, Result, passing
-from strandline.storage.open import LocalStorage, Staged, Storage, open_storage
+from strandline.storage.open import LocalStorage, StagedFile, Storage, open_storage
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 
-Written = tuple[DataFile, Staged | None]
+Written = tuple[DataFile, StagedFile | None]
 Note = TypeVar("Note")
 
 _COPIED_BYTES = 8 << 20
@@ -213,7 +213,7 @@ class FileSink:
     def storage(self) -> Storage:
         """The destination, with what its options refer to."""
         known = {
-            name: secret.resolved(value, f"option {name!r} of {self.uri}")
+            name: secret.resolve(value, f"option {name!r} of {self.uri}")
             if secret.is_secret_name(name) or secret.is_reference(str(value))
             else value
             for name, value in (self.options or {}).items()

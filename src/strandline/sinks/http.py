@@ -83,8 +83,8 @@ class HttpSink:
             _check_secret("token", self.token)
         normal = {
             "url": _normal_url(self.url, self.receiver),
-            "patience": duration.shown(duration.seconds(self.patience, "patience")),
-            "timeout": duration.shown(duration.seconds(self.timeout, "timeout")),
+            "patience": duration.to_text(duration.seconds(self.patience, "patience")),
+            "timeout": duration.to_text(duration.seconds(self.timeout, "timeout")),
             "headers": _checked_headers(self.headers, has_token=self.token is not None),
             "params": _checked_params(self.params, self.receiver),
         }
@@ -116,7 +116,7 @@ class HttpSink:
         """The headers and parameters that are the user's, read anew; `Invalid` when one of them is not to be found."""
         found = _resolved(self.headers, "header", self.url)
         if self.token is not None:
-            found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
+            found["Authorization"] = f"Bearer {secret.resolve(self.token, f'token of {self.url}')}"
         for name, text in found.items():
             if not _is_sendable(text):
                 raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
@@ -334,7 +334,7 @@ def _checked_params(params: object, receiver: str) -> dict[str, str]:
 
 
 def _resolved(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
-    return {name: secret.resolved(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
+    return {name: secret.resolve(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
 
 
 def _references(texts: Mapping[str, str] | None) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
-from strandline.model.scrub import plain, repeats
+from strandline.model.scrub import holds_secret, scrub_text
 from strandline.storage.open import Storage, open_storage
 
 _opening = threading.Lock()
@@ -72,7 +72,7 @@ class CatalogSettings(Mapping[str, Any]):
 
     def resolved(self) -> dict[str, Any]:
         """The settings with their secrets, which are read anew at each call."""
-        return self._with_secrets(secret.resolved)
+        return self._with_secrets(secret.resolve)
 
     def secrets(self) -> list[str]:
         """The secrets themselves, as far as they are there."""
@@ -80,7 +80,7 @@ class CatalogSettings(Mapping[str, Any]):
 
         def note(text: str, role: str) -> str:
             with suppress(Invalid):
-                found.append(secret.resolved(text, role))
+                found.append(secret.resolve(text, role))
             return text
 
         self._with_secrets(note)
@@ -162,11 +162,11 @@ def talking(
     from sqlalchemy import exc as sql
 
     def said(error: Exception) -> str:
-        return plain(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
+        return scrub_text(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
 
     def cause(error: Exception) -> Exception | None:
         # One that holds a secret is not shown either.
-        return None if repeats(error, settings.secrets()) else error
+        return None if holds_secret(error, settings.secrets()) else error
 
     try:
         yield

@@ -41,7 +41,7 @@ from sqlalchemy.pool import NullPool
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
-from strandline.model.scrub import plain, repeats
+from strandline.model.scrub import holds_secret, scrub_text
 from strandline.model.text import check_text
 from strandline.state import file_rights, sqlite_file
 from strandline.state.address import EXPECTED, checked_url, file_of, secrets_of, shown_url
@@ -332,11 +332,11 @@ class Database:
             raise
         except (SQLAlchemyError, sqlite3.Error, ImportError) as error:
             # A cause that holds a secret is not shown either.
-            raise self._ours(error) from (None if repeats(error, self._secrets) else error)
+            raise self._ours(error) from (None if holds_secret(error, self._secrets) else error)
 
     def _ours(self, error: Exception) -> StrandlineError:
         origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-        reason = plain(str(origin), self._secrets)
+        reason = scrub_text(str(origin), self._secrets)
         if isinstance(error, ImportError):
             return Unavailable(
                 f"the driver for {self.shown} is not installed: {reason}",

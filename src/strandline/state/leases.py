@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.engines.process import is_gone, this_process
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.text import check_text
@@ -123,7 +123,7 @@ class Leases:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
         held = HeldLease(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
-        with beside(held.keep):
+        with run_beside(held.keep):
             yield held
 
 

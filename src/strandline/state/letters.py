@@ -32,7 +32,7 @@ from sqlalchemy import (
 
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model.change import SEQ, RefusedRows
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.model.text import check_text
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.database import Database, insert_missing, metadata, now_s
@@ -217,7 +217,7 @@ def _id_of(generation: str, intent_id: str, dead: RefusedRows) -> str:
 
 def _kept(reason: str) -> str:
     """A destination's words as a text that every database keeps and every terminal shows."""
-    return plain(reason, most=REASON_CHARACTERS)
+    return scrub_text(reason, most=REASON_CHARACTERS)
 
 
 def _letter(row: Row[Any]) -> DeadLetter:

@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from strandline.engines import spill
+from strandline.engines import temp_folder
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.storage import os_errors
 
@@ -94,7 +94,7 @@ class Copy:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._folder = spill.new_folder()
+        self._folder = temp_folder.new_folder()
         self._lock = threading.Lock()
         self._taken: Signature | None = None
         self._number = 0
@@ -120,7 +120,7 @@ class Copy:
             before = self._signature()
             for end in ("", "-wal"):
                 if before[end] is not None:
-                    with os_errors.named(self._path + end, "read"):
+                    with os_errors.translate_errors(self._path + end, "read"):
                         shutil.copyfile(self._path + end, self._copied() + end)
             if self._signature() == before:
                 self._taken = before

@@ -105,7 +105,7 @@ def drop_column(
     Its values can no longer be read at any seq, and its name is not used again."""
     lake = call.lake()
     table = lake.table(name)
-    left = table.definition.without(column).schema.names
+    left = table.definition.drop_column(column).schema.names
     silenced = lake.sinks_needing(name, column)
     then = f"The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
     data = {"table": name, "columns": left, "sinks": silenced}

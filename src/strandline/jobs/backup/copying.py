@@ -17,7 +17,7 @@ from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage import digest
 from strandline.storage.commits import CommitLog
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.tables.catalog import COPYING, FOLDER
 
 _CHUNK_BYTES = 8 << 20
@@ -88,7 +88,11 @@ def _stream(run: Run, file: Streamed, what: str) -> None:
     a state older than the fixed one, unless live."""
     path, size, crc = file.info.path, 0, 0
     try:
-        if file.file is not None and file.file.crc is None and (fault := digest.fault(run.source, path, file.file)):
+        if (
+            file.file is not None
+            and file.file.crc is None
+            and (fault := digest.find_fault(run.source, path, file.file))
+        ):
             raise corrupt(run.source, path, what, f"is damaged: {fault}")
         with run.source.input(path) as opened, run.target.output(path) as output:
             while chunk := opened.read(_CHUNK_BYTES):
@@ -99,7 +103,7 @@ def _stream(run: Run, file: Streamed, what: str) -> None:
             if file.file is not None and size != file.info.size:
                 raise corrupt(run.source, path, what, f"has {size} bytes, not {file.info.size}")
             if file.file is not None and file.file.crc not in (None, crc):
-                raise corrupt(run.source, path, what, f"is damaged: {digest.said(crc, file.file.crc)}")
+                raise corrupt(run.source, path, what, f"is damaged: {digest.mismatch_text(crc, file.file.crc)}")
     except FileNotFoundError as error:
         if run.source.exists(path):
             raise
@@ -123,7 +127,7 @@ def _put(run: Run, path: str, data: bytes, what: str) -> None:
 def _point(run: Run, part: CopiedLog, what: str) -> None:
     """Write the pointer to the last checkpoint; the commits after that are there."""
     if part.pointer is not None:
-        with run.target.output(Chain(run.target, part.folder).checkpoints.pointer_path) as output:
+        with run.target.output(CommitChain(run.target, part.folder).checkpoints.pointer_path) as output:
             output.write(part.pointer)
         run.copied(len(part.pointer))
         run.advance(len(part.pointer), what)

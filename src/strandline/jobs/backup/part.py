@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from strandline.jobs.backup.refusal import cleaned, corrupt
 from strandline.jobs.backup.run import Run
 from strandline.storage.commits import Action, CommitFile
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.open import FileInfo
 from strandline.storage.snapshot import DataFile, Snapshot, data_file
 
@@ -69,9 +69,9 @@ def compare(
 ) -> CopiedLog:
     """Compare both sides, whose files are `here` and `there`. Every commit file that both have is read on both and
     must be alike."""
-    chain = Chain(run.source, folder)
+    chain = CommitChain(run.source, folder)
     commits, checkpoints = _unbroken(*chain.files(), snapshot.version)
-    their_chain = Chain(run.target, folder)
+    their_chain = CommitChain(run.target, folder)
     theirs, _ = their_chain.files()
     # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
@@ -117,7 +117,7 @@ def compare(
     digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
     known = [*checkpoints.values(), *digests]
     new_checkpoints = [Streamed(info, False) for info in lacking(known)]
-    told = their_chain.checkpoints.pointed()
+    told = their_chain.checkpoints.pointed_version()
     pointed, newest = -1 if told is None else told, max(checkpoints, default=-1)
     return CopiedLog(
         folder,
@@ -125,7 +125,7 @@ def compare(
         streamed,
         new_checkpoints,
         missing,
-        chain.checkpoints.pointer(newest) if newest > pointed else None,
+        chain.checkpoints.pointer_bytes(newest) if newest > pointed else None,
         len(data) + len(known) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
         is_gapless=all(version in commits or version in theirs for version in range(pointed + 1, snapshot.version + 1)),
     )
@@ -151,7 +151,7 @@ def _unbroken(
     )
 
 
-def _damaged(run: Run, chain: Chain, versions: Sequence[int]) -> set[int]:
+def _damaged(run: Run, chain: CommitChain, versions: Sequence[int]) -> set[int]:
     """The checkpoints among these that are damaged: none of them is passed on. `Corrupt` when commits or an older
     checkpoint do not tell what one of them said."""
     found = dict(zip(versions, run.each(chain.try_checkpoint, versions), strict=True))

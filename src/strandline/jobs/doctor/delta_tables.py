@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from strandline.errors import Corrupt, StrandlineError, Unavailable
 from strandline.jobs.doctor.finding import Finding, Repair, Severity
 from strandline.jobs.vacuum import is_ours
-from strandline.storage.checkpoints import Checkpoint, differing
+from strandline.storage.checkpoints import Checkpoint, describe_difference
 from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
@@ -146,7 +146,7 @@ class DeltaExam:
     @cached_property
     def pointed(self) -> int:
         """The version that the pointer names, -1 when it names none."""
-        found = self.delta.chain.checkpoints.pointed()
+        found = self.delta.chain.checkpoints.pointed_version()
         return -1 if found is None else found
 
     @cached_property
@@ -167,7 +167,7 @@ class DeltaExam:
             if not self.has_finding(where):
                 self.add(f"the table cannot be opened: {error.message}", where)
             return None
-        if difference := differing(snapshot, replayed):
+        if difference := describe_difference(snapshot, replayed):
             self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
         return replayed
 
@@ -200,7 +200,7 @@ class DeltaExam:
                     what += ". No commit files say the same. Restore the digest file from a backup"
                     self.add(what, name.replace(".parquet", ".digest"))
         is_listed = f"{self.folder}/{_POINTER}" in self.listing
-        named = self.delta.chain.checkpoints.pointed() if is_listed else -1
+        named = self.delta.chain.checkpoints.pointed_version() if is_listed else -1
         if named is None:
             self.add("_last_checkpoint is damaged", _POINTER, repair=repair)
         elif named not in (-1, *self.checkpoints) and not self.has_finding(_CHECKPOINT.format(named)):

@@ -80,7 +80,7 @@ def _catalog(storage: Storage, findings: list[Finding]) -> CatalogState | None:
     catalog = Catalog(storage)
     try:
         state = catalog.refresh()
-        lives = catalog.lives()
+        lives = catalog.generations()
     except StrandlineError as error:
         wrong(f"{error.message}. {error.hint}", storage.url(error.fields.get("path", FOLDER)))
         try:

@@ -42,7 +42,7 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
         found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
     now_s = storage.now_s()
     for pin in table.pins.live(now_s):
-        left = duration.shown(round(pin.expires_s - now_s))
+        left = duration.to_text(round(pin.expires_s - now_s))
         what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {left} more"
         if pin.seq is not None:
             found.append(Finding("note", entry.name, what, where))

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.jobs.doctor.finding import Finding
-from strandline.storage.checkpoints import differing
+from strandline.storage.checkpoints import describe_difference
 from strandline.storage.delta import DeltaLog
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import Snapshot
 
@@ -40,26 +40,26 @@ def _replace_checkpoints(storage: Storage, folder: str) -> bool:
         if _is_bad(delta.chain, version, state) and not checkpoints.says_alone(version):
             storage.delete([checkpoints.path(version), checkpoints.digest_path(version)])
     pointer = checkpoints.pointer_path
-    if checkpoints.pointed() not in delta.chain.files()[1]:
+    if checkpoints.pointed_version() not in delta.chain.files()[1]:
         # It would keep a checkpoint from being written.
         storage.delete([pointer])
     if delta.refresh().version not in delta.chain.files()[1]:
         delta.checkpoint()
     kept = delta.chain.files()[1]
-    if kept and checkpoints.pointed() not in kept:
+    if kept and checkpoints.pointed_version() not in kept:
         with storage.output(pointer) as stream:
-            stream.write(checkpoints.pointer(max(kept)))
+            stream.write(checkpoints.pointer_bytes(max(kept)))
     after = _exam(storage, folder)
     after.check_checkpoints()
     return after.snapshot is not None and not after.findings
 
 
-def _is_bad(chain: Chain, version: int, state: Snapshot) -> bool:
+def _is_bad(chain: CommitChain, version: int, state: Snapshot) -> bool:
     """Whether a checkpoint is damaged, lacks its digest file, or says other than `state`, what the commits say."""
     found, damage = chain.try_checkpoint(version)
     if found is None:
         return damage is not None
-    return not found.is_verified or (state.version == version and differing(found.snapshot, state) != "")
+    return not found.is_verified or (state.version == version and describe_difference(found.snapshot, state) != "")
 
 
 def _exam(storage: Storage, folder: str) -> DeltaExam:

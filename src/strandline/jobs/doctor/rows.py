@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, literal
 from strandline.jobs.doctor.delta_tables import DeltaExam
+from strandline.model.arrow_check import find_invalid, find_unreadable
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, same_as_next, shift_for
-from strandline.model.soundness import first_unreadable, first_unsound
 from strandline.storage import digest
 from strandline.storage.parquet import reader
 from strandline.storage.snapshot import DataFile
@@ -53,13 +53,13 @@ def _fault(
     """The first thing that is wrong with a file's rows."""
     last: pa.Table | None = None
     row = 0
-    if damage := digest.fault(part.storage, f"{part.folder}/{file.path}", file):
+    if damage := digest.find_fault(part.storage, f"{part.folder}/{file.path}", file):
         return f"the rows are not readable: {damage}"
     try:
         with reader.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
             for batch in reader.batches(opened):
                 rows = pa.Table.from_batches([batch])
-                unread = first_unsound(rows) or first_unreadable(rows)
+                unread = find_invalid(rows) or find_unreadable(rows)
                 if unread:
                     where = f"row {row + unread.row}, column {unread.path!r}"
                     return f"{where}: {unread.why}; not every engine reads the file"

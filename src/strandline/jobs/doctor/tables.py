@@ -17,7 +17,7 @@ from strandline.storage.commits import RESTORE
 from strandline.storage.open import FileInfo, Storage
 from strandline.tables.baseline import marks_of
 from strandline.tables.catalog import Entry
-from strandline.tables.fold_problems import Health
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.log import TRIM
 
 
@@ -57,7 +57,7 @@ class TableExam:
         }
         if self.rejects.names():
             self._check_seqs(self.rejects)
-        at_fault = Health(self.log.storage, self.entry.folder).files()
+        at_fault = FoldProblems(self.log.storage, self.entry.folder).files()
         for part in self.parts:
             self._check_files(part, definitions[id(part)], advance)
             self._check_known(part, at_fault)
@@ -68,7 +68,7 @@ class TableExam:
             path = f"{part.folder}/{file.path}"
             if file.path not in at_fault or part.has_finding(file.path):
                 continue
-            if fault := digest.fault(part.storage, path, file):
+            if fault := digest.find_fault(part.storage, path, file):
                 part.add(f"the file is damaged, a compaction found: {fault}", file.path)
 
     def _check_seqs(self, part: DeltaExam) -> None:

@@ -43,7 +43,7 @@ class GatherLane:
         return f"{spark_schema(key)}, `{BLOCK}` binary"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = batches if self.read is None else self.read.coded(batches)
+        rows = batches if self.read is None else self.read.read_coded(batches)
         for group in writer.groups((_shaped(batch, self.schema) for batch in rows), self.schema, (), _BUDGET):
             yield from self._blocks(group.coded_table())
 

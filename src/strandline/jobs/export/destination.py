@@ -23,7 +23,7 @@ from strandline.crash import crash_point
 from strandline.errors import Invalid
 from strandline.jobs.export import lock
 from strandline.sinks.files import clear_unfinished, describe, read_note
-from strandline.storage.open import Staged, Storage, open_storage
+from strandline.storage.open import StagedFile, Storage, open_storage
 from strandline.storage.snapshot import DataFile
 
 MANIFEST = "_export.json"
@@ -117,7 +117,7 @@ class DestinationClaim:
     id: str
     earlier: Sequence[str]
 
-    def publish(self, files: Sequence[DataFile], staged: Sequence[Staged], facts: Mapping[str, Any]) -> None:
+    def publish(self, files: Sequence[DataFile], staged: Sequence[StagedFile], facts: Mapping[str, Any]) -> None:
         """Make the staged files visible, say what they are, and remove those that they replace."""
         crash_point("export.staged")
         temporaries = [each.temporary for each in staged]

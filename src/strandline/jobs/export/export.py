@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from strandline.engines.choice import BULK
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
-from strandline.engines.spark import Lane, collected, run_lane, running, session, tasks_for
+from strandline.engines.spark import Lane, collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Invalid
 from strandline.jobs.export.blocks import BlockLane, GatherLane
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.source import ExportSource, Scan
 from strandline.progress import Progress
-from strandline.storage.open import Staged, is_inside
+from strandline.storage.open import StagedFile, is_inside
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.spark_merge import listing
@@ -94,7 +94,7 @@ def _is_small(source: ExportSource) -> bool:
     return BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes)
 
 
-def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[StagedFile]]:
     source.check(None)
     with source.batches() as batches:
         exact = _watched(batches, source.rows, source.table.name, progress)
@@ -110,14 +110,14 @@ def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress:
         progress(done, max(done, whole), name)
 
 
-def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[StagedFile]]:
     """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group. Wide rows
     travel in blocks (`GatherLane`)."""
     table = source.table
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
-    with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+    with running_job(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
         is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES
         scan = source.scan() if is_wide else None
         if scan is None or not scan.is_checked:
@@ -131,9 +131,9 @@ def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tup
         return _collected(source, laid, last)
 
 
-def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
+def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[StagedFile]]:
     try:
-        receipts = collected(run_lane(frame, lane, RECEIPT))
+        receipts = collect(run_lane(frame, lane, RECEIPT))
     except Exception as error:
         # Spark's own, of several kinds.
         source.blame(error)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
 from strandline.consumers.feed import conformed
-from strandline.engines.duck import is_of_duckdb
+from strandline.engines.duck import is_duckdb_error
 from strandline.engines.lanes import ReadLane
 from strandline.engines.scan import ScanFile, listed
 from strandline.errors import Corrupt, Invalid
@@ -99,7 +99,7 @@ class ExportSource(ABC):
                 with conformed(ordered, self.schema, self._batch_rows) as rows:
                     yield rows
             except Exception as error:
-                if is_of_duckdb(error):
+                if is_duckdb_error(error):
                     self.blame(error)
                 raise
 
@@ -175,7 +175,7 @@ class WholeTable(ExportSource):
         self.needed = pa.schema([self.definition.schema.field(name) for name in self._needed])
 
         filtered = needed_columns(self.definition, self._needed, merge.filter(self.predicate))
-        self.read, self.deciding = [*filtered, HASH, OP, SEQ, ROW], merge.deciding()
+        self.read, self.deciding = [*filtered, HASH, OP, SEQ, ROW], merge.deciding_files()
         self.pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
 
     def _relation(self) -> AbstractContextManager[Any]:

@@ -23,7 +23,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 
 _QUOTE, _NEWLINE, _RETURN = ord('"'), ord("\n"), ord("\r")
 
@@ -79,7 +79,7 @@ class Delimited:
                 quoted_strings_can_be_null=False,
             ),
         )
-        return next(checked(typed(table, schema), schema))
+        return next(check_rows(typed(table, schema), schema))
 
     def explain(self, record: bytes) -> tuple[str | None, str]:
         """The column and the reason why a record is bad."""

@@ -26,7 +26,7 @@ from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text import Format, delimiter_of, header_of
-from strandline.model.types import JSON, canonical_schema, relaxed
+from strandline.model.types import JSON, canonical_schema, relax_schema
 
 _SAMPLE_ROWS = 10_000
 _SAMPLE_BYTES = 4 << 20
@@ -79,7 +79,7 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
 
 def _canonical(schema: pa.Schema, source: Source) -> pa.Schema:
     try:
-        return canonical_schema(relaxed(schema))
+        return canonical_schema(relax_schema(schema))
     except Invalid as error:
         raise Invalid(
             f"{source.uri}: {error.message}",

@@ -22,7 +22,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 from strandline.model.types import is_json
 
 # Where a line may start with something else than an object, or an object may be followed by a `null`. Two patterns,
@@ -86,7 +86,7 @@ class JsonLines:
         if table.num_rows != lines and table.num_rows != len(self.records(data)):
             raise Invalid("rows and lines differ")
         table.validate(full=True)
-        return next(checked(self._mapped(typed(table.drop_columns(self._maps), self._schema), table), self._schema))
+        return next(check_rows(self._mapped(typed(table.drop_columns(self._maps), self._schema), table), self._schema))
 
     @property
     def _maps(self) -> list[str]:

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 from strandline.errors import Invalid, NotFound
 from strandline.jobs.ingest.bad_rows import BadRow, sift
 from strandline.jobs.ingest.source import Source
-from strandline.model.names import as_text
-from strandline.model.rows import checked, may_hold
-from strandline.model.soundness import shown
+from strandline.model.arrow_check import python_value
+from strandline.model.names import require_utf8_names
+from strandline.model.rows import check_rows, may_hold
 from strandline.storage.parquet import reader
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        with as_text():
+        with require_utf8_names():
             return reader.open_file(source.storage, source.path)
     except FileNotFoundError as error:
         raise NotFound(f"{source.uri} is gone", file=source.uri) from error
@@ -56,7 +56,7 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
                         yield found, source.size * (row + rows.num_rows) // count
                     else:
                         column, reason = _explained(rows.slice(found, 1), schema)
-                        values = {name: shown(rows.column(name)[found]) for name in rows.column_names}
+                        values = {name: python_value(rows.column(name)[found]) for name in rows.column_names}
                         text = json.dumps(values, default=str, ensure_ascii=False)
                         yield BadRow(row + found + 1, column, reason, text)
                 row += rows.num_rows
@@ -67,12 +67,12 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
 
 
 def _sifted(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
-    return sift(rows.num_rows, lambda start, stop: next(checked(rows.slice(start, stop - start), schema)))
+    return sift(rows.num_rows, lambda start, stop: next(check_rows(rows.slice(start, stop - start), schema)))
 
 
 def _explained(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
     try:
-        next(checked(row, schema))
+        next(check_rows(row, schema))
     except Invalid as error:
         column = error.fields.get("column")
         return column, error.message.partition(": ")[2]

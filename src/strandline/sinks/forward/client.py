@@ -22,7 +22,7 @@ import strandline
 from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.sinks.forward.connection import Failed, Untrusted, Wire
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
 from strandline.sinks.forward.protocol import AGAIN, DECIDED, UNAUTHORIZED
@@ -68,13 +68,13 @@ class Reply:
     def message(self) -> str:
         told = self.error.get("message")
         text = told if isinstance(told, str) else self.body.decode("utf-8", "replace")
-        return plain(text, self.secrets) or f"HTTP status {self.status}"
+        return scrub_text(text, self.secrets) or f"HTTP status {self.status}"
 
     @property
     def location(self) -> str | None:
         told = self.headers.get("location")
         # What follows a question mark may be anything.
-        return None if told is None else plain(told.partition("?")[0], self.secrets)
+        return None if told is None else scrub_text(told.partition("?")[0], self.secrets)
 
     @property
     def row(self) -> int | None:
@@ -171,13 +171,13 @@ class Connection:
             status, told, body = self._wire.exchange(method, url, headers, params, content)
         except Untrusted as error:
             raise Invalid(
-                f"{self._sink.url} was not asked: {plain(str(error), self._secrets.texts)}",
+                f"{self._sink.url} was not asked: {scrub_text(str(error), self._secrets.texts)}",
                 hint="Check the address. If its certificate comes from an authority of your own, name the file with the"
                 " authority's certificate in the variable SSL_CERT_FILE. Then the next tick sends the rows.",
                 url=self._sink.url,
             ) from error
         except Failed as error:
-            return None, plain(str(error), self._secrets.texts)
+            return None, scrub_text(str(error), self._secrets.texts)
         return Reply(status, told, body, self._secrets.texts), ""
 
     def _refresh(self) -> None:
