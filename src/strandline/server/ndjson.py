@@ -22,8 +22,8 @@ import pyarrow.json as pj
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.jobs.ingest.columns import unfit
-from strandline.jobs.ingest.jsonl import JsonObject, quoted
+from strandline.jobs.ingest.columns import misfit_reason
+from strandline.jobs.ingest.jsonl import JsonObject, quote_values
 from strandline.model.rows import checked, first_failing
 from strandline.model.types import conform, is_json, storage_type
 from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
@@ -198,7 +198,7 @@ class _Reader:
 
 def _refused(row: int, field: pa.Field, value: object) -> Invalid:
     try:
-        why = unfit(value, field)
+        why = misfit_reason(value, field)
         if isinstance(value, str) and _SURROGATE.search(value):
             why = "the text has half of a surrogate pair"
     except RecursionError:
@@ -245,7 +245,7 @@ def _object(line: bytes, row: int, texts: frozenset[str]) -> JsonObject:
         text = line.decode()
         if text.startswith("\ufeff"):
             raise Invalid("it begins with a byte order mark")
-        said = _parse(quoted(text, texts) if texts else text)
+        said = _parse(quote_values(text, texts) if texts else text)
         if not isinstance(said, JsonObject):
             why = f"the line is {_KINDS.get(type(said), 'a number')}; expected an object"
         elif said.twice is not None:
