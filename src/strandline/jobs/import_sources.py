@@ -25,7 +25,7 @@ _FOREIGN = {
     "metadata/": "an Iceberg table",
     "catalog/": "a Strandline lake; open it with --lake",
 }
-_FILE_KINDS = {
+_KINDS = {
     ".csv": "a CSV file; load it with strandline ingest",
     ".json": "a JSON file; load it with strandline ingest",
     ".jsonl": "a JSON lines file; load it with strandline ingest",
@@ -59,9 +59,7 @@ def open_source(uri: str, options: Mapping[str, str] | None) -> ImportSource:
     if path.endswith((".parquet", ".pq")) and (is_remote or os.path.isfile(path)):
         folder, _, name = path.rpartition("/")
         return ParquetSource.open(path, open_storage(folder or "/", options if is_remote else None), [name])
-    known = next(
-        (what for ending, what in _FILE_KINDS.items() if path.lower().removesuffix(".gz").endswith(ending)), None
-    )
+    known = next((what for ending, what in _KINDS.items() if path.lower().removesuffix(".gz").endswith(ending)), None)
     if known:
         raise Invalid(f"{path} is {known}; Delta and Parquet tables can be imported", path=path)
     if not is_remote and not os.path.isdir(path):
@@ -157,11 +155,9 @@ class ParquetSource:
                 parts = {k: v for k, v in _partition_values(name).items() if k not in file.schema_arrow.names}
                 inside = [c for c in file.schema_arrow.names if columns is None or c in columns]
                 for batch in file.iter_batches(_BATCH_ROWS, columns=inside):
-                    yield self._add_partitions(
-                        batch, {k: v for k, v in parts.items() if columns is None or k in columns}
-                    )
+                    yield self._add_columns(batch, {k: v for k, v in parts.items() if columns is None or k in columns})
 
-    def _add_partitions(self, batch: pa.RecordBatch, parts: Mapping[str, str | None]) -> pa.RecordBatch:
+    def _add_columns(self, batch: pa.RecordBatch, parts: Mapping[str, str | None]) -> pa.RecordBatch:
         for name, text in parts.items():
             value = pa.scalar(text, pa.string()).cast(self.schema.field(name).type)
             batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
