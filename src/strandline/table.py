@@ -141,7 +141,7 @@ class Table(TableStore):
         `overwrite` replaces an earlier export. Changes that `where` refuses leave as deletes. `options` are S3
         settings, as a lake takes them. `dry_run` only says what it would be."""
         source = new_source(self, at=at, changes=changes, columns=columns, where=where)
-        return export(source, Destination(dest, options, is_replaced=overwrite), dry_run=dry_run, progress=progress)
+        return export(source, Destination(dest, options, may_replace=overwrite), dry_run=dry_run, progress=progress)
 
     def history(self) -> list[HistoryEntry]:
         """The commits of the log, oldest first."""

@@ -128,7 +128,7 @@ from strandline.jobs.export.destination import Destination
 place = os.path.join(sys.argv[1] + "-out")
 
 def act():
-    with Destination(place, None, is_replaced=True).claimed():
+    with Destination(place, None, may_replace=True).claim():
         len("work")
 
 print(walk(act, lambda: act() or True, {"lock.py", "<string>"}, stride=4))

@@ -59,7 +59,7 @@ def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
     file.write_bytes(file.read_bytes()[:-30])
     good = max(delta_log(root, "log").glob("*.checkpoint.parquet"))
     before = good.read_bytes()
-    look = repairs._exam
+    look = repairs._new_exam
 
     def looked(storage: LocalStorage, folder: str) -> DeltaExam:
         found = look(storage, folder)
@@ -68,7 +68,7 @@ def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
         return found
 
     monkeypatch.setattr(deltas, "RESTED_S", -1.0)
-    monkeypatch.setattr(repairs, "_exam", looked)
+    monkeypatch.setattr(repairs, "_new_exam", looked)
     table.pin(at=7)
     report = examine(LocalStorage(str(root)), repair=True)
     assert report.is_sound and any(finding.is_repaired for finding in report.findings)

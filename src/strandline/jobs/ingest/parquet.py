@@ -28,7 +28,7 @@ def open_parquet(source: Source) -> pq.ParquetFile:
 
 
 def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | BadRow]:
-    """Tables of good rows, each with the bytes of the file up to its end, and bad rows."""
+    """Tables of good rows, each with the bytes of the file that are done, and bad rows."""
     with open_parquet(source) as file:
         unknown = [name for name in file.schema_arrow.names if name not in schema.names]
         if unknown:
@@ -40,7 +40,7 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
             )
         for field in file.schema_arrow:
             kind = schema.field(field.name).type
-            # No row's fault: it shows without any row.
+            # The column is wrong, not a row.
             if not may_hold(field.type, kind):
                 raise Invalid(
                     f"{source.uri}: column {field.name!r}: {field.type} is not {kind}",
@@ -51,11 +51,11 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
         try:
             for batch in reader.batches(file):
                 rows = pa.Table.from_batches([batch])
-                for found in _sifted(rows, schema):
+                for found in _sift_rows(rows, schema):
                     if isinstance(found, pa.Table):
                         yield found, source.size * (row + rows.num_rows) // count
                     else:
-                        column, reason = _explained(rows.slice(found, 1), schema)
+                        column, reason = _explain_row(rows.slice(found, 1), schema)
                         values = {name: python_value(rows.column(name)[found]) for name in rows.column_names}
                         text = json.dumps(values, default=str, ensure_ascii=False)
                         yield BadRow(row + found + 1, column, reason, text)
@@ -66,11 +66,11 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
             ) from error
 
 
-def _sifted(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
+def _sift_rows(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
     return sift(rows.num_rows, lambda start, stop: next(check_rows(rows.slice(start, stop - start), schema)))
 
 
-def _explained(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
+def _explain_row(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
     try:
         next(check_rows(row, schema))
     except Invalid as error:
