@@ -133,7 +133,7 @@ def test_files_lie_where_nothing_looks_or_are_staged(tmp_path):
 
 def test_a_file_named_by_its_content_has_one_name_for_the_same_rows(tmp_path):
     storage = LocalStorage(str(tmp_path))
-    lane = lane_to(storage, is_staged=True, is_named_by_content=True)
+    lane = lane_to(storage, is_staged=True)
     names = [
         {file.path for file, _ in result.files} for _ in range(2) for result in lane(iter(batches_of(FIRST, ROWS)))
     ]

@@ -63,6 +63,7 @@ meta = Table(
 )
 
 _CREATING = 0x5374726E  # the advisory lock under which tables are created
+_SQLITE_NOW = text("SELECT (julianday('now') - 2440587.5) * 86400.0")
 _POSTGRES_NOW = text("SELECT extract(epoch FROM clock_timestamp())::float8")
 
 
@@ -355,11 +356,9 @@ class Database:
 
 def now_s(connection: Connection) -> float:
     """The database's clock, in seconds since 1970: the one clock that all who share the state agree on. It is read
-    when asked, not when the transaction began, so after waiting for a lock it is the time now. A SQLite file has the
-    clock of its machine, which need not be asked through it."""
-    if connection.dialect.name == "sqlite":
-        return time.time()
-    return float(connection.execute(_POSTGRES_NOW).scalar_one())
+    when asked, not when the transaction began, so after waiting for a lock it is the time now."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    return float(connection.execute(_SQLITE_NOW if is_sqlite else _POSTGRES_NOW).scalar_one())
 
 
 def insert_missing(connection: Connection, table: Table, **values: Any) -> None:
