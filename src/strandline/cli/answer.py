@@ -11,7 +11,7 @@ import decimal
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
@@ -40,7 +40,7 @@ class Rows:
     most: int | None = None
 
 
-Part = str | Text | Rows | Callable[[Console], None]
+Part = str | Text | Rows
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Answer:
     code: int = 0
 
 
-def would(what: str, data: Reported | Mapping[str, Any]) -> Answer:
-    """The answer of a dry run: what would happen, and that it did not."""
-    facts = data if isinstance(data, Mapping) else data.to_dict()
-    return Answer({**facts, "is_dry_run": True}, [f"Would {what}.", "Nothing was written."])
+def preview(text: str, data: Reported | Mapping[str, Any]) -> Answer:
+    """The answer of a dry run. `text` says what would happen."""
+    report = data if isinstance(data, Mapping) else data.to_dict()
+    return Answer({**report, "is_dry_run": True}, [text, "Nothing was written."])
 
 
 def note(text: str) -> Text:
@@ -103,11 +103,7 @@ def show(out: Console, parts: Part | Iterable[Part]) -> None:
     if isinstance(parts, str | Text):
         out.print(parts, soft_wrap=True)
     elif isinstance(parts, Rows):
-        show_rows(out, parts.columns, parts.rows[: parts.most], numbers=parts.numbers)
-        if parts.most is not None and len(parts.rows) > parts.most:
-            out.print(f"… and {len(parts.rows) - parts.most:,} more")
-    elif callable(parts):
-        parts(out)
+        _show_rows(out, parts)
     else:
         for part in parts:
             show(out, part)
@@ -142,24 +138,23 @@ def plain(value: Any) -> Any:
     return value
 
 
-def show_rows(
-    out: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Collection[str] = ()
-) -> None:
-    """Print the table that `Rows` describes."""
+def _show_rows(out: Console, table: Rows) -> None:
+    rows = table.rows[: table.most]
     cells = [[_cell(value) for value in row] for row in rows]
-    numbers = {*numbers, *(name for at, name in enumerate(columns) if any(isinstance(row[at], int) for row in rows))}
-    widths = [
-        max(len(name), *(row[at].cell_len for row in cells)) if cells else len(name) for at, name in enumerate(columns)
-    ]
-    if sum(widths) + 2 * len(widths) > out.width:
-        _show_records(out, columns, cells)
-        return
     made = Grid(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
-    for row in cells:
-        made.add_row(*row)
-    out.print(made)
+    width = 0
+    for at, name in enumerate(table.columns):
+        is_number = name in table.numbers or any(isinstance(row[at], int) for row in rows)
+        made.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+        width += max([len(name), *(row[at].cell_len for row in cells)]) + 2
+    if width > out.width:
+        _show_records(out, table.columns, cells)
+    else:
+        for row in cells:
+            made.add_row(*row)
+        out.print(made)
+    if len(rows) < len(table.rows):
+        out.print(f"… and {len(table.rows) - len(rows):,} more")
 
 
 def _cell(value: object) -> Text:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rich.console import Console
-
-from strandline.cli.answer import Part, fault, show
+from strandline.cli.answer import Part, fault
 from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
@@ -39,11 +37,3 @@ def degraded_parts(call: Call, table: str, degraded: Iterable[str]) -> Iterator[
         yield fault(f"{table}: not folded: ", each)
     if found:
         yield f"Put that file back from a backup, then: {call.command(f'compact {table} --all')}"
-
-
-def show_broken(out: Console, call: Call, tables: Iterable[object]) -> None:
-    show(out, broken_parts(call, tables))
-
-
-def show_degraded(out: Console, call: Call, table: str, degraded: Iterable[str]) -> None:
-    show(out, degraded_parts(call, table, degraded))

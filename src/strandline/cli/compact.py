@@ -10,7 +10,7 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size
 from strandline.cli.broken import broken_data, broken_parts, degraded_parts
-from strandline.cli.options import TableNames
+from strandline.cli.options import DryRun, TableNames
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.tables.broken import BrokenTable
@@ -28,7 +28,7 @@ def compact(
     call: Call,
     names: TableNames = None,
     full: Annotated[bool, typer.Option("--all", help="Fold every change, also where that is not due yet.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is due and why; write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Fold the log into the baseline where that is due, so that reads have less to merge.
 

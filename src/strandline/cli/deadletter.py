@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -135,7 +134,7 @@ def _tell_failed(call: Call, failed: Sequence[ReplayReport], ids: Mapping[str, s
         groups.setdefault((each.consumer, each.error.kind, each.error.message), []).append(each)
     for (consumer, _, _), (first, *rest) in groups.items():
         assert first.error is not None
-        yield partial(sinks.show_failure, call=call, name=ids[first.id], error=first.error)
+        yield from sinks.failure_parts(call, ids[first.id], first.error)
         if rest:
             # Who was tried has an error of its own.
             is_tried = any(each.error is not first.error for each in rest)
@@ -160,7 +159,7 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
 def _letters(call: Call, lake: sl.Lake, sink: str | None) -> list[DeadLetter]:
     """The dead letters of a sink, or of all. A name that no sink has is an error."""
     if sink is not None:
-        sinks.named(call, lake, [sink])
+        sinks.choose(call, lake, [sink])
     return lake.state.letters.all(sink, limit=None) if lake.has_state else []
 
 

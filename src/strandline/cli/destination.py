@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strandline.sinks.contract import Sink
     from strandline.sinks.definition import Start
 
-BACKFILL = "backfill"
+BACKFILL, HEAD = "backfill", "head"
 # Such as htp://host/path or localhost:8701/path. A folder of that name can be written with ./ before it.
 _ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)
 
@@ -31,7 +31,7 @@ def destination(
 ) -> Sink:
     """The sink for a text such as `https://…`, a folder or `s3://bucket/prefix`, or with a kind the name of an Iceberg
     table. Options of other kinds are refused."""
-    kind = kind or _guessed(to)
+    kind = kind or _guess_kind(to)
     for option, value, own in (
         ("token", token, "http"),
         ("receiver", receiver, "http"),
@@ -48,7 +48,7 @@ def destination(
     return sl.DeltaSink(to) if kind == "delta" else sl.ParquetSink(to)
 
 
-def _guessed(to: str) -> str:
+def _guess_kind(to: str) -> str:
     if to.lower().startswith(("http://", "https://")):
         return "http"
     if _ADDRESS.match(to):
@@ -60,8 +60,8 @@ def _guessed(to: str) -> str:
 
 
 def start_of(text: str) -> Start:
-    if text in (BACKFILL, "head"):
+    if text in (BACKFILL, HEAD):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, head or a seq")
+    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, {HEAD} or a seq")

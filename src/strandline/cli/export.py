@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli.answer import Answer, Part, counted, note, size, would
+from strandline.cli.answer import Answer, Part, counted, note, preview, size
 from strandline.cli.options import DryRun, names, seq_or_time
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
@@ -50,7 +50,7 @@ def export(
     if dry_run:
         plan = source.export(dest, overwrite=overwrite, dry_run=True, **wanted)
         what = f"{counted(plan.rows, 'row')} at most, {size(plan.raw_bytes)} in memory, to {plan.uri}"
-        return would(f"write {what}, {_engine(plan)}", plan)
+        return preview(f"Would write {what}, {_engine(plan)}.", plan)
     with progress_bar(f"Exporting {table}") as progress:
         report = source.export(dest, overwrite=overwrite, progress=progress, **wanted)
     return Answer(report, _tell(report))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, size, warning
-from strandline.cli.options import ClusterBy, VersionColumn, Vnodes, names
+from strandline.cli.options import ClusterBy, DryRun, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 
@@ -34,7 +34,7 @@ def ingest(
     vnodes: Vnodes = None,
     version_column: VersionColumn = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Load the good rows and keep the bad ones aside.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be loaded; write nothing.")] = False,
+    dry_run: DryRun = False,
     again: Annotated[bool, typer.Option("--again", help="Load files even if they are loaded already.")] = False,
     file_format: Annotated[
         Literal["jsonl", "csv", "parquet"] | None,

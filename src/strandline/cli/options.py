@@ -18,7 +18,7 @@ TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.")]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
 TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; write nothing.")]
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]
 ClusterBy = Annotated[str | None, typer.Option(metavar="A,B", help="Of a new table: columns that repeat together.")]

@@ -45,12 +45,15 @@ def query(
         max_rows=max_rows,
         max_bytes=max_bytes,
     )
+    if as_csv:
+        _print_csv(result)
+        raise typer.Exit
     data = {
         "columns": [{"name": field.name, "type": str(field.type)} for field in result.schema],
         "rows": _rows(result) if call.is_json else [],
         "count": result.num_rows,
     }
-    return Answer(data, (lambda _: _print_csv(result)) if as_csv else _tell(result, limit))
+    return Answer(data, _tell(result, limit))
 
 
 def _print_csv(result: pa.Table) -> None:

@@ -129,17 +129,17 @@ def _beginning(start: str | int) -> str:
 def list_(call: Call) -> Answer:
     """List the sinks."""
     lake = call.lake()
-    found = [sink for sink in sinks.all_of(call, lake) if sink.kind in get_args(Kind)]
+    found = [sink for sink in sinks.find(call, lake) if sink.kind in get_args(Kind)]
     rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
     shown = Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
-    none = f"There are no sinks. Add one: {sinks.adding(call)}"
-    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, shown if found else none)
+    data = {"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}
+    return Answer(data, shown if found else sinks.no_sinks(call))
 
 
 def show(call: Call, name: SinkName) -> Answer:
     """Show a sink: what it sends where, how far it is, and its lives."""
     lake = call.lake()
-    (found,) = sinks.all_of(call, lake, [name])
+    (found,) = sinks.find(call, lake, [name])
     lives = lake.state.registry.history(name) if lake.has_state else []
     declared = lake.declared.get(name)
     now = next((life for life in lives if life.generation == found.generation), None)
@@ -148,7 +148,7 @@ def show(call: Call, name: SinkName) -> Answer:
 
     def tell() -> Iterator[Part]:
         yield f"{name}: {found.table} → {found.destination}"
-        yield from facts([*_facts(definition), *sinks.facts(found)])
+        yield from facts([*_facts(definition), *sinks.progress_of(found)])
         if lives:
             yield ""
             state = "retired" if found.is_retired else "now"

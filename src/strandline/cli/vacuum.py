@@ -10,7 +10,7 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, counted, note, size, warning
 from strandline.cli.broken import broken_data, broken_parts
-from strandline.cli.options import TableNames, length
+from strandline.cli.options import DryRun, TableNames, length
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call, verb
 from strandline.model import duration
@@ -36,7 +36,7 @@ def vacuum(
         str | None,
         typer.Option(metavar="TIME", help="How long a file must be unneeded to go, instead of the table's setting."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Trim the log behind what must stay readable, and delete the files that nothing needs.
 

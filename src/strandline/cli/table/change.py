@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, Rows, counted, warning, would
+from strandline.cli.answer import Answer, Part, Rows, counted, preview, warning
 from strandline.cli.options import DryRun, TableName, Yes, seq_or_time, settings
 from strandline.cli.verb import Call
 from strandline.errors import Invalid, StrandlineError
@@ -81,7 +81,8 @@ def restore(
     table = call.table(name)
     if dry_run:
         plan = table.plan_restore(seq_or_time(at))
-        return would(f"make {name} what it was at seq {plan.at}; {counted(plan.changed, 'key')} changed since", plan)
+        since = f"{counted(plan.changed, 'key')} changed since"
+        return preview(f"Would make {name} what it was at seq {plan.at}; {since}.", plan)
     then = table.merge(seq_or_time(at))
     commit = table.restore(then.seq)
     parts = [f"No row of {name} was written or deleted after seq {then.seq}; nothing was written."]
@@ -107,20 +108,19 @@ def drop_column(
     table = lake.table(name)
     left = table.definition.without(column).schema.names
     silenced = lake.sinks_needing(name, column)
-    then = f"The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
+    then = f" The conditions of these sinks need it; they will send nothing: {', '.join(silenced)}." if silenced else ""
     data = {"table": name, "columns": left, "sinks": silenced}
     if dry_run:
-        keeps = f"drop the column {column} of {name}; it keeps {', '.join(left)}"
-        return would(f"{keeps}. {then.rstrip('.')}" if silenced else keeps, data)
+        return preview(f"Would drop the column {column} of {name}; it keeps {', '.join(left)}.{then}", data)
     if not yes:
-        question = f"Drop the column {column} of {name} for good?{f' {then}' if silenced else ''}"
+        question = f"Drop the column {column} of {name} for good?{then}"
         call.confirm(question, f"column {column!r} of {name!r} is dropped", table=name)
     left = table.drop_column(column).names
 
     def tell() -> Iterator[Part]:
         yield f"Dropped the column {column} of {name}; it keeps {', '.join(left)}."
         if silenced:
-            yield warning(then)
+            yield warning(then.strip())
         yield f"Its values go as files are rewritten, {soon_gone(call, table)}"
 
     return Answer({**data, "dropped": column, "columns": left}, tell())

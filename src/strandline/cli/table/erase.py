@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, counted, moment, would
+from strandline.cli.answer import Answer, Part, counted, moment, preview
 from strandline.cli.options import DryRun, TableName, Yes
 from strandline.cli.progress import progress_bar
 from strandline.cli.table.change import soon_gone
@@ -42,7 +42,7 @@ def expire(
         plan = table.plan_expiry(given)
         which = f"rows whose {time} lies before {moment(plan.before)} UTC"
         data = {"table": name, "before": plan.before, "rows": plan.rows}
-        return would(f"hide {which}, about {counted(plan.rows, 'row')}", data)
+        return preview(f"Would hide {which}, about {counted(plan.rows, 'row')}.", data)
     if given is not None and not yes:
         question = f"Hide every row of {name} whose {time} lies before {moment(given)} UTC, for good?"
         call.confirm(question, f"rows of {name!r} expire before a given time", table=name)
@@ -93,7 +93,7 @@ def purge(
     if dry_run:
         plan = table.plan_purge(wanted)
         found = f"it has {counted(plan.present, 'row')} of them now"
-        return would(f"erase {counted(plan.keys, 'key')} from {name}; {found}", plan)
+        return preview(f"Would erase {counted(plan.keys, 'key')} from {name}; {found}.", plan)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
         question = f"Erase {what} for good? States before this may no longer be readable."
