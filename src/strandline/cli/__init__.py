@@ -7,7 +7,6 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from typer.core import TyperGroup
 import strandline
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
-from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, GlobalOptions
+from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, GlobalOptions, load_verb
 from strandline.engines.watch import was_work_stopped
 
 VERBS = (
@@ -26,16 +25,14 @@ VERBS = (
 
 
 class Verbs(TyperGroup):
-    """The verbs by name. What one of them needs takes longer to load than the others need to run."""
+    """The verbs by name. Each loads when it is asked for: the libraries of one take longer than the work of another."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in VERBS and cmd_name not in self.commands:
-            part = typer.Typer()
-            import_module(f"strandline.cli.{cmd_name}").register(part)
-            self.commands.update(typer.main.get_group(part).commands)
+            self.commands.update(load_verb(cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

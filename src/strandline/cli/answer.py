@@ -45,11 +45,11 @@ Part = str | Text | Rows
 
 @dataclass(frozen=True)
 class Answer:
-    """`data` is the JSON document; `show` is the same for a person; `code` is the process's exit code."""
+    """`data` is the JSON document, `show` the same for a person. The process ends with 1 unless it `is_well`."""
 
     data: Reported | Mapping[str, Any]
     show: Part | Iterable[Part]
-    code: int = 0
+    is_well: bool = True
 
 
 def preview(text: str, data: Reported | Mapping[str, Any]) -> Answer:

@@ -10,14 +10,10 @@ import typer
 
 from strandline.cli.answer import Answer, Part, counted, size
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.backup import BackupReport
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "backup")(backup)
 
 
 def backup(

@@ -12,16 +12,12 @@ from strandline.cli.answer import Answer, Part, Rows, counted, note, size
 from strandline.cli.broken import broken_data, broken_parts, degraded_parts
 from strandline.cli.options import DryRun, TableNames
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
     from strandline.consumers.compaction import CompactReport
     from strandline.consumers.compaction_plan import CompactPlan
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "compact")(compact)
 
 
 def compact(
@@ -38,7 +34,7 @@ def compact(
         plans = lake.plan_compaction(names or (), full=full)
         is_broken = any(isinstance(plan, BrokenTable) for plan in plans)
         data = {"lake": lake.storage.uri, "is_dry_run": True, "tables": [broken_data(plan) for plan in plans]}
-        return Answer(data, _tell_plans(call, lake, plans), 1 if is_broken else 0)
+        return Answer(data, _tell_plans(call, lake, plans), is_well=not is_broken)
     with progress_bar("Compacting") as progress:
         done = lake.compact(names or (), full=full, progress=progress)
     reports = [each for each in done if not isinstance(each, BrokenTable)]
@@ -55,7 +51,7 @@ def compact(
         if any(each.vnodes for each in reports):
             yield note(f"What was folded and replaced stays until: {call.command('vacuum')}")
 
-    return Answer(data, tell(), 0 if is_well else 1)
+    return Answer(data, tell(), is_well=is_well)
 
 
 def _data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Look at what destinations refused for good, send it again, or forget it."""
+"""See rows that a destination refused, send them again or drop them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, cut, facts, moment, note
 from strandline.cli.options import Yes
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, group
+from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ Words = Annotated[
     typer.Argument(metavar="ID", help="Dead letters, by as much of their ids as tells them apart; with --all sinks."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All of them, or those of the sinks that are named instead of ids.")]
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"list": list_, "show": show, "replay": replay, "drop": drop}
-    group(app, "deadletter", "See rows that a destination refused, send them again or drop them.", verbs)
 
 
 def list_(
@@ -123,7 +118,7 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
         elif failed:
             yield f"{len(done) - len(failed):,} of {len(done):,} arrived; the rest stays."
 
-    return Answer({"replayed": [each.to_dict() for each in done]}, tell(), 1 if failed else 0)
+    return Answer({"replayed": [each.to_dict() for each in done]}, tell(), is_well=not failed)
 
 
 def _tell_failed(call: Call, failed: Sequence[ReplayReport], ids: Mapping[str, str]) -> Iterator[Part]:
@@ -194,3 +189,6 @@ def _status(letter: DeadLetter) -> str:
 
 def _cut(text: str) -> str:
     return cut(" ".join(text.split()), 80)
+
+
+VERBS = {"list": list_, "show": show, "replay": replay, "drop": drop}

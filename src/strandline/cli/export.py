@@ -11,16 +11,12 @@ import typer
 from strandline.cli.answer import Answer, Part, counted, note, preview, size
 from strandline.cli.options import DryRun, names, seq_or_time
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.export.export import ExportReport
 
 _RANGE = re.compile(r"(\d*)\.\.(\d*)\Z", re.ASCII)
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "export")(export)
 
 
 def export(

@@ -11,14 +11,10 @@ import typer
 from strandline.cli.answer import Answer, Part, Rows, counted, size, warning
 from strandline.cli.options import ClusterBy, DryRun, VersionColumn, Vnodes, names
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.ingest.job import FileReport, IngestReport
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "ingest")(ingest)
 
 
 def ingest(

@@ -1,4 +1,4 @@
-"""Look at the marks of sinks, start a sink again, retire it."""
+"""See how far sinks are, start one again, retire one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.cli.answer import Answer, Part, counted, facts, fault, preview
 from strandline.cli.destination import BACKFILL, HEAD
 from strandline.cli.options import DryRun, Yes
 from strandline.cli.sink import SinkName
-from strandline.cli.verb import Call, group
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from strandline.pipeline.lag import Lag
     from strandline.pipeline.status import ConsumerStatus
     from strandline.sinks.definition import Start
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"show": show, "reset": reset, "retire": retire}
-    group(app, "mark", "See how far sinks are, start one again, retire one.", verbs)
 
 
 def show(
@@ -119,3 +114,6 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
 
 def _describe_loss(lag: Lag) -> str:
     return f"What was not sent, {counted(lag.commits, 'commit')} ({counted(lag.rows, 'row')}), never will be"
+
+
+VERBS = {"show": show, "reset": reset, "retire": retire}

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
-
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, note, size
 from strandline.cli.broken import broken_parts
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     import strandline as sl
     from strandline.consumers.plan import ConsumerPlan
     from strandline.pipeline.plan import Plan
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "plan")(plan)
 
 
 def plan(call: Call) -> Answer:
@@ -35,7 +29,7 @@ def preview_tick(call: Call, lake: sl.Lake, names: list[str] | None = None) -> A
     sinks.check_state(lake)
     found = lake.plan(only=names)
     data = {"lake": lake.storage.uri, "is_dry_run": True, **found.to_dict()}
-    return Answer(data, _tell(call, found), 0 if found.is_well else 1)
+    return Answer(data, _tell(call, found), is_well=found.is_well)
 
 
 def _tell(call: Call, found: Plan) -> Iterator[Part]:

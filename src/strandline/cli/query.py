@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, cut, note, plain
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
 from strandline.model import duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "query")(query)
 
 
 def query(

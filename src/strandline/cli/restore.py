@@ -10,12 +10,8 @@ import strandline as sl
 from strandline.cli.answer import Answer
 from strandline.cli.backup import copied
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.errors import NotFound
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "restore")(restore)
 
 
 def restore(

@@ -19,16 +19,12 @@ from strandline.cli.answer import Answer, fault, moment, note, plain, show, stde
 from strandline.cli.interrupts import obeying
 from strandline.cli.options import length
 from strandline.cli.tick import describe_run
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
 from strandline.model import duration
 
 if TYPE_CHECKING:
     import strandline as sl
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "run")(run)
 
 
 def run(

@@ -9,11 +9,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer
-from strandline.cli.verb import Call, verb
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "serve")(serve)
+from strandline.cli.verb import Call
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""Add sinks and look at them."""
+"""Add sinks, which send a table's changes, and look at them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, warning
 from strandline.cli.destination import BACKFILL, destination, start_of
 from strandline.cli.options import Yes, names, pairs
-from strandline.cli.verb import Call, group
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"add": add, "list": list_, "show": show}
-    group(app, "sink", "Add sinks, which send a table's changes, and look at them.", verbs)
 
 
 def add(
@@ -180,3 +175,6 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("deletes", "sent" if definition["deletes"] else "not sent"),
         ("start", "with the table as it is" if start == BACKFILL else f"with {_beginning(start)}"),
     ]
+
+
+VERBS = {"add": add, "list": list_, "show": show}

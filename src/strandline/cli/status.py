@@ -10,15 +10,11 @@ import typer
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, fault, note, size, warning
 from strandline.cli.broken import broken_parts, degraded_parts
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
     from strandline.pipeline.status import ConsumerStatus, Status, TableStatus
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "status")(status)
 
 
 def status(
@@ -29,7 +25,7 @@ def status(
 
     Ends with 1 when something is wrong."""
     found = call.lake().status(exact=exact)
-    return Answer(found, _tell(call, found), 0 if found.is_healthy else 1)
+    return Answer(found, _tell(call, found), is_well=found.is_healthy)
 
 
 def _tell(call: Call, found: Status) -> Iterator[Part]:

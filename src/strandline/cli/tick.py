@@ -13,15 +13,11 @@ from strandline.cli.broken import broken_parts
 from strandline.cli.options import DryRun
 from strandline.cli.plan import preview_tick
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     import strandline as sl
     from strandline.consumers.contract import ConsumerReport
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "tick")(tick)
 
 
 def tick(
@@ -54,7 +50,7 @@ def tick(
             if not lake.all_known():
                 yield sinks.no_sinks(call)
 
-    return Answer({**report.to_dict(), "retired": retired}, tell(), 0 if report.is_well and not retired else 1)
+    return Answer({**report.to_dict(), "retired": retired}, tell(), is_well=report.is_well and not retired)
 
 
 def _find_retired(lake: sl.Lake, chosen: Sequence[str], report: sl.TickReport) -> list[str]:

@@ -12,7 +12,7 @@ from strandline.cli.answer import Answer, Part, counted, note, size, warning
 from strandline.cli.broken import broken_data, broken_parts
 from strandline.cli.options import DryRun, TableNames, length
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.model import duration
 from strandline.tables.broken import BrokenTable
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from strandline.jobs.leftovers import Leftover
     from strandline.jobs.vacuum import VacuumReport
     from strandline.lake import LakeVacuum
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "vacuum")(vacuum)
 
 
 def vacuum(
@@ -48,7 +44,7 @@ def vacuum(
         found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
     data = {**found.to_dict(), "lake": lake.storage.uri, "tables": [broken_data(table) for table in found.tables]}
     is_broken = any(isinstance(table, BrokenTable) for table in found.tables)
-    return Answer(data, _tell(call, lake, found), 1 if is_broken else 0)
+    return Answer(data, _tell(call, lake, found), is_well=not is_broken)
 
 
 def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +32,7 @@ _COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|table|tic
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 JSON = typer.Option("--json", help="Print one JSON document.")
 DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
+_WITHOUT_LAKE = ("demo",)
 
 
 @dataclass(frozen=True)
@@ -124,46 +126,47 @@ class Call:
         return _COMMAND.sub(lambda _: self.command(""), text)
 
 
-def group(app: typer.Typer, name: str, help: str, verbs: Mapping[str, Any]) -> None:
-    """Make functions the verbs of a group."""
-    made = typer.Typer(name=name, help=help, no_args_is_help=True)
-    for each, function in verbs.items():
-        verb(made, each)(function)
-    app.add_typer(made)
+def load_verb(name: str) -> Mapping[str, Any]:
+    """The command of a verb, by name. Its module has a function of that name; that of a group has `VERBS`, its verbs by
+    name, and a docstring, which is the group's help."""
+    module = import_module(f"strandline.cli.{name}")
+    part = typer.Typer()
+    if hasattr(module, "VERBS"):
+        group = typer.Typer(name=name, help=module.__doc__, no_args_is_help=True)
+        for each, function in module.VERBS.items():
+            _add_verb(group, each, function)
+        part.add_typer(group)
+    else:
+        _add_verb(part, name, getattr(module, name))
+    return typer.main.get_group(part).commands
 
 
-def verb(
-    app: typer.Typer, name: str, *, has_lake: bool = True
-) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> None:
     """Make a function a verb. Its first parameter is the `Call`; the others are the verb's arguments and options."""
+    has_lake = name not in _WITHOUT_LAKE
 
-    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
-        def run(context: typer.Context, **values: Any) -> None:
-            root = context.obj if isinstance(context.obj, GlobalOptions) else GlobalOptions()
-            if root.said and not has_lake:
-                raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
-            after = {option: said for option in _PLACE if (said := values.pop(option, None))}
-            root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
-            call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
-            raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
+    def run(context: typer.Context, **values: Any) -> None:
+        root: GlobalOptions = context.obj
+        if root.said and not has_lake:
+            raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
+        after = {option: said for option in _PLACE if (said := values.pop(option, None))}
+        root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
+        call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
+        raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
-        signature = inspect.signature(function, eval_str=True)
-        _, *own = signature.parameters.values()
-        shared = [
-            *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
-            _option("as_json", Annotated[bool, JSON], False),
-            _option("debug", Annotated[bool, DEBUG], False),
-        ]
-        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
-        setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        # Paragraphs stay, lines are for the window to break.
-        run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-        app.command(name)(run)
-        return function
-
-    return decorate
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = [
+        *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
+        _option("as_json", Annotated[bool, JSON], False),
+        _option("debug", Annotated[bool, DEBUG], False),
+    ]
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
+    setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    # Paragraphs stay; the window breaks the lines.
+    run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+    app.command(name)(run)
 
 
 def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
@@ -174,7 +177,7 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
     try:
         answer = act()
         print_answer(answer, is_json=call.is_json)
-        return answer.code
+        return 0 if answer.is_well else 1
     except StrandlineError as error:
         return _fail(call, error.kind, error.message, _hint(call, error), error.fields)
     except BrokenPipeError:
