@@ -1,4 +1,4 @@
-"""What a verb has to say, for a person or as JSON, and the one place that prints it.
+"""The answer of a verb, for a person or as JSON, and the one place that prints it.
 
 A verb makes an `Answer`: a report, and the parts that a person sees. A part is a line, a line with a style (`note`,
 `warning`, `fault`) or a table (`Rows`). Parts are usually yielded by a generator, which does not run for `--json`.
@@ -23,16 +23,15 @@ _PIPE_COLUMNS = 100_000
 
 
 class Reported(Protocol):
-    """Whatever can be told as JSON."""
+    """A report that can be printed as JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table for people. Numbers stand right, and so do the columns named in `numbers`; times are in UTC. A table that
-    is wider than the window is shown row by row, a line a value. Of rows after the first `most` only the count is
-    told."""
+    """A table for people. Numbers, and the columns named in `numbers`, are aligned right; times are in UTC. A table
+    wider than the window is shown row by row, one line for each value. Rows after the first `most` are only counted."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -71,22 +70,22 @@ def fault(title: str, text: str = "") -> Text:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Words and what they are, a line each."""
+    """Names and values, a line each."""
     return (f"{word:16}{fact}" for word, fact in pairs)
 
 
 def stdout() -> Console:
-    """Where answers go. A pipe has no width: lines are long there rather than cut."""
-    return _console(sys.stdout)
+    """Where answers go. A pipe has no width: long lines are not cut there."""
+    return _make_console(sys.stdout)
 
 
 def stderr() -> Console:
     """Where progress and errors go."""
-    return _console(sys.stderr)
+    return _make_console(sys.stderr)
 
 
-def _console(file: TextIO) -> Console:
-    # Brackets in names and texts are just that.
+def _make_console(file: TextIO) -> Console:
+    # Brackets in names and texts are not markup.
     width = None if file.isatty() else _PIPE_COLUMNS
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width)
 
@@ -99,7 +98,7 @@ def print_answer(answer: Answer, *, is_json: bool) -> None:
 
 
 def show(out: Console, parts: Part | Iterable[Part]) -> None:
-    """Print parts for a person. Lines are not broken here, so that a command in one can be copied."""
+    """Print parts for a person. Lines are not wrapped, so that a command in one can be copied."""
     if isinstance(parts, str | Text):
         out.print(parts, soft_wrap=True)
     elif isinstance(parts, Rows):
@@ -140,7 +139,7 @@ def plain(value: Any) -> Any:
 
 def _show_rows(out: Console, table: Rows) -> None:
     rows = table.rows[: table.most]
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[_format_cell(value) for value in row] for row in rows]
     made = Grid(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     width = 0
     for at, name in enumerate(table.columns):
@@ -157,7 +156,7 @@ def _show_rows(out: Console, table: Rows) -> None:
         out.print(f"… and {len(table.rows) - len(rows):,} more")
 
 
-def _cell(value: object) -> Text:
+def _format_cell(value: object) -> Text:
     if isinstance(value, Text):
         return value
     if isinstance(value, int):
@@ -189,7 +188,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many characters."""
+    """A text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -39,7 +39,7 @@ def compact(
         done = lake.compact(names or (), full=full, progress=progress)
     reports = [each for each in done if not isinstance(each, BrokenTable)]
     left = {each.table: lake.table(each.table).plan_compaction(full=True) for each in reports}
-    data = {"lake": lake.storage.uri, "is_dry_run": False, "tables": [_data(each, left) for each in done]}
+    data = {"lake": lake.storage.uri, "is_dry_run": False, "tables": [_make_data(each, left) for each in done]}
     is_well = len(reports) == len(done) and not any(each.degraded for each in reports)
 
     def tell() -> Iterator[Part]:
@@ -54,7 +54,7 @@ def compact(
     return Answer(data, tell(), is_well=is_well)
 
 
-def _data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) -> dict[str, Any]:
+def _make_data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) -> dict[str, Any]:
     if isinstance(done, BrokenTable):
         return broken_data(done)
     return {**done.to_dict(), "waiting_rows": left[done.table].waiting_rows}
@@ -72,14 +72,14 @@ def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan
         said = f"{counted(len(due.due), 'vnode is', 'vnodes are')} due, and another compaction is at work on them"
         yield f"{name}: {said}. See: {call.command(f'table pins {name}')}"
     elif not report.degraded:
-        yield _idle(call, left)
+        yield _describe_idle(call, left)
     yield from degraded_parts(
         call, name, (f"vnode {each.vnode}: {each.message}: {each.path}" for each in report.degraded)
     )
 
 
-def _idle(call: Call, left: CompactPlan) -> str:
-    """Nothing is due; `left` is what a full compaction would do."""
+def _describe_idle(call: Call, left: CompactPlan) -> str:
+    """A table with nothing due. `left` is the plan of a full compaction."""
     if not left.due:
         return f"{left.table}: everything is folded, up to seq {left.upto}."
     expired = sum(need.expired for need in left.due)
@@ -102,7 +102,7 @@ def _tell_plans(call: Call, lake: sl.Lake, plans: list[CompactPlan | BrokenTable
 
 def _tell_plan(call: Call, plan: CompactPlan, table: sl.Table) -> Iterator[Part]:
     if not plan.due:
-        yield _idle(call, table.plan_compaction(full=True))
+        yield _describe_idle(call, table.plan_compaction(full=True))
         return
     waiting = counted(plan.waiting_rows, "change waits", "changes wait")
     due = f"{len(plan.due):,} of {counted(table.definition.vnodes, 'vnode')}"

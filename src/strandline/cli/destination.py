@@ -1,4 +1,4 @@
-"""Where a sink goes, as people type it."""
+"""A sink's destination and start, as people type them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import strandline as sl
-from strandline.cli.options import pairs
+from strandline.cli.options import parse_pairs
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BACKFILL, HEAD = "backfill", "head"
 _ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)
 
 
-def destination(
+def make_sink(
     to: str,
     *,
     kind: str | None = None,
@@ -44,7 +44,7 @@ def destination(
     if kind == "http":
         return sl.HttpSink(to, token=token, receiver=receiver or "strandline")
     if kind == "iceberg":
-        return sl.IcebergSink(pairs(catalog or (), "--catalog", "uri=https://…"), to)
+        return sl.IcebergSink(parse_pairs(catalog or (), "--catalog", "uri=https://…"), to)
     return sl.DeltaSink(to) if kind == "delta" else sl.ParquetSink(to)
 
 
@@ -59,7 +59,7 @@ def _guess_kind(to: str) -> str:
     return "parquet"
 
 
-def start_of(text: str) -> Start:
+def parse_start(text: str) -> Start:
     if text in (BACKFILL, HEAD):
         return text
     if text.isascii() and text.isdigit():

@@ -29,12 +29,12 @@ def doctor(
         list[str] | None, typer.Option(metavar="SINK", help="With --adopt-state: retire this sink unasked.")
     ] = None,
 ) -> Answer:
-    """Examine the lake: does everything hold that should, and what waits to be done?
+    """Examine the lake: find damage, and work that waits to be done.
 
     Ends with 1 when something is wrong.
 
-    With --adopt-state, after the state of the lake's sinks was lost or put back from an old copy: ask every destination
-    how far it has come, and go on from there. Ends with 1 when a sink waits for you to say where it goes on."""
+    With --adopt-state, after the state of the lake's sinks was lost or restored from an old copy: ask every destination
+    how far it has come, and go on from there. Ends with 1 when you must say where a sink goes on."""
     if adopt_state:
         return _adopt(call, skip or ())
     if skip:

@@ -49,7 +49,7 @@ def reset(
     call: Call,
     name: SinkName,
     to: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Send only the changes after this seq.")] = None,
-    head: Annotated[bool, typer.Option("--head", help="Send only what comes from now on.")] = False,
+    head: Annotated[bool, typer.Option("--head", help="Send only changes from now on.")] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:

@@ -33,7 +33,7 @@ def preview_tick(call: Call, lake: sl.Lake, names: list[str] | None = None) -> A
 
 
 def _tell(call: Call, found: Plan) -> Iterator[Part]:
-    if rows := [_row(each) for each in found.consumers if each.error is None]:
+    if rows := [_make_row(each) for each in found.consumers if each.error is None]:
         columns = ("CONSUMER", "TABLE", "DESTINATION", "SEQ", "ROWS", "BYTES", "ENGINE", "WHY")
         yield Rows(columns, rows, numbers=("BYTES",))
     for each in found.consumers:
@@ -47,19 +47,19 @@ def _tell(call: Call, found: Plan) -> Iterator[Part]:
     yield note("Nothing was written.")
 
 
-def _row(plan: ConsumerPlan) -> tuple[object, ...]:
+def _make_row(plan: ConsumerPlan) -> tuple[object, ...]:
     from strandline.consumers.work import NOTHING
 
     who = (plan.name, plan.table, plan.destination)
     if not plan.works:
-        return *who, "", "", "", "", _reason(plan)
+        return *who, "", "", "", "", _explain(plan)
     moved = [work for work in plan.works if work.source != NOTHING] or plan.works
     seqs = f"{min(work.after for work in moved):,} → {max(work.upto for work in moved):,}"
     engine = "spark" if any(work.engine == "spark" for work in plan.works) else "driver"
-    return *who, seqs, plan.rows, size(plan.bytes), engine, _reason(plan)
+    return *who, seqs, plan.rows, size(plan.bytes), engine, _explain(plan)
 
 
-def _reason(plan: ConsumerPlan) -> str:
+def _explain(plan: ConsumerPlan) -> str:
     from strandline.consumers.work import NOTHING, SNAPSHOT
 
     if plan.is_retired:

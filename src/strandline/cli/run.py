@@ -16,8 +16,8 @@ import typer
 from rich.text import Text
 
 from strandline.cli.answer import Answer, fault, moment, note, plain, show, stderr, stdout
-from strandline.cli.interrupts import obeying
-from strandline.cli.options import length
+from strandline.cli.interrupts import make_handler
+from strandline.cli.options import parse_length
 from strandline.cli.tick import describe_run
 from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
@@ -37,21 +37,21 @@ def run(
     with --json one document a line."""
     from strandline.pipeline import runner
 
-    every_s = length(every, "--every")
+    every_s = parse_length(every, "--every")
     if not every_s:
         raise typer.BadParameter("--every must be longer than 0s")
     lake = call.lake()
     voice = _Voice(call)
     voice.say(f"A tick of {lake.storage.uri} every {duration.shown(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
-    with _stopping() as stop, ThreadPoolExecutor(1) as worker:
+    with _stop_on_signal() as stop, ThreadPoolExecutor(1) as worker:
         worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
     # Each tick was printed as it ended.
     raise typer.Exit
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first signal sets; the second ends the process."""
     stop = threading.Event()
 
@@ -59,7 +59,7 @@ def _stopping() -> Iterator[threading.Event]:
         stop.set()
         show(stderr(), note("Stopping when the tick under way is done; once more to stop at once."))
 
-    hear = obeying(end)
+    hear = make_handler(end)
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
@@ -87,7 +87,7 @@ class _Voice:
         if self._waited_for is not None and self._waited_for == before:
             return
         if self._call.is_json and self._waited_for != ():
-            document = {"at": now.isoformat(timespec="milliseconds"), **_report(heard)}
+            document = {"at": now.isoformat(timespec="milliseconds"), **_make_report(heard)}
             sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
             sys.stdout.flush()
         parts = list(self._describe(heard)) or [Text("Up to date")]
@@ -118,5 +118,5 @@ def _find_waits(heard: sl.TickReport | StrandlineError) -> tuple[str, ...] | Non
     return heard.working
 
 
-def _report(heard: sl.TickReport | StrandlineError) -> dict[str, object]:
+def _make_report(heard: sl.TickReport | StrandlineError) -> dict[str, object]:
     return {"error": {**heard.to_dict(), **heard.fields}} if isinstance(heard, StrandlineError) else heard.to_dict()

@@ -33,7 +33,7 @@ def _tell(call: Call, found: Status) -> Iterator[Part]:
     good = [table for table in found.tables if not isinstance(table, BrokenTable)]
     if good:
         columns = ("TABLE", "KEY", "ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE", "LAG", "LAST COMMIT (UTC)")
-        yield Rows(columns, [_row(table) for table in good], numbers=("ROWS", "LOG", "BASELINE"))
+        yield Rows(columns, [_make_row(table) for table in good], numbers=("ROWS", "LOG", "BASELINE"))
     if any(not table.is_exact for table in good):
         yield note("≤ is an upper bound from statistics; --exact counts.")
     for table in good:
@@ -51,7 +51,7 @@ def _tell(call: Call, found: Status) -> Iterator[Part]:
         yield f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}"
     if found.marked:
         yield ""
-        rows = [_consumer_row(each) for each in found.marked]
+        rows = [_make_consumer_row(each) for each in found.marked]
         yield Rows(("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
     for each in found.marked:
         yield from _tell_problems(call, each)
@@ -59,7 +59,7 @@ def _tell(call: Call, found: Status) -> Iterator[Part]:
         yield fault("state: ", call.for_lake(found.state_fault))
 
 
-def _row(table: TableStatus) -> tuple[object, ...]:
+def _make_row(table: TableStatus) -> tuple[object, ...]:
     lag = f"{counted(table.lag_commits, 'commit')}, {counted(table.lag_rows, 'row')}" if table.lag_commits else "none"
     return (
         table.name,
@@ -75,7 +75,7 @@ def _row(table: TableStatus) -> tuple[object, ...]:
     )
 
 
-def _consumer_row(each: ConsumerStatus) -> tuple[str, ...]:
+def _make_consumer_row(each: ConsumerStatus) -> tuple[str, ...]:
     lag = "" if each.is_retired else sinks.lag_text(each.lag)
     return each.name, each.table, each.destination, lag, sinks.last_text(each.last), sinks.state_text(each)
 

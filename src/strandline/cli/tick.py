@@ -24,7 +24,7 @@ def tick(
     call: Call,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SINK", help="The sinks; without a name all of them, and then the tables' care."),
+        typer.Argument(metavar="SINK", help="The sinks; without a name all of them, then care for the tables."),
     ] = None,
     dry_run: DryRun = False,
 ) -> Answer:

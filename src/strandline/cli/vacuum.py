@@ -10,7 +10,7 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, counted, note, size, warning
 from strandline.cli.broken import broken_data, broken_parts
-from strandline.cli.options import DryRun, TableNames, length
+from strandline.cli.options import DryRun, TableNames, parse_length
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 from strandline.model import duration
@@ -38,7 +38,7 @@ def vacuum(
 
     Without names also what lies outside of tables: files of dropped ones, unfinished files. Ends with 1 when a table
     could not be done."""
-    keep_s, grace_s = length(keep, "--keep"), length(grace, "--grace")
+    keep_s, grace_s = parse_length(keep, "--keep"), parse_length(grace, "--grace")
     lake = call.lake()
     with progress_bar("Vacuuming") as progress:
         found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
@@ -50,10 +50,10 @@ def vacuum(
 def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:
     for table in found.tables:
         if not isinstance(table, BrokenTable):
-            yield f"{table.table}: {_summary(table)}."
-            yield from (note(f"  {text}") for text in _notes(call, table))
+            yield f"{table.table}: {_describe_vacuum(table)}."
+            yield from (note(f"  {text}") for text in _list_notes(call, table))
     for leftover in found.leftovers:
-        yield _leftover(lake, leftover, found.is_dry_run)
+        yield _describe_leftover(lake, leftover, found.is_dry_run)
     yield from broken_parts(call, found.tables)
     if not found.tables and not found.leftovers:
         yield "There is nothing to vacuum."
@@ -61,7 +61,7 @@ def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:
         yield "Nothing was written."
 
 
-def _summary(report: VacuumReport) -> str:
+def _describe_vacuum(report: VacuumReport) -> str:
     trim, delete = ("would trim", "delete") if report.is_dry_run else ("trimmed", "deleted")
     done = []
     if report.trimmed_files:
@@ -74,7 +74,7 @@ def _summary(report: VacuumReport) -> str:
     return " and ".join(done) or "nothing to trim, nothing to delete"
 
 
-def _notes(call: Call, report: VacuumReport) -> Iterator[str]:
+def _list_notes(call: Call, report: VacuumReport) -> Iterator[str]:
     if report.trimmed_files and report.grace_s:
         yield f"Trimmed files are deleted by a vacuum {duration.shown(report.grace_s)} or more later."
     elif report.trimmed_files and report.is_dry_run:
@@ -90,7 +90,7 @@ def _notes(call: Call, report: VacuumReport) -> Iterator[str]:
         yield f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}"
 
 
-def _leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:
+def _describe_leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:
     name = f"{found.table}: " if found.table else ""
     files = counted(len(found.infos), "file")
     if found.is_deletable:

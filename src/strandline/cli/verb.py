@@ -1,4 +1,4 @@
-"""What every verb shares: which lake it is about, `--json`, `--debug`, errors without a stack trace, the exit code."""
+"""What every verb shares: the choice of the lake, `--json`, `--debug`, errors without a stack trace, the exit code."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 
 DEFAULT_LAKE = "./lake"
 
-_PLACE = {
-    "lake": typer.Option(metavar="PATH|URI", help="The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE)."),
-    "app": typer.Option(metavar="MODULE:NAME", help="Instead: a lake in a Python module (or STRANDLINE_APP)."),
-    "state": typer.Option(metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE)."),
-}
+LAKE = typer.Option(
+    metavar="PATH|URI", help=f"The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE); else {DEFAULT_LAKE}."
+)
+APP = typer.Option(
+    metavar="MODULE:NAME",
+    help="Instead: a lake in a Python module, with the sinks that it declares (or STRANDLINE_APP).",
+)
+STATE = typer.Option(
+    metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE); else a file in the lake."
+)
+PLACE = {"lake": LAKE, "app": APP, "state": STATE}
 _COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|table|tick|token)\b)")
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 JSON = typer.Option("--json", help="Print one JSON document.")
@@ -37,39 +43,39 @@ _WITHOUT_LAKE = ("demo",)
 
 @dataclass(frozen=True)
 class GlobalOptions:
-    """What was said before the verb, and what only the environment says: `lake`, `app` and `state`."""
+    """The options before the verb. `lake`, `app` and `state` are `given` as options or come from the `environment`."""
 
-    said: Mapping[str, str] = field(default_factory=dict, hash=False)
+    given: Mapping[str, str] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     is_debug: bool = False
     is_json: bool = False
 
     def call(self, after: Mapping[str, str], *, is_json: bool, is_debug: bool) -> Call:
-        """One call of a verb that takes a lake. What is said in it counts before the environment; a program says
-        itself which lake and which state."""
-        said, known = {**self.said, **after}, self.environment
-        if "app" in said and "lake" in said:
+        """One call of a verb, with the options `after` it. Options take precedence over environment variables. An app
+        has its own lake and state."""
+        given, known = {**self.given, **after}, self.environment
+        if "app" in given and "lake" in given:
             raise typer.BadParameter("give --app or --lake, not both")
-        if not said.keys() & {"app", "lake"} and known.keys() >= {"app", "lake"}:
+        if not given.keys() & {"app", "lake"} and known.keys() >= {"app", "lake"}:
             raise typer.BadParameter("STRANDLINE_APP and STRANDLINE_LAKE are both set; give --app or --lake")
-        app = None if "lake" in said else said.get("app", known.get("app"))
-        if app is not None and "state" in said:
-            raise typer.BadParameter("--state goes with --lake; of an --app the program says where its state is")
+        app = None if "lake" in given else given.get("app", known.get("app"))
+        if app is not None and "state" in given:
+            raise typer.BadParameter("--state goes with --lake; an --app has its own state")
         return Call(
-            said.get("lake", known.get("lake", DEFAULT_LAKE)),
+            given.get("lake", known.get("lake", DEFAULT_LAKE)),
             is_json or self.is_json,
             is_debug or self.is_debug,
-            is_lake_given=bool(said.keys() & {"app", "lake"}),
+            is_lake_given=bool(given.keys() & {"app", "lake"}),
             app=app,
-            state=None if app else said.get("state", known.get("state")),
-            is_state_given="state" in said,
+            state=None if app else given.get("state", known.get("state")),
+            is_state_given="state" in given,
         )
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a verb. `is_lake_given` says whether the lake was said in this call. With `app`, `found` is the lake
-    of that program, and `path` is where it is."""
+    """One call of a verb. With `is_lake_given` an option names the lake, not the environment. With `app`, `found` is
+    the lake of that program, and `path` is its place."""
 
     path: str
     is_json: bool
@@ -81,7 +87,7 @@ class Call:
     found: sl.Lake | None = None
 
     def with_app(self) -> Call:
-        """The same with the program's lake, if a program is named."""
+        """The same call, with the lake of the app if there is one."""
         if self.app is None:
             return self
         lake = project.find(self.app)
@@ -107,7 +113,7 @@ class Call:
             raise Invalid(f"{self.path} is a file; a lake is a folder", hint="Name another path.", path=self.path)
 
     def confirm(self, question: str, refusal: str, *, table: str) -> None:
-        """Ask a person before what cannot be undone; a program has to say --yes."""
+        """Ask a person before a step that cannot be undone; a program has to give --yes."""
         if self.is_json:
             raise Invalid(f"{refusal} only with --yes", hint="Add --yes.", table=table)
         typer.confirm(question, abort=True)
@@ -147,18 +153,18 @@ def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> N
 
     def run(context: typer.Context, **values: Any) -> None:
         root: GlobalOptions = context.obj
-        if root.said and not has_lake:
-            raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
-        after = {option: said for option in _PLACE if (said := values.pop(option, None))}
+        if root.given and not has_lake:
+            raise typer.BadParameter(f"{name} takes no --{next(iter(root.given))}")
+        after = {option: value for option in PLACE if (value := values.pop(option, None))}
         root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
         call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
         raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
     shared = [
-        *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
-        _option("as_json", Annotated[bool, JSON], False),
-        _option("debug", Annotated[bool, DEBUG], False),
+        *(_make_option(each, Annotated[str | None, option], None) for each, option in PLACE.items() if has_lake),
+        _make_option("as_json", Annotated[bool, JSON], False),
+        _make_option("debug", Annotated[bool, DEBUG], False),
     ]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
@@ -169,7 +175,7 @@ def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> N
     app.command(name)(run)
 
 
-def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+def _make_option(name: str, annotation: Any, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -179,9 +185,9 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         print_answer(answer, is_json=call.is_json)
         return 0 if answer.is_well else 1
     except StrandlineError as error:
-        return _fail(call, error.kind, error.message, _hint(call, error), error.fields)
+        return _fail(call, error.kind, error.message, _find_hint(call, error), error.fields)
     except BrokenPipeError:
-        # Whoever read us has enough; nothing more may be written, also not at exit.
+        # The reader of the pipe is gone. Nothing more may be written, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -189,7 +195,7 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
             "Stopped", "on your request", "The next run goes on from what is there: run it again.", {}, is_json=False
         )
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-            # Python would wait for them; whatever they do may be killed at any moment.
+            # Python would wait for these threads. Their work may be killed at any moment.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(130)
@@ -203,8 +209,8 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         return _fail(call, "Internal", f"{type(error).__name__}: {error}", hint, {})
 
 
-def _hint(call: Call, error: StrandlineError) -> str | None:
-    """The error's hint, for this lake; of what is not kept, what is; on S3 without keys, that they are missing."""
+def _find_hint(call: Call, error: StrandlineError) -> str | None:
+    """The error's hint, for this lake. Without one: the oldest readable seq, or that the keys for S3 are missing."""
     if error.hint:
         error.hint = call.for_lake(error.hint)
     if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
@@ -212,8 +218,8 @@ def _hint(call: Call, error: StrandlineError) -> str | None:
     is_remote = "s3://" in call.path + error.message and error.kind == "Unavailable"
     if not is_remote or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         return error.hint
-    said = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."
-    return f"{error.hint}\n{said}" if error.hint else said
+    keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."
+    return f"{error.hint}\n{keys}" if error.hint else keys
 
 
 def _fail(call: Call, kind: str, message: str, hint: str | None, fields: dict[str, Any]) -> int:
