@@ -265,9 +265,9 @@ class Lake(Context):
         if name in taken:
             raise Invalid(f"{name!r} is declared already, as another kind of consumer", consumer=name)
 
-    def plan(self) -> Plan:
-        """What a tick would do now, from commit files and marks alone."""
-        return plan_of(self)
+    def plan(self, *, only: Sequence[str] | None = None) -> Plan:
+        """What a tick, or with `only` a tick of those sinks alone, would do now, from commit files and marks alone."""
+        return plan_of(self, only)
 
     def tick(self, *, only: Sequence[str] | None = None, progress: Progress = silent) -> TickReport:
         """One pass over every sink that is behind, then over tables that need folding or let rows expire; with `only`,

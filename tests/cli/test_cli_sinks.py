@@ -854,7 +854,7 @@ def test_to_drop_a_column_that_a_condition_needs_names_the_sink_and_later_ticks_
     run("sink", "add", "all", "items", "--to", "whole", "--where", "id >= 0")
     run("tick")
     assert run.json("table", "drop-column", "items", "email", "--dry-run")["sinks"] == ["some"]
-    assert "let nothing leave then: some." in run("table", "drop-column", "items", "email", stdin="y\n")
+    assert "they will send nothing: some." in run("table", "drop-column", "items", "email", stdin="y\n")
     items.upsert([{"id": 77, "name": "late"}])
     said = run("tick")
     assert "some: sent changes of items" in said and "Its condition needs email, which items has no more" in said

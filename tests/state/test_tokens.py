@@ -5,13 +5,12 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import typer
 from sqlalchemy import text
 from typer.testing import CliRunner
 
 import strandline as sl
 from receiving import asking
-from strandline.cli import token
+from strandline.cli import app
 from strandline.server import auth
 from strandline.server.app import make_app
 from strandline.state.database import Database
@@ -87,9 +86,6 @@ def test_the_state_holds_no_secret(tmp_path):
 
 @pytest.fixture
 def run(lake, items):
-    app = typer.Typer()
-    token.register(app)
-
     def call(*words):
         result = CliRunner().invoke(app, ["token", *words, "--lake", lake.storage.uri, "--json"])
         return result.exit_code, json.loads(result.stdout)
