@@ -21,7 +21,7 @@ from strandline.state.marks import SavedReceipt
 
 def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
     """The sinks that a call names, which must be there, each once; all without names."""
-    known = list(lake.all_known())
+    known = list(lake.consumer_states())
     for name in names or ():
         if name not in known:
             way = f"Sinks: {', '.join(known)}" if known else f"There are none yet. Add one: {adding(call)}"

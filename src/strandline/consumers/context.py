@@ -17,7 +17,7 @@ from strandline.sinks.contract import Producer
 from strandline.sinks.definition import SinkDef
 from strandline.state import database, epoch
 from strandline.state.consumers import ConsumerRecord
-from strandline.state.intents import busy
+from strandline.state.intents import open_conflict
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
 from strandline.state.state import State, open_database
@@ -68,13 +68,13 @@ class Context(Tables):
         is_here = self.storage.is_local and self.storage.exists(database.FILE)
         return is_here or self.storage.exists(epoch.FILE)
 
-    def known(self, name: str) -> ConsumerState:
+    def consumer_state(self, name: str) -> ConsumerState:
         """What the state has of a consumer: its record, marks and open intents."""
-        return self.state.marks.known(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
+        return self.state.marks.consumer_states(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
 
-    def all_known(self) -> dict[str, ConsumerState]:
+    def consumer_states(self) -> dict[str, ConsumerState]:
         """Every consumer with marks, by name: those that are declared here and those that the state has."""
-        known = self.state.marks.known() if self.has_state else {}
+        known = self.state.marks.consumer_states() if self.has_state else {}
         names = sorted({*self.declared, *self.consumers, *known})
         return {name: known.get(name, ConsumerState()) for name in names}
 
@@ -112,7 +112,7 @@ class StateReaders:
         table = self.context.open_table(self.entry)
         state = self.context.state
         state.epoch.check(trimmed_epoch=table.log.refresh().epoch)
-        return state.marks.slowest_by(self.entry.generation, table.definition.vnodes)
+        return state.marks.slowest_consumers(self.entry.generation, table.definition.vnodes)
 
     def renewed_epoch(self) -> int:
         return self.context.state.epoch.renew() if self.context.has_state else 0
@@ -131,10 +131,10 @@ class StateReaders:
                     if consumer.table_generation == self.entry.generation and not consumer.is_retired
                 ]
                 for consumer in mine:
-                    stack.enter_context(state.leases.held(consumer.lease, this_worker(), title=consumer.title))
+                    stack.enter_context(state.leases.hold(consumer.lease, this_worker(), title=consumer.title))
                 for consumer in mine:
                     for intent in state.marks.intents(consumer):
-                        raise busy(consumer.name, intent, "the past of its table cannot change")
+                        raise open_conflict(consumer.name, intent, "the past of its table cannot change")
                 # A copy of the state with something under way would repeat it over other rows from here on.
                 state.epoch.renew()
             yield

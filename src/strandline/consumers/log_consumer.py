@@ -12,7 +12,7 @@ from strandline.consumers.work import Work
 from strandline.model.definition import check_name
 from strandline.sinks.contract import Producer
 from strandline.sinks.definition import BACKFILL, Start, checked_start
-from strandline.state.consumers import ConsumerRecord, checked_name
+from strandline.state.consumers import ConsumerRecord, check_consumer_name
 from strandline.state.intents import Intent
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
@@ -31,7 +31,7 @@ class LogConsumer(ABC):
     """Into how many parts of separate vnodes a large range may be cut, which succeed or fail alone."""
 
     def __init__(self, name: str, table: str, *, start: Start = BACKFILL) -> None:
-        self.name = checked_name(name)
+        self.name = check_consumer_name(name)
         self.table = check_name(table)
         self.start = checked_start(start, name)
 

@@ -32,7 +32,7 @@ from strandline.progress import Progress
 from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
-from strandline.state.state import Settle
+from strandline.state.state import EndRenewal
 
 Step = Callable[[int, str], None]
 """Told how many rows of a plan are done, and for whom."""
@@ -68,7 +68,7 @@ def run_marked(
             raise plan.error
         try:
             leases = context.state.leases
-            lease = leases.held(lease_of(plan.name), this_worker(), lease_s, title=plan.title)
+            lease = leases.hold(lease_of(plan.name), this_worker(), lease_s, title=plan.title)
             held = stack.enter_context(lease)
         except Conflict as error:
             report.is_busy, report.why = True, error.message
@@ -118,7 +118,7 @@ class _Marked:
         self._step = step
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
-        self._settle_epoch: Settle | None = None
+        self._settle_epoch: EndRenewal | None = None
         self._started_s = time.monotonic()
 
     def run(self) -> None:
@@ -135,7 +135,7 @@ class _Marked:
         """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their
         vnodes."""
         for _ in range(2):
-            known = self._context.known(self._plan.name)
+            known = self._context.consumer_state(self._plan.name)
             self._record = known.consumer or self._record
             # What was put together before the lease still holds, unless another runner was here in between.
             if self._plan.error is not None or self._plan.known != known or self._plan.resolved is None:

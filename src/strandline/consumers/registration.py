@@ -17,7 +17,7 @@ from strandline.consumers.sink import SinkConsumer
 from strandline.consumers.work import Work
 from strandline.errors import Internal, NotFound
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef
-from strandline.state.consumers import ConsumerRecord, Registered, preview
+from strandline.state.consumers import ConsumerRecord, Registration, preview
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
 from strandline.tables.store import TableStore
@@ -30,7 +30,7 @@ class Resolved:
     consumer: LogConsumer
     table: TableStore
     known: ConsumerState
-    registered: Registered
+    registered: Registration
     facts: Mapping[str, Any] | None
     """What it is registered with; None when it is not declared here and stays as it is."""
 
@@ -46,7 +46,7 @@ def resolve(context: Context, name: str, known: ConsumerState) -> Resolved:
     table = table_of(context, None if declared is None else declared.table, known.consumer)
     if declared is None:
         assert known.consumer is not None
-        registered = Registered(known.consumer, False, "")
+        registered = Registration(known.consumer, False, "")
         return Resolved(_on_record(known.consumer, table), table, known, registered, None)
     facts = facts_of(declared, table, known.consumer)
     registered = preview(name, **facts, found=known.consumer, under_way=known.intents)

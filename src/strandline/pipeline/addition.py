@@ -15,7 +15,7 @@ from strandline.pipeline import commands
 from strandline.pipeline.plan import marked_plans
 from strandline.pipeline.resolve import active_sinks
 from strandline.sinks.definition import SinkDef
-from strandline.state.consumers import ConsumerRecord, Registered, preview
+from strandline.state.consumers import ConsumerRecord, Registration, preview
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SinkChange:
     `shared_with` are other sinks with the same destination."""
 
     before: ConsumerRecord | None
-    after: Registered
+    after: Registration
     shared_with: list[str]
 
     @property
@@ -61,7 +61,7 @@ def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
             consumer=sink.name,
             seq=sink.start,
         )
-    found = context.known(sink.name)
+    found = context.consumer_state(sink.name)
     facts = facts_of(SinkConsumer(sink), table, found.consumer)
     after = preview(sink.name, **facts, found=found.consumer, under_way=found.intents, revive=True)
     others = {name: each.to.destination for name, each in active_sinks(context).items() if name != sink.name}

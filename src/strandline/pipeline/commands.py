@@ -18,7 +18,7 @@ from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.contract import ResumableDelivery
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, checked_start
-from strandline.state.consumers import ConsumerRecord, Registered
+from strandline.state.consumers import ConsumerRecord, Registration
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
 from strandline.tables.merge import TableAt
@@ -49,7 +49,7 @@ class RetireReport:
     lag: Lag
 
 
-def add(context: Context, sink: SinkDef) -> Registered:
+def add(context: Context, sink: SinkDef) -> Registration:
     """Register a sink, so that every tick of the lake finds it without a program that declares it."""
     for setting in sink.unkept():
         raise Invalid(
@@ -58,7 +58,7 @@ def add(context: Context, sink: SinkDef) -> Registered:
             consumer=sink.name,
             setting=setting,
         )
-    known = context.known(sink.name)
+    known = context.consumer_state(sink.name)
     table = context.table(sink.table)
     context.check_sink(sink)
     sink.shape(table.definition, is_new=True, with_salt=False)
@@ -83,7 +83,7 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
         return done
     context.state.epoch.check()
     newest = _newest_life(context, table, consumer)
-    with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+    with context.state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
         context.state.registry.retire(name)
         context.state.registry.register(
             name,
@@ -91,7 +91,7 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
             table=table.name,
             table_generation=table.entry.generation,
             destination=consumer.destination,
-            definition={**consumer.decided().definition, "start": merge.log.head if start == HEAD else start},
+            definition={**consumer.without_undecided().definition, "start": merge.log.head if start == HEAD else start},
             revive=True,
             after_ms=newest,
         )
@@ -126,14 +126,14 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireRepor
         lag = Lag(0, 0, None)
     if not dry_run:
         context.state.epoch.check()
-        with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        with context.state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
             context.state.registry.retire(name)
             context.state.epoch.renew()
     return RetireReport(name, consumer.table, consumer.destination, lag)
 
 
 def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
-    known = context.all_known()
+    known = context.consumer_states()
     found = known.get(name, ConsumerState())
     if found.consumer is None:
         ran = [each for each, standing in known.items() if standing.consumer is not None]

@@ -68,7 +68,7 @@ def plan_of(context: Context, names: Sequence[str] | None = None) -> Plan:
 
 def marked_plans(context: Context, names: Sequence[str] | None = None) -> list[ConsumerPlan]:
     """What a tick would do for these consumers with marks in the state, each once, or for all of them."""
-    known = context.all_known()
+    known = context.consumer_states()
     for name in names or ():
         if name not in known:
             raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)

@@ -75,7 +75,7 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Recover
     found: list[RecoveredSink] = []
     heads = {table.entry.generation: table.head for table in map(context.table, context.tables())}
     for name in sorted(known):
-        consumer = known[name].decided()
+        consumer = known[name].without_undecided()
         is_retired = consumer.is_retired and known[name].undecided is None
         if is_retired:
             decided.append((consumer, None))

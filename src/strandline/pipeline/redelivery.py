@@ -65,7 +65,7 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
     proved: set[str] = set()
     for name, letters in sorted(by_sink.items()):
         consumer = state.registry.get(name)
-        with state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        with state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
             consumer = state.registry.get(name)  # as it is under the lease
             state.epoch.renew()
             away: Unavailable | None = None
@@ -87,7 +87,7 @@ def _sent(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved
         rows = _send(context, consumer, letter, proved)
     except StrandlineError as error:
         if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
-            letters.failed(letter.id, error.message, error.fields["status"])
+            letters.count_refusal(letter.id, error.message, error.fields["status"])
         return ReplayReport(letter.id, consumer.name, letter.rows, error)
     crash_point("redelivery.sent")
     letters.drop([letter.id])

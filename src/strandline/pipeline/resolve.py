@@ -39,7 +39,7 @@ def active_sinks(context: Context) -> dict[str, SinkDef]:
     with the name that their table has today."""
     tables = {entry.generation: entry.name for entry in context.catalog.refresh().tables.values()}
     found = {}
-    for name, known in context.all_known().items():
+    for name, known in context.consumer_states().items():
         record = known.consumer
         sink = declared_sink(context, name, record)
         if sink is None and record is not None and record.kind in KINDS:

@@ -156,7 +156,7 @@ def _compaction(table: TableStore) -> ConsumerStatus:
 
 def _marked(context: Context) -> tuple[ConsumerStatus, ...]:
     """The consumers with marks in the state."""
-    all_known = context.all_known()
+    all_known = context.consumer_states()
     records = [known.consumer for known in all_known.values() if known.consumer is not None]
     last = context.state.marks.last_receipts(records) if records else {}
     letters = context.state.letters.counts() if records else {}

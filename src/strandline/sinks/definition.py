@@ -13,7 +13,7 @@ from strandline.model.definition import TableDef
 from strandline.model.text import check_text, check_texts
 from strandline.sinks.contract import Sink
 from strandline.sinks.outgoing import Outgoing
-from strandline.state.consumers import checked_name
+from strandline.state.consumers import check_consumer_name
 
 KINDS = {
     "http": ("strandline.sinks.http", "HttpSink"),
@@ -53,7 +53,7 @@ class SinkDef:
         deletes: bool = True,
         start: Start = BACKFILL,
     ) -> SinkDef:
-        checked_name(name)
+        check_consumer_name(name)
         if not isinstance(getattr(to, "kind", None), str) or not hasattr(to, "open"):
             raise Invalid(
                 f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",

@@ -1,4 +1,4 @@
-"""Everything that a lake's state holds of its consumers, opened together and bound to the lake."""
+"""The state of a lake: its tables of consumers, marks, leases and dead letters, bound to the lake."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks, begin_intent
 from strandline.storage.open import Storage
 
-Settle = Callable[[Connection], None]
-"""Ends the renewal of an epoch, inside a transaction."""
+EndRenewal = Callable[[Connection], None]
+"""Ends the renewal of an epoch inside a transaction."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class State:
 
     @staticmethod
     def of(database: Database, storage: Storage, lake_id: str) -> State:
-        """The state of a lake; `Conflict` when the state is another lake's."""
+        """The state of a lake; `Conflict` when it belongs to another lake."""
         database.bind(lake_id)
         return State(
             database,
@@ -47,20 +47,22 @@ class State:
             Epoch(storage, lake_id, database),
         )
 
-    def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> tuple[list[Intent], Settle]:
-        """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
-        as an old one. What is returned with the intents ends the renewal, in a transaction that comes anyway."""
+    def begin(
+        self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int
+    ) -> tuple[list[Intent], EndRenewal]:
+        """Save intents, all or none, and record a new epoch in the lake: an older copy of the state is then recognised.
+        Returns the intents and the last step of the renewal, for the caller's next transaction."""
         with self.database.transaction() as connection:
-            # The epoch first: everybody takes locks in this order.
-            own = self.epoch.announce(connection)
+            # The epoch first: every transaction takes locks in this order.
+            own = self.epoch.begin_renewal(connection)
             begun = [begin_intent(connection, consumer, draft, fence) for draft in drafts]
         crash_point("marks.intent_saved")
-        told = self.epoch.tell(own)
-        return begun, partial(self.epoch.settle, own=own, told=told)
+        told = self.epoch.write_epoch(own)
+        return begun, partial(self.epoch.end_renewal, own=own, told=told)
 
 
 def open_database(storage: Storage, url: str | None) -> Database:
-    """The state of the lake in `storage`. One that is not on this machine says where its state was, if it had one."""
+    """The state of the lake in `storage`; `Invalid` without the URL that a lake in a bucket needs."""
     if url is None and not storage.is_local:
         record = read_record(storage)
         if record is not None:
