@@ -87,7 +87,7 @@ class Context(Tables):
     def check_sink(self, declared: SinkDef) -> None:
         """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since
         it ran first; with a new one a plan is stricter."""
-        declared.shape(self.table(declared.table).definition, with_salt=False)
+        declared.outgoing(self.table(declared.table).definition, with_salt=False)
         if is_inside(declared.to.destination, self.storage):
             raise Invalid(
                 f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",

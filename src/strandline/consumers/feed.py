@@ -20,7 +20,7 @@ from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
-from strandline.sinks.contract import incoming
+from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
@@ -110,7 +110,7 @@ class Feed:
         self._batch_rows = writer.batch_rows([file for _, file in files])
         own = [SEQ, *(self.definition.key or [ROW])]
         self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))
-        self.schema = incoming(shape.schema, self.definition.key)
+        self.schema = lane_schema(shape.schema, self.definition.key)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -156,15 +156,13 @@ class Feed:
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.pinned_fold(cursor, self._merge)
-            rows = duck_sql(self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            rows = duck_sql(self._merge, fold, self.shape.columns_to_read, self.shape.predicate, hidden=True)
             seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
             hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
-            return (
-                f"SELECT {', '.join([*hidden, *self.shape.snapshot(is_duckdb=True)])} FROM ({rows}){self._only(VNODE)}"
-            )
-        changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.shape.needed], None)
+            return f"SELECT {', '.join([*hidden, *self.shape.snapshot_exprs(is_duckdb=True)])} FROM ({rows}){self._only(VNODE)}"
+        changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.shape.columns_to_read], None)
         vnode = f"({HASH} >> {shift_for(self.definition.vnodes)})"
-        op, *columns = self.shape.duckdb()
+        op, *columns = self.shape.duckdb_exprs()
         exprs = [op, f"{vnode} AS {VNODE}", SEQ, *row, *columns]
         return f"SELECT {', '.join(exprs)} FROM ({changes}){self._only(vnode)}"
 
@@ -179,18 +177,18 @@ class Feed:
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
-            rows = spark_frame(spark, self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            rows = spark_frame(spark, self._merge, fold, self.shape.columns_to_read, self.shape.predicate, hidden=True)
             hidden = [
                 f"'{UPSERT}' AS {OP}",
                 f"CAST({VNODE} AS INT) AS {VNODE}",
                 SEQ if row else f"{self.upto}L AS {SEQ}",
                 *row,
             ]
-            exprs = [*hidden, *self.shape.snapshot(is_duckdb=False)]
+            exprs = [*hidden, *self.shape.snapshot_exprs(is_duckdb=False)]
         else:
-            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.shape.needed])
+            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.shape.columns_to_read])
             rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
-            op, *columns = self.shape.spark()
+            op, *columns = self.shape.spark_exprs()
             exprs = [op, VNODE, SEQ, *row, *columns]
         if not self._is_all:
             rows = rows.where(F.col(VNODE).isin(list(self.vnodes)))

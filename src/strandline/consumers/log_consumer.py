@@ -11,7 +11,7 @@ from strandline.consumers.ranges import Ranges
 from strandline.consumers.work import Work
 from strandline.model.definition import check_name
 from strandline.sinks.contract import Producer
-from strandline.sinks.definition import BACKFILL, Start, checked_start
+from strandline.sinks.definition import BACKFILL, Start, check_start
 from strandline.state.consumers import ConsumerRecord, check_consumer_name
 from strandline.state.intents import Intent
 from strandline.state.marks import ConsumerState
@@ -33,7 +33,7 @@ class LogConsumer(ABC):
     def __init__(self, name: str, table: str, *, start: Start = BACKFILL) -> None:
         self.name = check_consumer_name(name)
         self.table = check_name(table)
-        self.start = checked_start(start, name)
+        self.start = check_start(start, name)
 
     @property
     @abstractmethod

@@ -48,13 +48,13 @@ class SinkConsumer(LogConsumer):
         return {**self.sink.to_dict(), "start": self.start}
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
-        return self.sink.shape(table.definition, is_new=is_new, with_salt=False).lost
+        return self.sink.outgoing(table.definition, is_new=is_new, with_salt=False).lost
 
     def prepare(self, work: Work, record: ConsumerRecord, producer: Producer) -> list[LaneStart]:
         sink = SinkDef.from_dict(self.name, self.table, record.definition, self.sink)
         if work.is_replay:
             sink = SinkDef.from_dict(self.name, self.table, work.intents[0].definition, sink)
-        outgoing = sink.shape(kept_schema(work.table.log.refresh(), work.schema_id).definition)
+        outgoing = sink.outgoing(kept_schema(work.table.log.refresh(), work.schema_id).definition)
         self._at_work = _SinkWork(sink, outgoing, sink.to.open(producer))
         return self._at_work.starts(work)
 

@@ -17,7 +17,7 @@ from strandline.consumers.sink import SinkConsumer
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.contract import ResumableDelivery
-from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, checked_start
+from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, check_start
 from strandline.state.consumers import ConsumerRecord, Registration
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
@@ -51,7 +51,7 @@ class RetireReport:
 
 def add(context: Context, sink: SinkDef) -> Registration:
     """Register a sink, so that every tick of the lake finds it without a program that declares it."""
-    for setting in sink.unkept():
+    for setting in sink.lost_secrets():
         raise Invalid(
             f"sink {sink.name!r} has a secret in {setting} that would be lost: secrets are not written down",
             hint="Keep it elsewhere, and name where in its place: env:NAME or file:PATH.",
@@ -61,7 +61,7 @@ def add(context: Context, sink: SinkDef) -> Registration:
     known = context.consumer_state(sink.name)
     table = context.table(sink.table)
     context.check_sink(sink)
-    sink.shape(table.definition, is_new=True, with_salt=False)
+    sink.outgoing(table.definition, is_new=True, with_salt=False)
     context.state.epoch.check()
     facts = facts_of(SinkConsumer(sink), table, known.consumer)
     registered = context.state.registry.register(sink.name, **facts, revive=True)
@@ -71,7 +71,7 @@ def add(context: Context, sink: SinkDef) -> Registration:
 
 def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
     """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
-    checked_start(start, name)
+    check_start(start, name)
     found, consumer = _found(context, name)
     declared = declared_consumer(context, name, consumer)
     table = table_of(context, None if declared is None else declared.table, consumer)

@@ -130,7 +130,7 @@ def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Pl
     held = delivery.position(vnodes)
     if held is None:
         return _Place(None, "its destination keeps no position", is_undecided=True)
-    inside = delivery.inside(vnodes) if isinstance(delivery, ResumableDelivery) else {}
+    inside = delivery.partial_positions(vnodes) if isinstance(delivery, ResumableDelivery) else {}
     beyond = max([*held.values(), *(seq for seq, _ in inside.values())], default=0)
     if beyond > head:
         why = f"its destination has changes up to seq {beyond} of a past that the lake lost: it is at {head}"
@@ -146,7 +146,7 @@ def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Pl
             return _Place(None, f"{why} does not know", is_undecided=True)
         under_way[intent.id] = intent
     reopened = tuple(
-        replace(each, cuts=delivery.rest(each.vnodes, each.after, each.upto)) for each in under_way.values()
+        replace(each, cuts=delivery.remaining_cuts(each.vnodes, each.after, each.upto)) for each in under_way.values()
     )
     marks |= {vnode: each.after for each in reopened for vnode in each.vnodes}
     return _Place(marks, "by its destination, which has a part of what was sent last", reopened)

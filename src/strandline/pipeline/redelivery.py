@@ -144,7 +144,7 @@ def current_rows(table: TableStore, sink: SinkDef, keys: pa.Table, proved: set[s
     table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
     sends none. `proved` are the paths of files that were verified already."""
     log = table.log.refresh()
-    shape = sink.shape(log.definition)
+    shape = sink.outgoing(log.definition)
     vnodes = range(log.definition.vnodes)
     feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
     with feed.kept():

@@ -53,5 +53,5 @@ def active_sinks(context: Context) -> dict[str, SinkDef]:
 def sinks_needing(context: Context, table: TableStore, column: str) -> list[str]:
     """The sinks of a table whose conditions need a column: without it nothing leaves."""
     mine = {name: sink for name, sink in active_sinks(context).items() if sink.table == table.name and sink.where}
-    leaving = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
+    leaving = {name: sink.outgoing(table.definition, with_salt=False) for name, sink in mine.items()}
     return [name for name, each in leaving.items() if each.predicate is not None and column in each.predicate.columns]

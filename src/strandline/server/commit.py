@@ -28,7 +28,7 @@ from strandline.server.idempotency import Key, reused
 from strandline.server.requests import Post, columns_of
 from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Places, Sender
-from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
+from strandline.sinks.forward.positions import check_replay, find_new_rows, older_positions, replay_transactions
 from strandline.sinks.forward.refusal import Failure, Refusal
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.log import Log, prepare
@@ -77,7 +77,7 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
             raise Conflict("positions moved while the commit was made")
         keys = {key.app: key.packed(snapshot.version + 1) for key in plan.keys.values()}
         # From the snapshot: an older life may have got a vnode's position after the commit was decided.
-        old = {app: at for sender in plan.begun for app, at in forgotten(snapshot.txns, sender).items()}
+        old = {app: at for sender in plan.begun for app, at in older_positions(snapshot.txns, sender).items()}
         return replace(draft, txns=plan.moved, expiring_txns=keys, forgotten_txns=old)
 
     seq = log.commit(files, operation="RECEIVE", amend=amend).seq
@@ -140,9 +140,9 @@ class _Plan:
             return
         moved: Mapping[str, int] = {}
         if post.replay is not None and not self._is_repeated(post.key):
-            self.expected.update((app, self._txns.get(app)) for app in looked_at(post.replay.sender))
+            self.expected.update((app, self._txns.get(app)) for app in replay_transactions(post.replay.sender))
             try:
-                moved = replayed(post.replay, ChainMap(self.moved, self._txns))
+                moved = check_replay(post.replay, ChainMap(self.moved, self._txns))
             except (Conflict, Refusal) as refused:
                 self._results.append((refused, False))
                 return
@@ -188,7 +188,7 @@ class _Plan:
         for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)
         try:
-            found = verdict(chunk, places, ChainMap(self.moved, self._txns))
+            found = find_new_rows(chunk, places, ChainMap(self.moved, self._txns))
         except (Conflict, Refusal) as refused:
             self._results.append((refused, False))
             return

@@ -67,12 +67,12 @@ class Batch:
     cuts: Any = None
 
     @property
-    def incoming(self) -> pa.Schema:
+    def lane_schema(self) -> pa.Schema:
         """The columns of the record batches that a lane gets."""
-        return incoming(self.columns, self.key)
+        return lane_schema(self.columns, self.key)
 
     @property
-    def outgoing(self) -> pa.Schema:
+    def file_schema(self) -> pa.Schema:
         """The columns of the files that a table-like destination gets: `_op`, `_seq` and the row's own."""
         return pa.schema([pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False), *self.columns])
 
@@ -136,11 +136,11 @@ class ResumableDelivery(Protocol):
     """A delivery to a destination that takes a batch row by row, knows the lives of a sink, and says how far it has
     come inside a seq."""
 
-    def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
+    def partial_positions(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
         """The (seq, index) of each vnode of which the destination holds a part of a seq."""
         ...
 
-    def rest(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
+    def remaining_cuts(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
         """The cuts by which a batch that was interrupted goes on where the destination stands."""
         ...
 
@@ -201,13 +201,13 @@ def is_delivered(held: int | None, batch: Batch, producer: Producer, destination
     )
 
 
-def incoming(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
+def lane_schema(columns: pa.Schema, key: Sequence[str]) -> pa.Schema:
     """Columns that leave, behind those that say what each row is."""
     hidden = [pa.field(OP, pa.string(), False), pa.field(VNODE, pa.int32(), False), pa.field(SEQ, pa.int64(), False)]
     return pa.schema([*hidden, *([] if key else [pa.field(ROW, pa.int64(), False)]), *columns])
 
 
-def passing(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+def drop_withheld(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     """The rows that leave, and how many are withheld."""
     leaves = pc.not_equal(batch.column(OP), WITHHELD)
     kept = batch.filter(leaves) if pc.any(pc.invert(leaves), min_count=0).as_py() else batch

@@ -61,7 +61,7 @@ class SinkDef:
             )
         if isinstance(columns, str):
             raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
-        checked_start(start, name)
+        check_start(start, name)
         declared = SinkDef(
             name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
         )
@@ -82,11 +82,11 @@ class SinkDef:
             "start": self.start,
         }
 
-    def unkept(self) -> list[str]:
+    def lost_secrets(self) -> list[str]:
         """The settings of which `to_dict` leaves out a secret, because it was given as it is."""
         kept = self.to_dict()
         found = ["salt"] if kept["salt"] != self.salt else []
-        return found + [name for name, value in kept["to"].items() for name in _unkept(name, self.to, value)]
+        return found + [name for name, value in kept["to"].items() for name in _find_unkept(name, self.to, value)]
 
     @staticmethod
     def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
@@ -103,7 +103,7 @@ class SinkDef:
         return SinkDef(
             name,
             table,
-            _destination(kind, to, None if given is None else given.to),
+            _build_destination(kind, to, None if given is None else given.to),
             facts["where"],
             None if facts["columns"] is None else tuple(facts["columns"]),
             facts["mask"],
@@ -112,7 +112,7 @@ class SinkDef:
             facts["start"],
         )
 
-    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
+    def outgoing(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
         """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
         salt it is only good to be checked."""
         if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
@@ -137,17 +137,17 @@ class SinkDef:
         )
 
 
-def _unkept(name: str, given: object, kept: object) -> Iterator[str]:
+def _find_unkept(name: str, given: object, kept: object) -> Iterator[str]:
     """Where a setting of a destination, or one within it, is not kept as it was given."""
     now = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
     if isinstance(kept, Mapping):
         for each, value in kept.items():
-            yield from _unkept(each, now, value)
+            yield from _find_unkept(each, now, value)
     elif kept != now:
         yield name
 
 
-def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
+def _build_destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
     """The destination that facts describe. When the given one is the same place, it is reached as that one says: it
     knows secrets that were not written down, and a token that was wrong must not hold what was begun with it."""
     module, made = KINDS[kind]
@@ -159,7 +159,7 @@ def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sin
     return sink
 
 
-def checked_start(start: object, name: str) -> Start:
+def check_start(start: object, name: str) -> Start:
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return start
     if isinstance(start, str) and start in (BACKFILL, HEAD):

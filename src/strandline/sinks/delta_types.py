@@ -15,7 +15,7 @@ from strandline.sinks.contract import Batch
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Table features under which adding a file asks for nothing more, or whose use shows elsewhere (see `_demands`).
+# Table features under which adding a file asks for nothing more, or whose use shows elsewhere (see `_list_demands`).
 _BEARABLE = {
     "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
     "invariants", "timestampNtz", "v2Checkpoint",
@@ -26,7 +26,7 @@ _MAPPING = "delta.columnMapping.mode"
 
 def stored_schema(batch: Batch) -> pa.Schema:
     """The columns of a new table: all of them may be null, since a delete has nothing but its key."""
-    return pa.schema([column.with_nullable(True) for column in storage_schema(batch.outgoing)])
+    return pa.schema([column.with_nullable(True) for column in storage_schema(batch.file_schema)])
 
 
 def check_table(table: DeltaTable, uri: str) -> None:
@@ -40,7 +40,7 @@ def check_table(table: DeltaTable, uri: str) -> None:
             path=uri,
             columns=list(metadata.partition_columns),
         )
-    demands = _demands(table)
+    demands = _list_demands(table)
     if demands:
         raise Invalid(
             f"the Delta table at {uri} uses {', '.join(demands)}, which a sink cannot honour",
@@ -50,7 +50,7 @@ def check_table(table: DeltaTable, uri: str) -> None:
         )
 
 
-def _demands(table: DeltaTable) -> list[str]:
+def _list_demands(table: DeltaTable) -> list[str]:
     configuration = table.metadata().configuration
     text = table.schema().to_json()
     return [
@@ -61,13 +61,13 @@ def _demands(table: DeltaTable) -> list[str]:
     ]
 
 
-def lacking(table: DeltaTable, wanted: pa.Schema) -> pa.Schema:
+def missing_columns(table: DeltaTable, wanted: pa.Schema) -> pa.Schema:
     """The columns that the table would have to gain."""
     there = set(pa.schema(table.schema()).names)
     return pa.schema([column for column in wanted if column.name not in there])
 
 
-def fitted(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
+def fit_columns(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
     """The columns of files that the table takes: those that are `wanted`, in its own types where it has them."""
     check_table(table, uri)
     there = {column.name: column for column in pa.schema(table.schema())}

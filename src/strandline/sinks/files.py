@@ -25,12 +25,12 @@ from strandline.errors import Corrupt, Internal, Invalid, NotFound, StrandlineEr
 from strandline.model import secret
 from strandline.model.change import OP, SEQ
 from strandline.model.types import conform, conform_column
-from strandline.sinks.contract import Batch, Result, passing
+from strandline.sinks.contract import Batch, Result, drop_withheld
 from strandline.storage.open import LocalStorage, Staged, Storage, open_storage
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 
-Written = tuple[DataFile, Staged | None]
+WrittenFile = tuple[DataFile, Staged | None]
 Note = TypeVar("Note")
 
 _COPIED_BYTES = 8 << 20
@@ -58,34 +58,34 @@ class FileLane:
         """The exact columns of the files. Unless `schema` says otherwise a row may lack any: a delete lacks most."""
         if self.schema is not None:
             return self.schema
-        return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.outgoing])
+        return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.file_schema])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         count = _Count()
-        done: list[Written] = []
+        done: list[WrittenFile] = []
         try:
-            for written in self._write(self._exact(batches, count)):
+            for written in self._write(self._conform_batches(batches, count)):
                 done.append(written)
         except BaseException as error:
-            self._give_up(done)
+            self._delete_written(done)
             if not isinstance(error, Exception):
                 raise
-            yield Result(error=self._named(error))
+            yield Result(error=self._translate_error(error))
             return
         size = sum(file.size for file, _ in done)
         yield Result(rows=count.rows, withheld=count.withheld, bytes=size, files=tuple(done))
 
-    def _exact(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
+    def _conform_batches(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
         """The rows that leave, in the columns of the files."""
         schema = self.columns
         for batch in batches:
-            rows, withheld = passing(batch)
+            rows, withheld = drop_withheld(batch)
             count.rows += rows.num_rows
             count.withheld += withheld
             if rows.num_rows:
-                yield from _conformed(pa.Table.from_batches([rows]), schema).to_batches()
+                yield from _conform_rows(pa.Table.from_batches([rows]), schema).to_batches()
 
-    def _write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+    def _write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[WrittenFile]:
         columns = self.columns
         in_file = set(columns.names)
         cluster_by = self.batch.cluster_by if in_file.issuperset(self.batch.cluster_by) else ()
@@ -100,7 +100,7 @@ class FileLane:
             ):
                 yield replace(file, path=f"{self.folder}/{file.path}"), None
 
-    def _send(self, spool: Storage, file: DataFile) -> Written:
+    def _send(self, spool: Storage, file: DataFile) -> WrittenFile:
         """Stage a copy of a file under the name that its bytes give it."""
         here = f"{_SPOOL}/{file.path}"
         with open(spool.url(here), "rb") as stream:
@@ -115,20 +115,20 @@ class FileLane:
     def _new_name(self) -> str:
         return f"{self.prefix}-{uuid4().hex}.parquet"
 
-    def _give_up(self, done: Sequence[Written]) -> None:
+    def _delete_written(self, done: Sequence[WrittenFile]) -> None:
         # What brought us here counts.
         with suppress(StrandlineError, OSError):
             self.storage.delete([file.path if staged is None else staged.temporary for file, staged in done])
 
-    def _named(self, error: Exception) -> StrandlineError:
+    def _translate_error(self, error: Exception) -> StrandlineError:
         if isinstance(error, StrandlineError):
             return error
         if isinstance(error, OSError):
-            return _unreachable(self.storage.uri, error)
+            return _storage_error(self.storage.uri, error)
         return Internal(f"a sink's task failed: {type(error).__name__}: {error}")
 
 
-def claimed(results: Sequence[Result]) -> list[Written]:
+def collect_files(results: Sequence[Result]) -> list[WrittenFile]:
     """The files of all lanes of a batch; raises the error of one that failed: half a batch must not count."""
     for result in results:
         if result.error is not None:
@@ -142,7 +142,7 @@ class _Count:
     withheld: int = 0
 
 
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _conform_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         exact = conform(rows, schema)
     except pa.ArrowException:
@@ -222,15 +222,15 @@ class FileSink:
 
 
 @contextmanager
-def reaching(storage: Storage) -> Iterator[None]:
+def translate_errors(storage: Storage) -> Iterator[None]:
     """What a disk or a store says when it fails, in words of ours."""
     try:
         yield
     except OSError as error:
-        raise _unreachable(storage.uri, error) from error
+        raise _storage_error(storage.uri, error) from error
 
 
-def _unreachable(uri: str, error: OSError) -> StrandlineError:
+def _storage_error(uri: str, error: OSError) -> StrandlineError:
     if isinstance(error, FileNotFoundError):
         return NotFound(
             f"nothing can be written to {uri}: there is no such place ({error})",
@@ -240,7 +240,7 @@ def _unreachable(uri: str, error: OSError) -> StrandlineError:
     return Unavailable(f"{uri} cannot be written or read: {error}", path=uri)
 
 
-def describe(files: Sequence[DataFile]) -> dict[str, Any]:
+def describe_files(files: Sequence[DataFile]) -> dict[str, Any]:
     """The files of a batch or an export, for the note that makes them count."""
     return {
         "rows": sum(file.rows for file in files),

@@ -22,18 +22,18 @@ from strandline.errors import Conflict, Invalid
 from strandline.model import duration, secret
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
-from strandline.sinks.forward.chunks import Rule
+from strandline.sinks.forward.chunks import CutRule
 from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.encode import ARROW, FORMATS, NDJSON
 from strandline.sinks.forward.endpoint import Secrets
-from strandline.sinks.forward.lane import HttpLane, described, held_positions, outlived
+from strandline.sinks.forward.lane import HttpLane, describe_producer, held_positions, outlived_conflict
 from strandline.sinks.forward.protocol import CONFLICT, GONE, KEY_HEADER, REPLAY_HEADER
 
 STRANDLINE, ANY = "strandline", "any"
 
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
-_OWN = {
+_OWN_HEADERS = {
     "accept", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key",
     "strandline-chunk", "strandline-replay", "transfer-encoding",
 }  # fmt: skip
@@ -82,11 +82,11 @@ class HttpSink:
         if self.token is not None:
             _check_secret("token", self.token)
         normal = {
-            "url": _normal_url(self.url, self.receiver),
+            "url": _normalize_url(self.url, self.receiver),
             "patience": duration.shown(duration.seconds(self.patience, "patience")),
             "timeout": duration.shown(duration.seconds(self.timeout, "timeout")),
-            "headers": _checked_headers(self.headers, has_token=self.token is not None),
-            "params": _checked_params(self.params, self.receiver),
+            "headers": _check_headers(self.headers, has_token=self.token is not None),
+            "params": _check_params(self.params, self.receiver),
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
@@ -114,13 +114,13 @@ class HttpSink:
 
     def secrets(self) -> Secrets:
         """The headers and parameters that are the user's, read anew; `Invalid` when one of them is not to be found."""
-        found = _resolved(self.headers, "header", self.url)
+        found = _resolve_secrets(self.headers, "header", self.url)
         if self.token is not None:
             found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
         for name, text in found.items():
             if not _is_sendable(text):
                 raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
-        return Secrets(found, _resolved(self.params, "parameter", self.url))
+        return Secrets(found, _resolve_secrets(self.params, "parameter", self.url))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -145,7 +145,7 @@ class HttpSink:
         return HttpDelivery(self, producer)
 
 
-_acknowledged: dict[tuple[str, str, int], dict[int, int]] = {}
+_acknowledged_seqs: dict[tuple[str, str, int], dict[int, int]] = {}
 """Up to which seq a receiver has acknowledged the changes of each vnode to this process, for a life of a sink."""
 
 
@@ -154,9 +154,9 @@ class HttpDelivery:
         self._sink = sink
         self._producer = producer
         self._secrets: Secrets | None = None
-        self._line: Connection | None = None
-        self._found: dict[int, tuple[int, int]] | None = None
-        self._acks = _acknowledged.setdefault((sink.url, producer.sink, producer.life), {})
+        self._connection: Connection | None = None
+        self._positions: dict[int, tuple[int, int]] | None = None
+        self._acks = _acknowledged_seqs.setdefault((sink.url, producer.sink, producer.life), {})
 
     def is_delivered(self, batch: Batch) -> bool:
         """A receiver that keeps positions is asked; what it says counts for every batch of this delivery. Any other one
@@ -167,19 +167,19 @@ class HttpDelivery:
         if not batch.is_replay and all(self._acks.get(vnode) == batch.after for vnode in batch.vnodes):
             # The marks stand where this process took them, so nobody has sent anything since.
             return False
-        if self._found is None:
-            self._found = held_positions(self._opened(), self._sink, self._producer)
-        held = {vnode: self._found.get(vnode, (0, 0)) for vnode in batch.vnodes}
+        if self._positions is None:
+            self._positions = held_positions(self._open_connection(), self._sink, self._producer)
+        held = {vnode: self._positions.get(vnode, (0, 0)) for vnode in batch.vnodes}
         if all(position == (batch.upto + 1, 0) for position in held.values()):
             return True
         # Of a batch that was begun before, a part may be there; nothing that comes after it was ever sent.
         most = (batch.upto + 1, 0) if batch.is_replay else (batch.after + 1, 0)
         ahead = [vnode for vnode, position in held.items() if position > most]
         if ahead:
-            raise self._ahead(batch, ahead[0], held[ahead[0]])
+            raise self._ahead_conflict(batch, ahead[0], held[ahead[0]])
         return False
 
-    def _ahead(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
+    def _ahead_conflict(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
         return Conflict(
             f"sink {self._producer.consumer!r} is at seq {batch.after}, but {self._sink.url} has vnode {vnode} up to"
             f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy, or it is wrong",
@@ -192,7 +192,7 @@ class HttpDelivery:
 
     def cuts(self) -> Any:
         """A receiver that knows chunks by their keys must get the same ones again."""
-        return None if self._sink.keeps_positions else Rule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
+        return None if self._sink.keeps_positions else CutRule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
 
     def lane(self, batch: Batch) -> HttpLane:
         secrets = self._sink.secrets() if self._secrets is None else self._secrets
@@ -210,10 +210,10 @@ class HttpDelivery:
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
         headers = {**headers, KEY_HEADER: key}
         if self._sink.keeps_positions:
-            headers[REPLAY_HEADER] = json.dumps({**described(self._producer), "as_of": as_of})
-        answer = self._opened().post(data, headers)
+            headers[REPLAY_HEADER] = json.dumps({**describe_producer(self._producer), "as_of": as_of})
+        answer = self._open_connection().post(data, headers)
         if answer.status == GONE and self._sink.keeps_positions:
-            raise outlived(self._producer, self._sink, answer)
+            raise outlived_conflict(self._producer, self._sink, answer)
         if not answer.is_ack:
             is_late = answer.status == CONFLICT and self._sink.keeps_positions
             kind = Conflict if answer.status == CONFLICT else Invalid
@@ -231,38 +231,38 @@ class HttpDelivery:
         """The last seq of each vnode that the receiver has completely, if the rows of that vnode came from the log."""
         if not self._sink.keeps_positions:
             return None
-        self._found = held_positions(self._opened(), self._sink, self._producer)
-        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._found.items() if vnode < vnodes}
+        self._positions = held_positions(self._open_connection(), self._sink, self._producer)
+        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._positions.items() if vnode < vnodes}
 
-    def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
+    def partial_positions(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
         """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Whether that is a
         seq of the log or a first load, only the batch says that was interrupted there."""
-        return {v: place for v, place in (self._found or {}).items() if v < vnodes and place[1]}
+        return {v: place for v, place in (self._positions or {}).items() if v < vnodes and place[1]}
 
-    def rest(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
+    def remaining_cuts(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
         """A rule by which everything is done that lies before the first vnode that the receiver has not all of. Rows
         that it refused before are tried again: their dead letters may be lost."""
-        held = self._found or {}
+        held = self._positions or {}
         places = ((vnode, *held.get(vnode, (after + 1, 0))) for vnode in sorted(vnodes))
         done = next((place for place in places if place[1:] < (upto + 1, 0)), None)
-        return Rule(self._sink.chunk_rows, self._sink.chunk_bytes, done).to_dict()
+        return CutRule(self._sink.chunk_rows, self._sink.chunk_bytes, done).to_dict()
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def newest_life(self) -> int:
         if not self._sink.keeps_positions:
             return 0
-        told = self._opened().ask_positions({"sink": self._producer.sink}).document
+        told = self._open_connection().ask_positions({"sink": self._producer.sink}).document
         life = told.get("life") if isinstance(told, dict) else None
         return life if type(life) is int else 0
 
-    def _opened(self) -> Connection:
-        if self._line is None:
-            self._line = Connection(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
-        return self._line
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
+        return self._connection
 
 
 def _check_number(name: str, value: object, most: int) -> None:
@@ -282,7 +282,7 @@ def _is_sendable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _normal_url(url: object, receiver: str) -> str:
+def _normalize_url(url: object, receiver: str) -> str:
     """The address in one spelling. What is wrong with it is said without repeating it: it may hold a password."""
     expected = "Expected an address that begins with http:// or https://, such as https://host/ingest/messages"
     if not isinstance(url, str) or not url or not url.isprintable() or " " in url:
@@ -309,12 +309,12 @@ def _normal_url(url: object, receiver: str) -> str:
     return urlunsplit((scheme, place, path or "/", "", ""))
 
 
-def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
+def _check_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
         raise Invalid(f"headers is a {type(headers).__name__}; expected names and texts, such as {{'X-Team': 'data'}}")
-    taken = _OWN | ({"authorization"} if has_token else set())
+    taken = _OWN_HEADERS | ({"authorization"} if has_token else set())
     for name, text in headers.items():
         if not isinstance(name, str) or not _NAME.match(name):
             raise Invalid(f"headers names {name!r}, which is no header's name")
@@ -326,7 +326,7 @@ def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     return dict(headers)
 
 
-def _checked_params(params: object, receiver: str) -> dict[str, str]:
+def _check_params(params: object, receiver: str) -> dict[str, str]:
     if params is None:
         return {}
     if not isinstance(params, Mapping):
@@ -343,7 +343,7 @@ def _checked_params(params: object, receiver: str) -> dict[str, str]:
     return dict(params)
 
 
-def _resolved(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
+def _resolve_secrets(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
     return {name: secret.resolved(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
 
 

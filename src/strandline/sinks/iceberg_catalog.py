@@ -31,7 +31,7 @@ _S3 = {
 }
 
 
-class Change(Protocol):
+class SecretChange(Protocol):
     def __call__(self, text: str, role: str) -> str: ...
 
 
@@ -64,15 +64,15 @@ class CatalogSettings(Mapping[str, Any]):
         return hash(tuple(self._values.items()))
 
     def __repr__(self) -> str:
-        return repr(self.kept())
+        return repr(self.to_dict())
 
-    def kept(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What may be written down: secrets only as references."""
-        return self._with_secrets(lambda text, role: secret.reference(text) or "")
+        return self._change_secrets(lambda text, role: secret.reference(text) or "")
 
-    def resolved(self) -> dict[str, Any]:
+    def resolve(self) -> dict[str, Any]:
         """The settings with their secrets, which are read anew at each call."""
-        return self._with_secrets(secret.resolved)
+        return self._change_secrets(secret.resolved)
 
     def secrets(self) -> list[str]:
         """The secrets themselves, as far as they are there."""
@@ -83,15 +83,15 @@ class CatalogSettings(Mapping[str, Any]):
                 found.append(secret.resolved(text, role))
             return text
 
-        self._with_secrets(note)
+        self._change_secrets(note)
         return found
 
-    def _with_secrets(self, change: Change, within: str = "") -> dict[str, Any]:
+    def _change_secrets(self, change: SecretChange, within: str = "") -> dict[str, Any]:
         changed: dict[str, Any] = {}
         for name, value in self._values.items():
             role, path = f"{name!r} of the {self._role}", f"{within}{name}".lower()
             if isinstance(value, CatalogSettings):
-                changed[name] = value._with_secrets(change, f"{path}.")
+                changed[name] = value._change_secrets(change, f"{path}.")
             elif secret.is_plain(path, value):
                 changed[name] = value
             elif secret.is_address_name(path) and not str(value).startswith("env:"):
@@ -102,7 +102,7 @@ class CatalogSettings(Mapping[str, Any]):
         return changed
 
 
-def described(settings: CatalogSettings) -> str:
+def describe_catalog(settings: CatalogSettings) -> str:
     """Which catalog it is, without secrets, users and queries: another text is another catalog."""
     parts = [str(settings[name]) for name in ("type", "name") if name in settings]
     places = {name: secret.place_of(str(settings[name])) for name in ("uri", "warehouse") if name in settings}
@@ -117,10 +117,10 @@ def open_catalog(settings: CatalogSettings, destination: str, *, timeout_s: floa
             f"{destination}: an Iceberg sink needs pyiceberg, which cannot be loaded: {error}",
             hint="pip install 'pyiceberg>=0.12'",
         ) from error
-    known = settings.resolved()
+    known = settings.resolve()
     name = known.pop("name", None)
     hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
-    with talking(destination, settings, hint=hint), _opening:
+    with translate_errors(destination, settings, hint=hint), _opening:
         # One at a time: two that open a new SQL catalog at once both want to create its tables.
         return _rest_catalog(name, known, timeout_s) or load_catalog(name, **known)
 
@@ -152,7 +152,7 @@ def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) 
 
 
 @contextmanager
-def talking(
+def translate_errors(
     destination: str, settings: CatalogSettings, *, hint: str = "Send to another Iceberg table."
 ) -> Iterator[None]:
     """Errors of pyiceberg and of what lies below it, by what the reader does next; `hint` is for what does not fit.

@@ -59,18 +59,18 @@ def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Se
 
     tasks = list(table.scan().plan_files())
     if batch.is_first:
-        write(_upserts(storage, changes, last, columns))
+        write(_upserted_rows(storage, changes, last, columns))
         done.removed.extend(task.file for task in tasks)
         return done
-    every = [_Old(table, task, batch.key, columns) for task in tasks]
-    near = {task.file.file_path for task in table.scan(row_filter=_near(last, batch.key)).plan_files()}
+    every = [_OldFile(table, task, batch.key, columns) for task in tasks]
+    near = {task.file.file_path for task in table.scan(row_filter=_key_range(last, batch.key)).plan_files()}
     small = [old for old in every if old.data.file_size_in_bytes < _SMALL_BYTES]
     packed = small if len(small) >= _MANY else []
-    write(chain(_upserts(storage, changes, last, columns), *(old.without(last) for old in packed)))
+    write(chain(_upserted_rows(storage, changes, last, columns), *(old.unchanged_rows(last) for old in packed)))
     done.removed.extend(old.data for old in packed)
     for old in every:
-        if old.data.file_path in near and old not in packed and old.changed(last).any():
-            write(old.without(last))
+        if old.data.file_path in near and old not in packed and old.find_changed(last).any():
+            write(old.unchanged_rows(last))
             done.removed.append(old.data)
     return done
 
@@ -90,7 +90,9 @@ def _last_changes(storage: Storage, changes: Sequence[str], key: Sequence[str], 
     return ordered.filter(pc.invert(same_as_next(ordered, key)))
 
 
-def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _upserted_rows(
+    storage: Storage, changes: Sequence[str], last: pa.Table, columns: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """The rows that are new or replace one."""
     last = last.filter(pc.equal(last[OP], UPSERT))
     for number, path in enumerate(changes):
@@ -105,7 +107,7 @@ def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: 
                 start += batch.num_rows
 
 
-def _near(last: pa.Table, key: Sequence[str]) -> Any:
+def _key_range(last: pa.Table, key: Sequence[str]) -> Any:
     """Which rows may have a changed key, as far as the statistics of files can tell."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
 
@@ -117,7 +119,7 @@ def _near(last: pa.Table, key: Sequence[str]) -> Any:
     return near
 
 
-class _Old:
+class _OldFile:
     """A data file of the table, whoever wrote it."""
 
     def __init__(self, table: Any, task: Any, key: Sequence[str], columns: pa.Schema) -> None:
@@ -126,9 +128,9 @@ class _Old:
         self._key = list(key)
         self._columns = columns
         if task.delete_files:
-            raise self._strange("has rows that were deleted without writing it again")
+            raise self._unusable_file("has rows that were deleted without writing it again")
 
-    def changed(self, last: pa.Table) -> Any:
+    def find_changed(self, last: pa.Table) -> Any:
         """For each row whether its key is among the changed ones."""
         columns = pa.schema([self._columns.field(name) for name in self._key])
         here = pa.Table.from_batches(self._batches(columns), columns)
@@ -138,9 +140,9 @@ class _Old:
         is_changed[found] = True
         return is_changed
 
-    def without(self, last: pa.Table) -> Iterator[pa.RecordBatch]:
+    def unchanged_rows(self, last: pa.Table) -> Iterator[pa.RecordBatch]:
         """The rows whose keys are not among the changed ones."""
-        stays, start = ~self.changed(last), 0
+        stays, start = ~self.find_changed(last), 0
         for batch in self._batches(self._columns):
             yield batch.filter(pa.array(stays[start : start + batch.num_rows]))
             start += batch.num_rows
@@ -149,10 +151,10 @@ class _Old:
         # Not by pyiceberg's own reader: to it, a list of structs that is null is an empty list.
         stream = self._table.io.new_input(self.data.file_path).open()
         with pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            inside = [name for name in self._names(file.schema_arrow) if name in columns.names]
+            inside = [name for name in self._known_columns(file.schema_arrow) if name in columns.names]
             yield from conform_batches(reader.batches(file, inside), columns)
 
-    def _names(self, schema: pa.Schema) -> Iterator[str]:
+    def _known_columns(self, schema: pa.Schema) -> Iterator[str]:
         """The columns of the table that the file has, if they are there under the names that they have now."""
         names = {column.field_id: column.name for column in self._table.schema().fields}
         numbers = {name: mapped.field_id for mapped in self._table.name_mapping() or () for name in mapped.names}
@@ -163,10 +165,10 @@ class _Old:
                 continue  # dropped
             kind, now = stored_type(each.type), self._columns.field(name).type
             if name != each.name or not (kind == now or widens(kind, now)):
-                raise self._strange(f"has the column {each.name!r} ({kind}), which is now {name!r} ({now})")
+                raise self._unusable_file(f"has the column {each.name!r} ({kind}), which is now {name!r} ({now})")
             yield name
 
-    def _strange(self, why: str) -> Invalid:
+    def _unusable_file(self, why: str) -> Invalid:
         return Invalid(
             f"{self.data.file_path} {why}, so its rows cannot be replaced",
             hint="Write the Iceberg table's files again, e.g. in Spark: CALL system.rewrite_data_files(…)",

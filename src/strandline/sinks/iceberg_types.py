@@ -48,14 +48,14 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TableFit:
     """How a batch's columns fit a table: what the table lacks, and the columns of files that it takes."""
 
     lacking: pa.Schema
     files: pa.Schema
 
 
-def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
+def fit_columns(columns: pa.Schema, table: Any, destination: str) -> TableFit:
     """`table` is a pyiceberg table, at its newest."""
     there = table.schema().as_arrow()
     lacking, files = [], []
@@ -85,7 +85,7 @@ def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
                 hint="Make the column optional there, or send to another table.",
                 column=field.name,
             )
-    return Fit(pa.schema(lacking), pa.schema(files))
+    return TableFit(pa.schema(lacking), pa.schema(files))
 
 
 def _check_not_renamed(table: Any, name: str, destination: str) -> None:

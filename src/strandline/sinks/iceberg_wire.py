@@ -16,7 +16,7 @@ from urllib3.exceptions import HTTPError
 
 MOST_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 10
-_under_way = threading.local()
+_exchange = threading.local()
 
 
 class BoundedAdapter(HTTPAdapter):
@@ -39,25 +39,25 @@ class BoundedAdapter(HTTPAdapter):
 
     def send(self, request: Any, *_: Any, **options: Any) -> Any:
         request.headers["Accept-Encoding"] = "identity"
-        watch = _under_way.watch = _Watch()
+        watch = _exchange.watch = _Watch()
         clock = threading.Timer(self._timeout_s, watch.end)
         clock.daemon = True
         clock.start()
         try:
             response = super().send(request, **{**options, "stream": True})
-            response._content = _read(response)
+            response._content = _read_body(response)
         except Exception as error:
             watch.check(self._timeout_s, error)
             raise
         finally:
             clock.cancel()
-            _under_way.watch = None
+            _exchange.watch = None
         # A body whose end is that of its connection looks whole when the clock ended it.
         watch.check(self._timeout_s, None)
         return response
 
 
-def _read(response: Any) -> bytes:
+def _read_body(response: Any) -> bytes:
     """The body as it was sent: how much a packed one would take is not known before it is unpacked."""
     body = bytearray()
     try:
@@ -104,26 +104,26 @@ class _Watch:
 
 def _watch_pools(manager: Any) -> None:
     manager.pool_classes_by_scheme = {
-        scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watched(pool.ConnectionCls)})
+        scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watch_class(pool.ConnectionCls)})
         for scheme, pool in manager.pool_classes_by_scheme.items()
     }
 
 
-def _watched(connection: type) -> type:
+def _watch_class(connection: type) -> type:
     """A connection that the watch of its thread's exchange knows, from the moment at which it is opened."""
 
     def connect(self: Any) -> None:
-        _note(self)
+        _note_connection(self)
         connection.connect(self)  # type: ignore[attr-defined]
-        _note(self)
+        _note_connection(self)
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
-        _note(self)
+        _note_connection(self)
         connection.request(self, *arguments, **options)  # type: ignore[attr-defined]
 
     return type("Watched", (connection,), {"connect": connect, "request": request})
 
 
-def _note(connection: Any) -> None:
-    if (watch := getattr(_under_way, "watch", None)) is not None:
+def _note_connection(connection: Any) -> None:
+    if (watch := getattr(_exchange, "watch", None)) is not None:
         watch.note(connection)

@@ -58,7 +58,7 @@ class Outgoing:
         is_new: bool = True,
     ) -> Outgoing:
         """Check a shape against a table. Of one that is not `is_new`, columns that the table has lost are gone."""
-        known = definition.schema if is_new else _ever(definition)
+        known = definition.schema if is_new else _every_column(definition)
         asked = list(known.names) if columns is None else names_of(known, columns)
         chosen = [name for name in asked if name in definition.schema.names]
         required = [*definition.key, *([definition.version] if definition.version else [])]
@@ -92,7 +92,7 @@ class Outgoing:
         return pa.schema(fields)
 
     @property
-    def needed(self) -> list[str]:
+    def columns_to_read(self) -> list[str]:
         """The columns to read."""
         filtered = sorted(self.predicate.columns) if self.predicate else []
         return list(dict.fromkeys([*self.names, *filtered]))
@@ -103,21 +103,21 @@ class Outgoing:
         plain = [name for name in self.names if name not in self.masks]
         return self.definition.clustering(plain)
 
-    def duckdb(self) -> list[str]:
+    def duckdb_exprs(self) -> list[str]:
         """What is selected of a change: `_op` and the columns."""
         return self._exprs('"', self.predicate.duckdb if self.predicate else None, is_duckdb=True)
 
-    def spark(self) -> list[str]:
+    def spark_exprs(self) -> list[str]:
         return self._exprs("`", self.predicate.spark if self.predicate else None, is_duckdb=False)
 
-    def snapshot(self, *, is_duckdb: bool) -> list[str]:
+    def snapshot_exprs(self, *, is_duckdb: bool) -> list[str]:
         """What is selected of a table's row: the columns."""
         quote = '"' if is_duckdb else "`"
-        return [f"{self._masked(name, quote, is_duckdb)} AS {quote}{name}{quote}" for name in self.names]
+        return [f"{self._mask_column(name, quote, is_duckdb)} AS {quote}{name}{quote}" for name in self.names]
 
     def _exprs(self, quote: str, predicate: str | None, *, is_duckdb: bool) -> list[str]:
         tells_deletes = self.definition.is_keyed and self.sends_deletes
-        masked = {name: self._masked(name, quote, is_duckdb) for name in self.names}
+        masked = {name: self._mask_column(name, quote, is_duckdb) for name in self.names}
         if predicate is None:
             # A delete carries its key alone already.
             op = OP if tells_deletes else f"CASE WHEN {OP} = '{UPSERT}' THEN {OP} ELSE '{WITHHELD}' END AS {OP}"
@@ -132,7 +132,7 @@ class Outgoing:
             exprs.append(f"{kept} AS {quote}{name}{quote}")
         return exprs
 
-    def _masked(self, name: str, quote: str, is_duckdb: bool) -> str:
+    def _mask_column(self, name: str, quote: str, is_duckdb: bool) -> str:
         column, how = f"{quote}{name}{quote}", self.masks.get(name)
         kind = self.definition.schema.field(name).type
         if how == "hash":
@@ -146,7 +146,7 @@ class Outgoing:
         return column
 
 
-def _ever(definition: TableDef) -> pa.Schema:
+def _every_column(definition: TableDef) -> pa.Schema:
     """Every column that the table has or had, those of now first."""
     fields = {field.name: field for columns in definition.schemas for field in columns}
     return pa.schema([*definition.schema, *(f for n, f in fields.items() if n not in definition.schema.names)])

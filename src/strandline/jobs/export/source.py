@@ -224,19 +224,19 @@ class ChangeRange(ExportSource):
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         self.needed = pa.schema([*hidden, *self._shape.schema])
         self.schema = pa.schema([self.needed.field(name) for name in (OP, SEQ, *self.names)])
-        self.read = [OP, *self._shape.needed]
+        self.read = [OP, *self._shape.columns_to_read]
         self.pin = new_pin("export", seq=after, log_version=log.head)
 
     @contextmanager
     def _relation(self) -> Iterator[Any]:
         changes = changes_sql(self._log, self._files, self.read, None)
-        exprs = ", ".join([SEQ, *self._shape.duckdb()])
+        exprs = ", ".join([SEQ, *self._shape.duckdb_exprs()])
         with self.table.duck.transaction() as cursor:
             yield cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
 
     def frame(self, spark: SparkSession) -> DataFrame:
         changes = log_scan(spark, self._log, self._files, self.read)
-        return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
+        return changes.selectExpr(SEQ, *self._shape.spark_exprs()).where(f"{OP} <> '{WITHHELD}'")
 
     def scan(self) -> Scan | None:
         if self.predicate is not None:

@@ -23,7 +23,7 @@ from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import plain
-from strandline.sinks.forward.connection import Failed, Untrusted, Wire
+from strandline.sinks.forward.connection import NoAnswer, UntrustedServer, Wire
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
 from strandline.sinks.forward.protocol import AGAIN, DECIDED, UNAUTHORIZED
 
@@ -113,36 +113,36 @@ class Connection:
             crash_point("sink.chunk_sending")
             self.requests += 1
             self.bytes += len(body)
-            answer, fault = self._attempt("POST", self._sink.url, headers, {}, content=body)
+            answer, fault = self._exchange_once("POST", self._sink.url, headers, {}, content=body)
             if answer is not None and answer.status == UNAUTHORIZED and not is_refreshed:
                 is_refreshed = True
-                self._refresh()
+                self._refresh_secrets()
                 self.retries += 1
                 continue
             if answer is not None and answer.status not in AGAIN:
                 if answer.is_ack or answer.status in DECIDED:
                     return answer
-                raise self.stopped(answer)
+                raise self.unexpected_answer(answer)
             now_s = time.monotonic()
             failing_since_s = min(failing_since_s, now_s)
             pause_s = wait_s(answer, attempts)
             if now_s - failing_since_s + pause_s > self._sink.patience_s:
-                raise self._silent(answer, fault, attempts)
+                raise self._no_answer(answer, fault, attempts)
             time.sleep(pause_s)
             self.retries += 1
 
     def ask_positions(self, parameters: Mapping[str, str]) -> Reply:
         """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
         url = f"{self._sink.url.rstrip('/')}/positions"
-        answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+        answer, fault = self._exchange_once("GET", url, {"Accept": "application/json"}, parameters)
         if answer is not None and answer.status == UNAUTHORIZED:
-            self._refresh()
-            answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+            self._refresh_secrets()
+            answer, fault = self._exchange_once("GET", url, {"Accept": "application/json"}, parameters)
         if answer is None or answer.status in AGAIN:
-            raise self._silent(answer, fault, 1)
+            raise self._no_answer(answer, fault, 1)
         return answer
 
-    def stopped(self, answer: Reply) -> Invalid:
+    def unexpected_answer(self, answer: Reply) -> Invalid:
         """An answer after which someone has to look."""
         sink = self._sink
         location = answer.location
@@ -159,7 +159,7 @@ class Connection:
             location=location,
         )
 
-    def _attempt(
+    def _exchange_once(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
     ) -> tuple[Reply | None, str]:
         """An answer, or None and why there is none."""
@@ -169,18 +169,18 @@ class Connection:
         params = {**self._secrets.params, **params}
         try:
             status, told, body = self._wire.exchange(method, url, headers, params, content)
-        except Untrusted as error:
+        except UntrustedServer as error:
             raise Invalid(
                 f"{self._sink.url} was not asked: {plain(str(error), self._secrets.texts)}",
                 hint="Check the address. If its certificate comes from an authority of your own, name the file with the"
                 " authority's certificate in the variable SSL_CERT_FILE. Then the next tick sends the rows.",
                 url=self._sink.url,
             ) from error
-        except Failed as error:
+        except NoAnswer as error:
             return None, plain(str(error), self._secrets.texts)
         return Reply(status, told, body, self._secrets.texts), ""
 
-    def _refresh(self) -> None:
+    def _refresh_secrets(self) -> None:
         try:
             self._secrets = self._sink.secrets()
         except StrandlineError as error:
@@ -191,7 +191,7 @@ class Connection:
                 status=UNAUTHORIZED,
             ) from error
 
-    def _silent(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:
+    def _no_answer(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:
         said = f"answered {answer.status}: {answer.message}" if answer is not None else f"did not answer: {fault}"
         times = "once" if attempts == 1 else f"{attempts} times"
         return Unavailable(
@@ -214,7 +214,7 @@ def _token_hint(token: str | None) -> str:
 
 def wait_s(answer: Reply | None, attempts: int) -> float:
     """How long to wait before a request is repeated that was made so often."""
-    asked_s = 0.0 if answer is None else _asked_s(answer.headers.get("retry-after", ""))
+    asked_s = 0.0 if answer is None else _retry_after_s(answer.headers.get("retry-after", ""))
     if asked_s > 0:
         return min(asked_s, _LONGEST_ASKED_S)
     # Not less for a receiver that asks for no wait at all: that would be a busy loop.
@@ -222,7 +222,7 @@ def wait_s(answer: Reply | None, attempts: int) -> float:
     return ladder_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-def _asked_s(text: str) -> float:
+def _retry_after_s(text: str) -> float:
     """The seconds of a `Retry-After`, which may be a date; 0 when it says nothing of use."""
     text = text.strip()
     if _SECONDS.match(text):

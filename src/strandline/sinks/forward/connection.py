@@ -44,11 +44,11 @@ _LONE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _UNQUOTED = "/%:@!$&'()*+,;=~-._"
 
 
-class Failed(Exception):
+class NoAnswer(Exception):
     """There is no answer; why, in words that may be the server's."""
 
 
-class Untrusted(Failed):
+class UntrustedServer(NoAnswer):
     """The server did not prove that it is the one that the address names. Nothing was sent to it."""
 
 
@@ -70,18 +70,18 @@ class Wire:
     def exchange(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """The answer: its status, its headers by their names in lower case, and the beginning of its body. `Failed`
+        """The answer: its status, its headers by their names in lower case, and the beginning of its body. `NoAnswer`
         when there is none; the request may have arrived nevertheless. `params` are all of the query: a query of the
         url itself is not sent."""
         try:
-            target = self._ready(url, params)
-            answer = self._asked(method, target, headers, body)
+            target = self._connect_to(url, params)
+            answer = self._send_request(method, target, headers, body)
         except ssl.SSLCertVerificationError as error:
             self.close()
-            raise Untrusted(f"its certificate is not trusted: {error.verify_message}") from error
+            raise UntrustedServer(f"its certificate is not trusted: {error.verify_message}") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
             self.close()
-            raise Failed(_reason(error)) from error
+            raise NoAnswer(_describe_error(error)) from error
         except BaseException:
             # What was interrupted may still be answered, and that would be taken for the answer to something else.
             self.close()
@@ -90,7 +90,7 @@ class Wire:
             self.close()
         return answer
 
-    def _ready(self, url: str, params: Mapping[str, str]) -> str:
+    def _connect_to(self, url: str, params: Mapping[str, str]) -> str:
         """Have a connection to where the url is; what to name as the target of a request there."""
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -128,11 +128,13 @@ class Wire:
         until_s = time.monotonic() + self._timeout_s
         scheme, host, port = place
         # Read before anything is opened: without it nothing may be sent.
-        trust = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
-        opened = _open(host, port, until_s) if proxy is None else _open_proxy(proxy, until_s)
+        trust = (
+            _tls_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
+        )
+        opened = _open_socket(host, port, until_s) if proxy is None else _open_proxy(proxy, until_s)
         try:
             if proxy is not None and trust is not None:
-                _tunnel(opened, f"{_bracketed(host)}:{port}", proxy, until_s)
+                _open_tunnel(opened, f"{_bracket_host(host)}:{port}", proxy, until_s)
             if trust is not None:
                 opened.settimeout(_left_s(until_s))
                 opened = trust.wrap_socket(opened, server_hostname=host)
@@ -142,7 +144,7 @@ class Wire:
         self._socket, self._place, self._proxy = opened, place, proxy
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
-    def _asked(
+    def _send_request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         assert self._socket is not None and self._place is not None
@@ -155,10 +157,10 @@ class Wire:
         until_s = time.monotonic() + self._timeout_s + len(body) / SLOWEST_BYTES_S
         # Some say what is wrong with a request before they have all of it, and hang up.
         with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            _send(self._socket, b"".join(piece for piece in data if piece), until_s)
-        return self._answer(until_s)
+            _send_all(self._socket, b"".join(piece for piece in data if piece), until_s)
+        return self._read_answer(until_s)
 
-    def _answer(self, until_s: float) -> tuple[int, dict[str, str], bytes]:
+    def _read_answer(self, until_s: float) -> tuple[int, dict[str, str], bytes]:
         head: h11.Response | None = None
         body = bytearray()
         interim = 0
@@ -192,7 +194,7 @@ class Wire:
         return event
 
 
-def _open(host: str, port: int, until_s: float) -> socket.socket:
+def _open_socket(host: str, port: int, until_s: float) -> socket.socket:
     """A connection to the first of a host's addresses that takes one; all of them share one clock."""
     failure: OSError | None = None
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -219,32 +221,32 @@ def _open(host: str, port: int, until_s: float) -> socket.socket:
 
 def _open_proxy(proxy: Proxy, until_s: float) -> socket.socket:
     try:
-        return _open(proxy.host, proxy.port, until_s)
+        return _open_socket(proxy.host, proxy.port, until_s)
     except (OSError, ValueError) as error:
-        raise OSError(f"the proxy {proxy} cannot be reached: {_reason(error)}") from error
+        raise OSError(f"the proxy {proxy} cannot be reached: {_describe_error(error)}") from error
 
 
-def _tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
+def _open_tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
     """Have the proxy pass on what is sent from here on to the server, and what the server says."""
     try:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         headers = [("Host", authority), *proxy.headers.items()]
         request = h11.Request(method="CONNECT", target=authority, headers=headers)
-        _send(through, connection.send(request) or b"", until_s)
+        _send_all(through, connection.send(request) or b"", until_s)
         event: object = h11.NEED_DATA
         while event is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
             if (event := connection.next_event()) is h11.NEED_DATA:
                 through.settimeout(_left_s(until_s))
                 connection.receive_data(through.recv(_PIECE_BYTES))
     except (OSError, h11.ProtocolError) as error:
-        raise OSError(f"the proxy {proxy} did not answer: {_reason(error)}") from error
+        raise OSError(f"the proxy {proxy} did not answer: {_describe_error(error)}") from error
     if not isinstance(event, h11.Response):
         raise OSError(f"the proxy {proxy} closed the connection without an answer")
     if not 200 <= event.status_code < 300:
         raise OSError(f"the proxy {proxy} answered {event.status_code}")
 
 
-def _send(to: socket.socket, data: bytes, until_s: float) -> None:
+def _send_all(to: socket.socket, data: bytes, until_s: float) -> None:
     rest = memoryview(data)
     while rest:
         to.settimeout(_left_s(until_s))
@@ -258,22 +260,22 @@ def _left_s(until_s: float) -> float:
     return left_s
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it took too long"
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _authority(scheme: str, host: str, port: int) -> str:
-    return _bracketed(host) if port == _PORTS[scheme] else f"{_bracketed(host)}:{port}"
+    return _bracket_host(host) if port == _PORTS[scheme] else f"{_bracket_host(host)}:{port}"
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 @cache
-def _trust(file: str | None, folder: str | None) -> ssl.SSLContext:
+def _tls_context(file: str | None, folder: str | None) -> ssl.SSLContext:
     """Those whose certificates are believed. Loaded once: it takes longer than a request."""
     if not file and not folder:
         return ssl.create_default_context(cafile=certifi.where())
@@ -281,4 +283,6 @@ def _trust(file: str | None, folder: str | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=file or None, capath=folder or None)
     except OSError as error:
         names = " or ".join(name for name, value in (("SSL_CERT_FILE", file), ("SSL_CERT_DIR", folder)) if value)
-        raise Untrusted(f"the certificates that {names} names cannot be read: {_reason(error)}") from error
+        raise UntrustedServer(
+            f"the certificates that {names} names cannot be read: {_describe_error(error)}"
+        ) from error

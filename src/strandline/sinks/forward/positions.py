@@ -37,10 +37,10 @@ def check_life(sender: Sender, txns: Mapping[str, int]) -> None:
         )
 
 
-def known(txns: Mapping[str, int], sender: Sender) -> list[list[int]]:
+def list_positions(txns: Mapping[str, int], sender: Sender) -> list[list[int]]:
     """`[[first_vnode, last_vnode, seq, index], …]` of what is kept of a sender."""
     runs: list[list[int]] = []
-    for vnode, position in _kept(txns, sender).items():
+    for vnode, position in _positions_by_vnode(txns, sender).items():
         place = list(unpack(position))
         if runs and runs[-1][1] == vnode - 1 and runs[-1][2:] == place:
             runs[-1][1] = vnode
@@ -49,34 +49,34 @@ def known(txns: Mapping[str, int], sender: Sender) -> list[list[int]]:
     return runs
 
 
-def forgotten(txns: Mapping[str, int], sender: Sender) -> dict[str, int]:
+def older_positions(txns: Mapping[str, int], sender: Sender) -> dict[str, int]:
     """What is kept of the life before a sender's, which its first commit forgets."""
     life = txns.get(sender.life_app, sender.life)
     if life == sender.life:
         return {}
     older = Sender(sender.sink, life)
-    return {app: txns[app] for app in looked_at(older) if app in txns and app != older.life_app}
+    return {app: txns[app] for app in replay_transactions(older) if app in txns and app != older.life_app}
 
 
-def looked_at(sender: Sender) -> list[str]:
+def replay_transactions(sender: Sender) -> list[str]:
     """Every transaction that a replay is judged by."""
     return [sender.life_app, sender.replay_app, *map(sender.position_app, range(MAX_VNODES))]
 
 
-def has_all(chunk: ChunkHeader, txns: Mapping[str, int]) -> bool:
+def holds_chunk(chunk: ChunkHeader, txns: Mapping[str, int]) -> bool:
     """Whether nothing of a chunk is new. Positions do not move back, so that stays so."""
     return all(end <= txns.get(chunk.sender.position_app(vnode), -1) for vnode, (_, end) in chunk.ranges.items())
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NewRows:
     """What of a chunk is new: which of its rows (None: all of them), and where life and positions stand after it."""
 
     is_new: npt.NDArray[np.bool_] | None
     moved: Mapping[str, int]
 
 
-def verdict(chunk: ChunkHeader, places: Places, txns: Mapping[str, int]) -> Verdict:
+def find_new_rows(chunk: ChunkHeader, places: Places, txns: Mapping[str, int]) -> NewRows:
     """What to do with a chunk when lives and positions stand as in `txns`; 410 when its life is over; `Conflict` with
     the positions when something is missing before it. Then nothing of it may be applied."""
     sender = chunk.sender
@@ -91,17 +91,17 @@ def verdict(chunk: ChunkHeader, places: Places, txns: Mapping[str, int]) -> Verd
             position = start
             moved[app] = end
         elif position is None or position < start:
-            raise _gap(chunk, vnode, position, start, txns)
+            raise _gap_conflict(chunk, vnode, position, start, txns)
         elif position < end:
             moved[app] = end
         is_all = is_all and position <= start
         floors[vnode] = position
     if moved and txns.get(sender.life_app) != sender.life:
         moved[sender.life_app] = sender.life
-    return Verdict(None if is_all else places.positions >= floors[places.vnodes], moved)
+    return NewRows(None if is_all else places.positions >= floors[places.vnodes], moved)
 
 
-def replayed(replay: Replay, txns: Mapping[str, int]) -> dict[str, int]:
+def check_replay(replay: Replay, txns: Mapping[str, int]) -> dict[str, int]:
     """Where life and replays stand after a replay; 410 when its life is over; `Conflict` when something of the sink is
     here that is newer than its rows may be. Then nothing of it may be applied.
 
@@ -111,7 +111,7 @@ def replayed(replay: Replay, txns: Mapping[str, int]) -> dict[str, int]:
     check_life(sender, txns)
     earlier = txns.get(sender.replay_app, -1)
     # The seq of the last change before a position, as far as the position tells.
-    newest = max([earlier, *((position - 1) >> INDEX_BITS for position in _kept(txns, sender).values())])
+    newest = max([earlier, *((position - 1) >> INDEX_BITS for position in _positions_by_vnode(txns, sender).values())])
     if newest > as_of:
         raise Conflict(
             f"the rows are as of seq {as_of} of sink {sender.sink!r}; this table has rows of it up to seq {newest}",
@@ -122,15 +122,17 @@ def replayed(replay: Replay, txns: Mapping[str, int]) -> dict[str, int]:
     return moved if txns.get(sender.life_app) == sender.life else {**moved, sender.life_app: sender.life}
 
 
-def _kept(txns: Mapping[str, int], sender: Sender) -> dict[int, int]:
+def _positions_by_vnode(txns: Mapping[str, int], sender: Sender) -> dict[int, int]:
     found = ((vnode, txns.get(sender.position_app(vnode))) for vnode in range(MAX_VNODES))
     return {vnode: position for vnode, position in found if position is not None}
 
 
-def _gap(chunk: ChunkHeader, vnode: int, position: int | None, start: int, txns: Mapping[str, int]) -> Conflict:
+def _gap_conflict(
+    chunk: ChunkHeader, vnode: int, position: int | None, start: int, txns: Mapping[str, int]
+) -> Conflict:
     has = "nothing of it" if position is None else f"everything before (seq, index) {unpack(position)}"
     return Conflict(
         f"the chunk of sink {chunk.sender.sink!r} begins at {unpack(start)} in vnode {vnode}; this table has {has}",
         hint="Nothing was applied.",
-        positions=known(txns, chunk.sender),
+        positions=list_positions(txns, chunk.sender),
     )
