@@ -103,7 +103,7 @@ def deliver(delivery: IcebergDelivery, batch: Batch, *rows: Row) -> bool:
 
 
 def table_of(delivery: IcebergDelivery) -> Any:
-    table = delivery._load()
+    table = delivery._load_table()
     assert table is not None
     return table
 

@@ -159,7 +159,7 @@ def test_a_connection_on_which_something_comes_unasked_is_not_used_again():
         connection.recv(65536)
 
     with hostile(say) as server:
-        line = any_sink(server.url).open(None)._opened()
+        line = any_sink(server.url).open(None)._open_connection()
         assert line.post(b"1", {"Idempotency-Key": "a"}).is_ack
         time.sleep(0.5)
         assert line.post(b"2", {"Idempotency-Key": "b"}).is_ack

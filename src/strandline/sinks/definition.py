@@ -1,4 +1,4 @@
-"""A sink as a user declares it: which table goes where, and what of it."""
+"""A sink as a user declares it: the table, the destination, and which rows and columns are sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Start = str | int
 
 @dataclass(frozen=True)
 class SinkDef:
-    """`start` says where a sink begins that has never run: with the table as it is (`backfill`), with what comes next
+    """A declared sink. `start` says where a new sink begins: with the current table (`backfill`), with the next change
     (`head`), or with the changes after a seq."""
 
     name: str
@@ -71,7 +71,7 @@ class SinkDef:
         return declared
 
     def to_dict(self) -> dict[str, Any]:
-        """What is kept of it: everything but secrets."""
+        """What the state keeps: everything but secrets."""
         return {
             "to": {"kind": self.to.kind, **self.to.to_dict()},
             "where": self.where,
@@ -83,15 +83,15 @@ class SinkDef:
         }
 
     def lost_secrets(self) -> list[str]:
-        """The settings of which `to_dict` leaves out a secret, because it was given as it is."""
+        """The settings with a literal secret, which `to_dict` leaves out."""
         kept = self.to_dict()
         found = ["salt"] if kept["salt"] != self.salt else []
         return found + [name for name, value in kept["to"].items() for name in _find_unkept(name, self.to, value)]
 
     @staticmethod
     def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
-        """The sink that `to_dict` described. `given` is the same sink as it is now, if it is: it knows the secrets, and
-        how to reach the destination."""
+        """The sink that `to_dict` described. `given` is its present declaration, if any, with the secrets and the way
+        to reach the destination."""
         to = dict(facts["to"])
         kind = to.pop("kind")
         if kind not in KINDS:
@@ -113,8 +113,8 @@ class SinkDef:
         )
 
     def outgoing(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
-        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
-        salt it is only good to be checked."""
+        """Which of a table's changes are sent, and how. With `is_new`, dropped columns are an error. Without the salt
+        the result is for checks only."""
         if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
             why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
             raise Invalid(
@@ -138,7 +138,7 @@ class SinkDef:
 
 
 def _find_unkept(name: str, given: object, kept: object) -> Iterator[str]:
-    """Where a setting of a destination, or one within it, is not kept as it was given."""
+    """The names of the settings, nested ones too, that are not kept as they were given."""
     now = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
     if isinstance(kept, Mapping):
         for each, value in kept.items():
@@ -148,8 +148,8 @@ def _find_unkept(name: str, given: object, kept: object) -> Iterator[str]:
 
 
 def _build_destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
-    """The destination that facts describe. When the given one is the same place, it is reached as that one says: it
-    knows secrets that were not written down, and a token that was wrong must not hold what was begun with it."""
+    """The destination that facts describe. If the given one is the same place, its access settings count: it has the
+    secrets that are not written down, and a corrected token must also serve a batch begun with the wrong one."""
     module, made = KINDS[kind]
     found: Any = getattr(import_module(module), made).from_dict(facts)
     if given is not None and (given.kind, given.destination) == (kind, found.destination):

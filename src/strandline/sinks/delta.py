@@ -1,12 +1,12 @@
 """A Delta table that collects a table's changes, through the `deltalake` library.
 
-Lanes write files below `data/` of the table, where nothing sees them; `finish` claims them in one commit that also
-says up to which seq the producer has delivered (`txn` of `strandline/<generation>`). The library does not drop a
-repeated `txn`, so each commit is decided on a table that was just loaded and is tried for the next version of that one
-alone: of two finishers the log lets one win, and the other one looks again and finds the batch delivered.
+Lanes write files below `data/` of the table, where no reader sees them. `finish` claims them in one commit, which also
+records the producer's seq (`txn` of `strandline/<generation>`). The library does not reject a repeated `txn`. So each
+commit is based on a freshly loaded table and may only become that table's next version: of two finishers one wins, and
+the other one loads again and finds the batch delivered.
 
-After a crash: what the `txn` says is delivered. Files that no commit claims are left to the table's own vacuum: one
-that was handed to a commit may have landed.
+After a crash: the `txn` says what is delivered. Unclaimed files are left to the table's own vacuum, because a commit
+that names them may still land.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from strandline.storage.snapshot import DataFile
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# To load a table takes longer with every commit since its last checkpoint.
+# Loading a table takes longer with every commit since its last checkpoint.
 _CHECKPOINT_EVERY = 20
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
 class DeltaSink(FileSink):
-    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; it is created if there is none."""
+    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; a missing table
+    is created."""
 
     kind: ClassVar[str] = "delta"
 
@@ -60,7 +61,7 @@ class DeltaDelivery:
         return None
 
     def lane(self, batch: Batch) -> FileLane:
-        """Writes files that fit the table; before that it is created, or gets the columns that it lacks."""
+        """A lane that writes files with the table's columns. The table is created, or gets missing columns, first."""
         if batch.is_first:
             with translate_errors(self.storage):
                 self.storage.check_put_new()
@@ -95,7 +96,7 @@ class DeltaDelivery:
         pass
 
     def _load_table(self) -> DeltaTable | None:
-        """The table as it is now, or None when there is none."""
+        """The table at its newest version; None when there is none."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -123,7 +124,7 @@ class DeltaDelivery:
     def _land_commit(
         self, has_landed: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
     ) -> None:
-        """Commit, unless the table shows that it is done. A commit that fails may have landed: the table tells."""
+        """Commit unless `has_landed`. A failed commit may have landed too, so the table is checked again."""
         from deltalake.exceptions import DeltaError
 
         for attempt in range(ATTEMPTS):
@@ -180,7 +181,7 @@ class DeltaDelivery:
         )
 
     def _check_files_exist(self, batch: Batch, files: Sequence[DataFile]) -> None:
-        """A vacuum without a grace time may have taken unclaimed files for leftovers."""
+        """Fail when a file is gone: a vacuum without a grace time may have deleted unclaimed files."""
         with translate_errors(self.storage):
             there = {info.path for info in self.storage.list(_folder(batch))} if files else set()
         for file in files:

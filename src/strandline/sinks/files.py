@@ -1,8 +1,8 @@
-"""What sinks that write files, and the export, share: the lane that turns changes into Parquet files, the place they go
-to, and the notes there that say which files count.
+"""Shared by the sinks that write files and by the export: the lane that writes Parquet files, the destination folder,
+and the notes that say which files count.
 
-A lane's files count only when `finish` says so: they are staged, or they lie where nothing looks before a commit names
-them. After a crash: they are leftovers that no reader takes for data.
+A lane's files do not count before `finish`: they are staged, or no commit names them yet. After a crash: unfinished
+files are leftovers that no reader takes for data.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileLane:
-    """Write the rows that leave as Parquet files below `folder`, with the columns of `schema`.
+    """Write the rows to send as Parquet files below `folder`, with the columns of `schema`.
 
-    The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`. A staged
-    file is named by a digest of its bytes instead: the same rows, written again, are then the same file, and a name
-    never stands for other bytes. It is whole on the local disk before it is sent."""
+    The path of a file starts at the root of the storage. Its name is `<prefix>-<unique id>.parquet`. The name of a
+    staged file has a digest of its bytes instead: the same rows, written again, give the same file, and a name always
+    stands for the same bytes. It is complete on the local disk before it is sent."""
 
     storage: Storage
     batch: Batch
@@ -55,7 +55,7 @@ class FileLane:
 
     @property
     def columns(self) -> pa.Schema:
-        """The exact columns of the files. Unless `schema` says otherwise a row may lack any: a delete lacks most."""
+        """The exact columns of the files. Without `schema` all are nullable, since a delete has only its key."""
         if self.schema is not None:
             return self.schema
         return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.file_schema])
@@ -76,7 +76,7 @@ class FileLane:
         yield Result(rows=count.rows, withheld=count.withheld, bytes=size, files=tuple(done))
 
     def _conform_batches(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
-        """The rows that leave, in the columns of the files."""
+        """The rows to send, with the columns of the files."""
         schema = self.columns
         for batch in batches:
             rows, withheld = drop_withheld(batch)
@@ -116,7 +116,7 @@ class FileLane:
         return f"{self.prefix}-{uuid4().hex}.parquet"
 
     def _delete_written(self, done: Sequence[WrittenFile]) -> None:
-        # What brought us here counts.
+        # The error that led here must be reported, not one from the clean-up.
         with suppress(StrandlineError, OSError):
             self.storage.delete([file.path if staged is None else staged.temporary for file, staged in done])
 
@@ -129,7 +129,7 @@ class FileLane:
 
 
 def collect_files(results: Sequence[Result]) -> list[WrittenFile]:
-    """The files of all lanes of a batch; raises the error of one that failed: half a batch must not count."""
+    """The files of all lanes of a batch; raises when a lane failed: half a batch must not count."""
     for result in results:
         if result.error is not None:
             raise result.error
@@ -154,7 +154,7 @@ def _conform_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if not column.nullable and exact.column(column.name).null_count:
             raise Invalid(
                 f"column {column.name!r}: the destination requires a value, and a row has none",
-                hint="Let the column be nullable there: a delete has nothing but its key.",
+                hint="Make the column nullable there: a delete has only its key.",
                 column=column.name,
             )
     return exact
@@ -185,10 +185,10 @@ class FileSink:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
         if isinstance(uri, str) and "@" in uri and not uri.startswith(("/", "file:")) and "://" in uri:
             raise Invalid(
-                "the address of a sink that writes files holds an @: a user or a password is no part of it",
+                "the address of a sink that writes files holds an @: it must not name a user or password",
                 hint="Give S3 keys as options: options={'access_key_id': …, 'secret_access_key': 'env:NAME'}",
             )
-        # The same place from wherever it is looked at.
+        # An absolute address, which does not depend on the working directory.
         object.__setattr__(self, "uri", open_storage(uri, self.options).uri)
 
     @property
@@ -211,7 +211,7 @@ class FileSink:
         return cls(facts["uri"], options=facts.get("options"))
 
     def storage(self) -> Storage:
-        """The destination, with what its options refer to."""
+        """The open destination, with the secrets that its options refer to."""
         known = {
             name: secret.resolved(value, f"option {name!r} of {self.uri}")
             if secret.is_secret_name(name) or secret.is_reference(str(value))
@@ -223,7 +223,7 @@ class FileSink:
 
 @contextmanager
 def translate_errors(storage: Storage) -> Iterator[None]:
-    """What a disk or a store says when it fails, in words of ours."""
+    """Turn the errors of a disk or a store into ours."""
     try:
         yield
     except OSError as error:
@@ -241,7 +241,7 @@ def _storage_error(uri: str, error: OSError) -> StrandlineError:
 
 
 def describe_files(files: Sequence[DataFile]) -> dict[str, Any]:
-    """The files of a batch or an export, for the note that makes them count."""
+    """The files of a batch or an export, for its note."""
     return {
         "rows": sum(file.rows for file in files),
         "files": [{"path": file.path, "rows": file.rows, "size": file.size} for file in files],
@@ -249,7 +249,7 @@ def describe_files(files: Sequence[DataFile]) -> dict[str, Any]:
 
 
 def read_note(storage: Storage, path: str, take: Callable[[Any], Note], hint: str) -> Note | None:
-    """What `take` finds in a JSON file of ours; None when there is no file, `Corrupt` when it is not as we write it."""
+    """What `take` finds in a JSON file; None when there is no file, `Corrupt` when it is not of the expected form."""
     try:
         return take(json.loads(storage.read(path)))
     except FileNotFoundError:
@@ -261,10 +261,10 @@ def read_note(storage: Storage, path: str, take: Callable[[Any], Note], hint: st
 def clear_unfinished(
     storage: Storage, folder: str = "", *, named: re.Pattern[str] | None = None, kept: Collection[str] = ()
 ) -> None:
-    """Remove unfinished files that earlier attempts left behind; with `named`, those whose path has that pattern."""
+    """Remove unfinished files of earlier attempts; with `named`, only those whose path matches."""
     try:
         found = [info.path for info in storage.temporaries(folder)]
         storage.delete([path for path in found if path not in kept and (named is None or named.search(path))])
     except (StrandlineError, OSError) as error:
-        # A store may not let us list them; what was delivered counts.
+        # The store may forbid the listing; the delivery counts all the same.
         _log.warning("unfinished files in %s could not be removed: %s", storage.url(folder), error)

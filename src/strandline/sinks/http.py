@@ -1,8 +1,8 @@
 """An HTTP endpoint that takes a table's changes by the forward protocol: another lake, or a program that honours
 `Idempotency-Key`.
 
-A Strandline receiver keeps the producer's position with the rows, so any cut is safe to repeat. For every other one the
-batch is cut by a rule that is saved with the intent, and each chunk has a key of its own that comes from its positions.
+A Strandline receiver keeps the producer's position with the rows, so any cut is safe to repeat. For every other
+receiver the rule that cuts the batch is saved with the intent, and each chunk has a key made from its positions.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class HttpSink:
     """Changes as requests to `url`.
 
     `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
-    and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`), and only references are kept
-    with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and
-    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds how long a connection
-    takes to open, and then a request with its whole answer."""
+    and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`). Only references are kept
+    with the definition; they are no part of the destination's identity. A chunk holds at most `chunk_rows` rows and
+    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds the opening of a
+    connection, and then each request with its whole answer."""
 
     kind: ClassVar[str] = "http"
     access: ClassVar[tuple[str, ...]] = ("token", "headers", "params", "patience", "timeout")
@@ -113,13 +113,13 @@ class HttpSink:
         return duration.seconds(self.timeout)
 
     def secrets(self) -> Secrets:
-        """The headers and parameters that are the user's, read anew; `Invalid` when one of them is not to be found."""
+        """The user's headers and parameters, read again; `Invalid` when one cannot be found."""
         found = _resolve_secrets(self.headers, "header", self.url)
         if self.token is not None:
             found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
         for name, text in found.items():
             if not _is_sendable(text):
-                raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
+                raise Invalid(f"the header {name} for {self.url} holds characters that are not allowed in a header")
         return Secrets(found, _resolve_secrets(self.params, "parameter", self.url))
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class HttpSink:
 
 
 _acknowledged_seqs: dict[tuple[str, str, int], dict[int, int]] = {}
-"""Up to which seq a receiver has acknowledged the changes of each vnode to this process, for a life of a sink."""
+"""For a life of a sink: the seq of each vnode up to which the receiver has acknowledged changes to this process."""
 
 
 class HttpDelivery:
@@ -159,20 +159,20 @@ class HttpDelivery:
         self._acks = _acknowledged_seqs.setdefault((sink.url, producer.sink, producer.life), {})
 
     def is_delivered(self, batch: Batch) -> bool:
-        """A receiver that keeps positions is asked; what it says counts for every batch of this delivery. Any other one
-        cannot say; it knows the batch's chunks by their keys."""
+        """A receiver that keeps positions is asked once for all batches of this delivery. Any other receiver cannot
+        say; it recognises repeated chunks by their keys."""
         self._secrets = self._sink.secrets()
         if not self._sink.keeps_positions:
             return False
         if not batch.is_replay and all(self._acks.get(vnode) == batch.after for vnode in batch.vnodes):
-            # The marks stand where this process took them, so nobody has sent anything since.
+            # This process moved the marks to here, so nobody else has sent anything since.
             return False
         if self._positions is None:
             self._positions = held_positions(self._open_connection(), self._sink, self._producer)
         held = {vnode: self._positions.get(vnode, (0, 0)) for vnode in batch.vnodes}
         if all(position == (batch.upto + 1, 0) for position in held.values()):
             return True
-        # Of a batch that was begun before, a part may be there; nothing that comes after it was ever sent.
+        # A repeated batch may be there in part; nothing after it was ever sent.
         most = (batch.upto + 1, 0) if batch.is_replay else (batch.after + 1, 0)
         ahead = [vnode for vnode, position in held.items() if position > most]
         if ahead:
@@ -182,7 +182,8 @@ class HttpDelivery:
     def _ahead_conflict(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
         return Conflict(
             f"sink {self._producer.consumer!r} is at seq {batch.after}, but {self._sink.url} has vnode {vnode} up to"
-            f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy, or it is wrong",
+            f" seq {found[0]}, index {found[1]}: the lake and its state were restored from a copy, or"
+            " the receiver is wrong",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self._producer.consumer}",
             consumer=self._producer.consumer,
             url=self._sink.url,
@@ -191,7 +192,7 @@ class HttpDelivery:
         )
 
     def cuts(self) -> Any:
-        """A receiver that knows chunks by their keys must get the same ones again."""
+        """A receiver that knows chunks by their keys must get the same chunks again."""
         return None if self._sink.keeps_positions else CutRule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
 
     def lane(self, batch: Batch) -> HttpLane:
@@ -199,13 +200,13 @@ class HttpDelivery:
         return HttpLane(self._sink, self._producer, batch, secrets)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
-        """Nothing is left to do: what is acknowledged is durable."""
+        """Only notes the positions: acknowledged rows are durable."""
         if self._sink.keeps_positions:
             self._acks.update(dict.fromkeys(batch.vnodes, batch.upto))
 
     def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
-        """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. One that keeps
-        positions takes nothing when it may have newer rows: a request that was given up may still arrive."""
+        """Send the rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. A receiver
+        that keeps positions refuses rows that may be older than its own: an abandoned request may still arrive."""
         data, headers = encode.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
         headers = {**headers, KEY_HEADER: key}
@@ -228,20 +229,20 @@ class HttpDelivery:
             )
 
     def position(self, vnodes: int) -> Mapping[int, int] | None:
-        """The last seq of each vnode that the receiver has completely, if the rows of that vnode came from the log."""
+        """The last seq of each vnode that the receiver has completely."""
         if not self._sink.keeps_positions:
             return None
         self._positions = held_positions(self._open_connection(), self._sink, self._producer)
         return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._positions.items() if vnode < vnodes}
 
     def partial_positions(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
-        """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Whether that is a
-        seq of the log or a first load, only the batch says that was interrupted there."""
+        """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Only the interrupted
+        batch knows whether that seq is a commit or a first load."""
         return {v: place for v, place in (self._positions or {}).items() if v < vnodes and place[1]}
 
     def remaining_cuts(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
-        """A rule by which everything is done that lies before the first vnode that the receiver has not all of. Rows
-        that it refused before are tried again: their dead letters may be lost."""
+        """A rule that continues at the first vnode that the receiver does not have completely. Refused rows are tried
+        again: their dead letters may be lost."""
         held = self._positions or {}
         places = ((vnode, *held.get(vnode, (after + 1, 0))) for vnode in sorted(vnodes))
         done = next((place for place in places if place[1:] < (upto + 1, 0)), None)
@@ -255,8 +256,8 @@ class HttpDelivery:
     def newest_life(self) -> int:
         if not self._sink.keeps_positions:
             return 0
-        told = self._open_connection().ask_positions({"sink": self._producer.sink}).document
-        life = told.get("life") if isinstance(told, dict) else None
+        document = self._open_connection().ask_positions({"sink": self._producer.sink}).document
+        life = document.get("life") if isinstance(document, dict) else None
         return life if type(life) is int else 0
 
     def _open_connection(self) -> Connection:
@@ -283,7 +284,7 @@ def _is_sendable(text: str) -> bool:
 
 
 def _normalize_url(url: object, receiver: str) -> str:
-    """The address in one spelling. What is wrong with it is said without repeating it: it may hold a password."""
+    """The address in one spelling. Errors do not repeat it, since it may hold a password."""
     expected = "Expected an address that begins with http:// or https://, such as https://host/ingest/messages"
     if not isinstance(url, str) or not url or not url.isprintable() or " " in url:
         raise Invalid("the url is not an address", hint=expected)
@@ -317,7 +318,7 @@ def _check_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     taken = _OWN_HEADERS | ({"authorization"} if has_token else set())
     for name, text in headers.items():
         if not isinstance(name, str) or not _NAME.match(name):
-            raise Invalid(f"headers names {name!r}, which is no header's name")
+            raise Invalid(f"headers names {name!r}, which is not a valid header name")
         if name.lower() in taken:
             raise Invalid(f"the header {name} is set by the sink itself", hint="Leave it out.")
         _check_secret(f"header {name}", text)
@@ -333,7 +334,7 @@ def _check_params(params: object, receiver: str) -> dict[str, str]:
         raise Invalid(f"params is a {type(params).__name__}; expected names and texts, such as {{'code': 'env:NAME'}}")
     for name, text in params.items():
         if not isinstance(name, str) or not name:
-            raise Invalid(f"params names {name!r}, which is no parameter's name")
+            raise Invalid(f"params names {name!r}, which is not a valid parameter name")
         if receiver == STRANDLINE and name in ("sink", "life"):
             raise Invalid(f"the parameter {name} is set by the sink itself", hint="Leave it out.")
         if not isinstance(text, str) or not text:

@@ -1,11 +1,11 @@
 """Send a table to Iceberg, each batch as one snapshot.
 
-The lanes write Parquet files into the table's own folder, where no reader looks before a snapshot names them. `finish`
-adds them and moves the producer's mark, a property of the Iceberg table, in one commit, which the catalog takes only
-if no snapshot came in between. So a batch that is repeated, by the same process or by two at once, is added once.
+The lanes write Parquet files into the table's own folder, where readers ignore them until a snapshot names them.
+`finish` adds them and moves the producer's mark, a property of the Iceberg table, in one commit. The catalog accepts it
+only if no snapshot came in between. So a repeated batch, by the same process or by two at once, is added once.
 
-After a crash: the mark tells whether the batch landed. Files of an attempt that did not land are never part of the
-table, and are left to Iceberg's own removal of orphan files: whether a commit will not land after all, nobody knows.
+After a crash: the mark tells whether the batch landed. The files of a failed attempt are left to Iceberg's own removal
+of orphan files, because its commit may still land.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from strandline.storage.open import Storage
 
 CHANGES, UPSERT = "changes", "upsert"
 T = TypeVar("T")
-_CHANGES_BELOW = "changes"  # the folder for what is not part of the table: the changes that `upsert` applies
+_CHANGES_BELOW = "changes"  # the folder of the changes that `upsert` applies; not part of the table
 _NEW_TABLE = {
     "format-version": "2",
     # A table that gets a snapshot at each tick would otherwise keep a manifest for each, and every metadata file.
@@ -55,8 +55,8 @@ class IcebergSink:
     """An Iceberg table. `catalog` is what `pyiceberg.catalog.load_catalog` takes: `type`, `uri`, `warehouse`, …
 
     `mode="changes"` appends every change with its `_op` and `_seq`; `mode="upsert"` keeps the current rows, at a cost
-    that grows with the table; that table is the sink's own, and its first batch replaces what is there. `options` are
-    settings of the object store, where those of the catalog do not serve."""
+    that grows with the table. That table belongs to the sink: its first batch replaces all rows. `options` are settings
+    of the object store, if the catalog's settings do not suffice."""
 
     kind: ClassVar[str] = "iceberg"
     access: ClassVar[tuple[str, ...]] = ("catalog", "options")
@@ -115,7 +115,7 @@ class IcebergDelivery:
         self._sink = sink
         self._producer = producer
         self._catalog = catalog
-        self._root: str | None = None  # where the table's files were when the lanes began
+        self._root: str | None = None  # the folder of the table's files when the lanes began
 
     def is_delivered(self, batch: Batch) -> bool:
         return self._is_delivered(self._load_table(), batch)
@@ -127,7 +127,7 @@ class IcebergDelivery:
         table, columns = self._prepare_table(batch)
         storage, folder, self._root = self._data_place(table)
         if self._sink.mode == UPSERT:
-            # Deletes are among them, which have nothing but their key.
+            # Nullable, because a delete has only its key.
             changed = [
                 batch.file_schema.field(OP),
                 batch.file_schema.field(SEQ),
@@ -157,7 +157,7 @@ class IcebergDelivery:
         return translate_errors(self._sink.destination, self._sink.catalog)
 
     def _load_table(self) -> Any | None:
-        """The table at its newest, or None when there is none."""
+        """The table at its newest version; None when there is none."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         with self._translate_errors():
@@ -170,7 +170,7 @@ class IcebergDelivery:
         return data_place(table, self._sink.options.resolve())
 
     def _prepare_table(self, batch: Batch) -> tuple[Any, pa.Schema]:
-        """The table, with every column of the batch, and the columns of files that fit it."""
+        """The table, with every column of the batch, and the columns for its files."""
         if self._sink.mode == UPSERT and not batch.key:
             raise Invalid(
                 f"{self._sink.destination}: {self._producer.table!r} has no key, so its rows cannot be replaced",
@@ -185,7 +185,7 @@ class IcebergDelivery:
         self._check_table(table)
         found = fit_columns(columns, table, self._sink.destination)
         if len(found.lacking):
-            # A commit of its own, and harmless alone: the columns stay empty until rows come.
+            # A separate commit, harmless alone: the columns stay empty until rows come.
             with self._translate_errors(), table.update_schema() as update:
                 update.union_by_name(found.lacking)
         return table, found.files
@@ -217,7 +217,7 @@ class IcebergDelivery:
             return
         raise Invalid(
             f"{self._sink.destination} {why}",
-            hint="Send to another table: unpartitioned, of format version 2. One that is not there is created.",
+            hint="Send to another table: unpartitioned, of format version 2. A missing table is created.",
             consumer=self._producer.consumer,
         )
 
@@ -225,10 +225,10 @@ class IcebergDelivery:
 
     @property
     def _mark_prefix(self) -> str:
-        """What the names of the mark's properties begin with; the seq follows, and the highest counts.
+        """The prefix of the mark's properties; the seq follows, and the highest counts.
 
-        A batch without rows makes no snapshot, so the catalog cannot tell that another process went on meanwhile. With
-        one property for all seqs such a batch, landing late, would set the mark back."""
+        A batch without rows makes no snapshot, so the catalog does not notice a commit in between. If all seqs shared
+        one property, such a batch, landing late, would set the mark back."""
         return f"strandline.mark.{self._producer.generation}."
 
     def _find_marks(self, table: Any) -> dict[int, str]:
@@ -242,7 +242,7 @@ class IcebergDelivery:
         return is_delivered(self._held_seq(table), batch, self._producer, self._sink.destination)
 
     def _land_batch(self, batch: Batch, files: Sequence[str]) -> None:
-        """Commit the batch unless it is there. The commit is based on the very metadata that says it is not."""
+        """Commit the batch unless the table has it. The commit is based on the metadata of that check."""
         table = self._load_table()
         if table is None and batch.is_first and not files:
             table, _ = self._prepare_table(batch)
@@ -272,8 +272,8 @@ class IcebergDelivery:
             transaction.set_properties({f"{self._mark_prefix}{batch.upto}": self._mark_note(batch)})
             if old:
                 transaction.remove_properties(*old)
-            # Not `commit_transaction`: after a conflict that adds the same files to whatever is there by then, although
-            # it may be this batch, and when it gives up it deletes manifests, although the commit may have landed.
+            # Not `commit_transaction`: after a conflict it adds the files again, although this batch may have landed;
+            # and when it gives up it deletes the manifests of a commit that may have landed.
             table._do_commit(
                 updates=transaction._updates,
                 requirements=(*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
@@ -291,7 +291,7 @@ class IcebergDelivery:
             mapping = table.schema().name_mapping.model_dump_json()
             transaction.set_properties({"schema.name-mapping.default": mapping})
         with transaction.update_snapshot(self._snapshot_summary(batch)).overwrite() as snapshot:
-            # It says which manifests to look through, not what to delete.
+            # Selects the manifests to search, not the rows to delete.
             snapshot.delete_by_predicate(AlwaysTrue())
             for file in done.removed:
                 snapshot.delete_data_file(file)
@@ -299,7 +299,7 @@ class IcebergDelivery:
                 snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, f"{root}/{path}"))
 
     def _snapshot_summary(self, batch: Batch) -> dict[str, str]:
-        """What a snapshot's summary says, for people."""
+        """The properties of a snapshot, for people."""
         return {"strandline.consumer": self._producer.consumer, "strandline.seq": str(batch.upto)}
 
     def _mark_note(self, batch: Batch) -> str:
@@ -308,27 +308,27 @@ class IcebergDelivery:
         return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation})
 
     def _delete_changes(self, batch: Batch) -> None:
-        """Delete the changes of a batch that is delivered, also those of attempts that ended badly."""
+        """Delete the change files of a delivered batch, also those of failed attempts."""
         table = self._load_table()
         if table is None:
             return
         storage, folder, _ = self._data_place(table)
-        # The batch counts, whatever becomes of them.
+        # The batch counts, even if they cannot be deleted.
         with suppress(StrandlineError, OSError):
             below = storage.list(f"{folder}/{_CHANGES_BELOW}")
             storage.delete([file.path for file in below if f"/{batch.id}-" in file.path])
 
 
 def _forget_snapshots(table: Any) -> None:
-    """Let a table forget the snapshots that nothing builds on: a transaction copies them all, some twenty times."""
+    """Drop the snapshots without a reference from memory: a transaction copies them all, some twenty times."""
     needed = {ref.snapshot_id for ref in table.metadata.refs.values()}
     kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in needed]
     table.metadata = table.metadata.model_copy(update={"snapshots": kept, "snapshot_log": []})
 
 
 def _retry_until_landed(act: Callable[[], T]) -> T:
-    """What `act` returns. It looks at the table anew each time it is called, so it is safe to call it again when nobody
-    knows whether the last commit landed."""
+    """What `act` returns. `act` loads the table at each call, so it can be called again when it is unknown whether the
+    last commit landed."""
     deadline_s = time.monotonic() + TIMEOUT_S
     for attempt in range(ATTEMPTS - 1):
         try:

@@ -1,7 +1,6 @@
-"""What a REST catalog answers is bounded: an exchange by a clock from its connection to the last byte, a body in size.
+"""Bounds for the answers of a REST catalog: one time limit from the connection to the last byte, and a size limit.
 
-`requests` bounds each wait for bytes alone, and takes a body of any size. This module loads it; it comes with
-`pyiceberg`."""
+`requests`, which comes with `pyiceberg`, only bounds each wait for bytes, and accepts a body of any size."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _exchange = threading.local()
 
 
 class BoundedAdapter(HTTPAdapter):
-    """One exchange after the other for each thread; redirects are exchanges of their own."""
+    """Runs one exchange at a time for each thread; a redirect is a new exchange."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -52,13 +51,13 @@ class BoundedAdapter(HTTPAdapter):
         finally:
             clock.cancel()
             _exchange.watch = None
-        # A body whose end is that of its connection looks whole when the clock ended it.
+        # A body that ends with its connection looks complete when the clock closed the connection.
         watch.check(self._timeout_s, None)
         return response
 
 
 def _read_body(response: Any) -> bytes:
-    """The body as it was sent: how much a packed one would take is not known before it is unpacked."""
+    """The body as it was sent. Compressed ones are refused, since their real size is unknown beforehand."""
     body = bytearray()
     try:
         while piece := response.raw.read(_PIECE_BYTES, decode_content=False):
@@ -70,12 +69,12 @@ def _read_body(response: Any) -> bytes:
         raise RequestException(str(error)) from error
     coding = response.headers.get("Content-Encoding", "identity")
     if body and coding.lower() != "identity":
-        raise RequestException(f"the answer is packed ({coding}), although it was asked for as it is")
+        raise RequestException(f"the answer is compressed ({coding}), although that was not asked for")
     return bytes(body)
 
 
 class _Watch:
-    """Ends the connections of one exchange, also those that are opened when it is over."""
+    """Ends the connections of one exchange, even those that it opens after its end."""
 
     def __init__(self) -> None:
         self._connections: list[Any] = []
@@ -84,7 +83,7 @@ class _Watch:
 
     def note(self, connection: Any) -> None:
         self._connections.append(connection)
-        # Kept by itself: a connection that will be closed lets go of its socket when the head is read.
+        # Kept separately: a connection that will be closed drops its socket when the head is read.
         self._sockets.append(connection.sock)
         if self._is_over:
             self.end()
@@ -93,8 +92,8 @@ class _Watch:
         self._is_over = True
         for each in [*self._sockets, *(connection.sock for connection in self._connections)]:
             with suppress(OSError, TypeError):
-                # The one of the plain socket: a TLS socket's own would wait for the other side. TLS within the TLS of
-                # a proxy is no socket, but has one.
+                # `shutdown` of the plain socket: that of a TLS socket would wait for the other side. TLS inside the
+                # TLS of a proxy is no socket, but holds one.
                 socket.socket.shutdown(getattr(each, "socket", each), socket.SHUT_RDWR)
 
     def check(self, timeout_s: float, cause: Exception | None) -> None:
@@ -110,7 +109,7 @@ def _watch_pools(manager: Any) -> None:
 
 
 def _watch_class(connection: type) -> type:
-    """A connection that the watch of its thread's exchange knows, from the moment at which it is opened."""
+    """A connection class whose objects register with the watch of their thread's exchange when they open."""
 
     def connect(self: Any) -> None:
         _note_connection(self)

@@ -48,7 +48,7 @@ class Proxy:
 
 
 def proxy_for(scheme: str, host: str, port: int) -> Proxy | None:
-    """The proxy for a server; None when it is asked directly."""
+    """The proxy for a server; None when there is none."""
     known = urllib.request.getproxies_environment()
     found = known.get(scheme) or known.get("all")
     if not found or urllib.request.proxy_bypass(f"{host}:{port}"):
@@ -57,14 +57,14 @@ def proxy_for(scheme: str, host: str, port: int) -> Proxy | None:
 
 
 def proxy_secrets() -> list[str]:
-    """The users and passwords of all proxies that the environment names; no words of others may repeat them."""
+    """The logins and passwords of all proxies in the environment, which no message may repeat."""
     known = urllib.request.getproxies_environment()
     logins = [login for name, text in known.items() if name != "no" and (login := _find_login(text))]
     return [secret for login in logins for secret in (login, login.partition(":")[2]) if secret]
 
 
 def _find_login(text: str) -> str | None:
-    """A password may hold any character but it cannot tell its own end from an `@`: the last one counts."""
+    """The `user:password` of a proxy. It ends at the last `@`, since a password may hold others."""
     before, mark, _ = _split_scheme(text)[1].rpartition("@")
     user, _, password = before.partition(":")
     return f"{unquote(user)}:{unquote(password)}" if mark else None

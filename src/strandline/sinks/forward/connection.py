@@ -1,15 +1,14 @@
 """One request and its answer over HTTP/1.1, with bounds that no server can stretch.
 
-There are two clocks: one to connect, with the proxy and TLS, and one for all that follows, from the first byte of the
-request to the last one of the answer, however slowly they drip. (How long the system looks for a host's address is the
-system's own bound.) Of an answer no more is read than `ANSWER_BYTES`, as it comes: it is asked for without an encoding
-and never decoded. Redirects are not followed, and a connection of which anything looks odd is not used again. No thread
-works here: a request that ran out of time is over.
+There are two time limits: one to connect, with the proxy and TLS, and one for the rest, from the first byte of the
+request to the last byte of the answer, however slowly they come. (The system bounds the look-up of a host's address.)
+At most `ANSWER_BYTES` of an answer are read; it is requested without an encoding and never decoded. Redirects are not
+followed, and a connection in any unexpected state is not reused. There are no threads: a request that ran out of time
+is over.
 
-Why no library does this: the time-outs of httpx and httpcore are for each read, so an answer that drips has no end, and
-httpx unpacks what it reads. httpcore does not unpack, and would keep one clock over a network backend of our own. But
-it uses a connection again when bytes came behind an answer, and takes them for the answer to the next request: rows
-would count as sent that nobody took.
+Why no library does this: httpx and httpcore limit each read, so a slow answer never ends, and httpx decompresses what
+it reads. httpcore does not, and could have one limit with a network backend of our own. But it reuses a connection with
+bytes behind an answer, and takes them for the next answer: rows would count as sent that nobody took.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ import idna
 from strandline.sinks.proxy import Proxy, proxy_for
 
 ANSWER_BYTES: Final = 1 << 20
-"""As many of an answer's body are read; the positions of a table with 4096 vnodes are less."""
+"""The most that is read of an answer's body; the positions of a table with 4096 vnodes need less."""
 SLOWEST_BYTES_S: Final = 64 << 10
-"""A large body has more time: a second for so many bytes."""
+"""A large body has more time: one second for this many bytes."""
 
 _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
@@ -45,11 +44,11 @@ _UNQUOTED = "/%:@!$&'()*+,;=~-._"
 
 
 class NoAnswer(Exception):
-    """There is no answer; why, in words that may be the server's."""
+    """There is no answer. The message may quote the server."""
 
 
 class UntrustedServer(NoAnswer):
-    """The server did not prove that it is the one that the address names. Nothing was sent to it."""
+    """The server's certificate is not trusted. Nothing was sent to it."""
 
 
 class Wire:
@@ -70,9 +69,8 @@ class Wire:
     def exchange(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """The answer: its status, its headers by their names in lower case, and the beginning of its body. `NoAnswer`
-        when there is none; the request may have arrived nevertheless. `params` are all of the query: a query of the
-        url itself is not sent."""
+        """The answer: its status, its headers by lower-case name, and the beginning of its body. After `NoAnswer` the
+        request may have arrived. `params` replace the query of the url."""
         try:
             target = self._connect_to(url, params)
             answer = self._send_request(method, target, headers, body)
@@ -83,7 +81,7 @@ class Wire:
             self.close()
             raise NoAnswer(_describe_error(error)) from error
         except BaseException:
-            # What was interrupted may still be answered, and that would be taken for the answer to something else.
+            # A late answer to the interrupted request must not be taken for the next one.
             self.close()
             raise
         if not self._is_reusable():
@@ -91,7 +89,7 @@ class Wire:
         return answer
 
     def _connect_to(self, url: str, params: Mapping[str, str]) -> str:
-        """Have a connection to where the url is; what to name as the target of a request there."""
+        """Open a connection to the url's server if needed; returns the target for a request."""
         parts = urlsplit(url)
         host = parts.hostname or ""
         host = host if host.isascii() else idna.encode(host).decode()
@@ -105,7 +103,7 @@ class Wire:
         return f"http://{_authority(*place)}{target}" if proxy and parts.scheme == "http" else target
 
     def _is_quiet(self) -> bool:
-        """Whether the connection is open and says nothing: what comes unasked is its end, or no answer of ours."""
+        """Whether the connection is open and silent: unasked bytes mean its end, or an answer that is not ours."""
         if self._socket is None:
             return False
         self._socket.settimeout(0)
@@ -127,7 +125,7 @@ class Wire:
     def _connect(self, place: tuple[str, str, int], proxy: Proxy | None) -> None:
         until_s = time.monotonic() + self._timeout_s
         scheme, host, port = place
-        # Read before anything is opened: without it nothing may be sent.
+        # Loaded before the connection is opened: without it nothing may be sent.
         trust = (
             _tls_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
         )
@@ -155,7 +153,7 @@ class Wire:
         connection = self._connection
         data = [connection.send(request), connection.send(h11.Data(body)), connection.send(h11.EndOfMessage())]
         until_s = time.monotonic() + self._timeout_s + len(body) / SLOWEST_BYTES_S
-        # Some say what is wrong with a request before they have all of it, and hang up.
+        # Some servers refuse a request before they have all of it, and close the connection.
         with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
             _send_all(self._socket, b"".join(piece for piece in data if piece), until_s)
         return self._read_answer(until_s)
@@ -195,7 +193,7 @@ class Wire:
 
 
 def _open_socket(host: str, port: int, until_s: float) -> socket.socket:
-    """A connection to the first of a host's addresses that takes one; all of them share one clock."""
+    """A connection to the first address of a host that accepts one; all addresses share one time limit."""
     failure: OSError | None = None
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for at, (family, kind, protocol, _, address) in enumerate(found):
@@ -206,7 +204,7 @@ def _open_socket(host: str, port: int, until_s: float) -> socket.socket:
             continue
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # An address that says nothing leaves time for those behind it.
+            # A silent address leaves time for the next ones.
             opened.settimeout(_left_s(until_s) / (len(found) - at))
             opened.connect(address)
             return opened
@@ -227,7 +225,7 @@ def _open_proxy(proxy: Proxy, until_s: float) -> socket.socket:
 
 
 def _open_tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
-    """Have the proxy pass on what is sent from here on to the server, and what the server says."""
+    """Have the proxy connect this socket to the server."""
     try:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         headers = [("Host", authority), *proxy.headers.items()]
@@ -276,7 +274,7 @@ def _bracket_host(host: str) -> str:
 
 @cache
 def _tls_context(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Those whose certificates are believed. Loaded once: it takes longer than a request."""
+    """The trusted certificates. Loaded once, since loading takes longer than a request."""
     if not file and not folder:
         return ssl.create_default_context(cafile=certifi.where())
     try:

@@ -1,8 +1,7 @@
 """The rows of a chunk as the bytes of a request, in the two formats of the forward protocol.
 
-The same rows give the same bytes, as long as the libraries that write them are the same. In JSON a
-value is said so that nothing of it is lost: decimals and what JSON has no number for (NaN, Infinity) are texts, bytes
-are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
+The same rows give the same bytes with the same versions of the libraries. JSON keeps every value exactly: decimals, NaN
+and Infinity are texts, bytes are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def encode(rows: pa.RecordBatch, format: str) -> tuple[bytes, Mapping[str, str]]
 
 def arrow_stream(rows: pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream."""
-    # A slice, or rows out of a filter, would be written with what happens to lie around them.
+    # Copied: a slice would be written together with the rows around it.
     rows = pa.RecordBatch.from_arrays([pa.concat_arrays([each]) for each in rows.columns], schema=rows.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_ZSTD) as writer:
@@ -59,7 +58,7 @@ def _json_values(column: pa.Array) -> list[Any]:
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     say = _json_encoder(column.type)
-    # Times become texts here: Python does not know all years that a column may hold.
+    # Times become texts in Arrow: Python does not support every year that a column may hold.
     values = column.cast(_times_as_text(column.type)).to_pylist()
     return values if say is None else [None if value is None else say(value) for value in values]
 
@@ -77,7 +76,7 @@ def _times_as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _json_encoder(kind: pa.DataType) -> _Encoder | None:
-    """How values of a type are said in JSON; None when they are said as they are."""
+    """The function that makes JSON values of a type; None when values stay unchanged."""
     if pt.is_timestamp(kind):
         return lambda text: text.replace(" ", "T", 1)
     if pt.is_decimal(kind):
@@ -120,8 +119,8 @@ def _struct_encoder(says: Mapping[str, _Encoder]) -> _Encoder:
 def _map_encoder(say_key: _Encoder, say: _Encoder, is_object: bool) -> _Encoder:
     """An object where the keys are texts, else a list of pairs."""
 
-    def said(pairs: list[tuple[Any, Any]]) -> Any:
-        told = [(say_key(key), None if value is None else say(value)) for key, value in pairs]
-        return dict(told) if is_object else [list(pair) for pair in told]
+    def encode_pairs(pairs: list[tuple[Any, Any]]) -> Any:
+        encoded = [(say_key(key), None if value is None else say(value)) for key, value in pairs]
+        return dict(encoded) if is_object else [list(pair) for pair in encoded]
 
-    return said
+    return encode_pairs

@@ -1,4 +1,4 @@
-"""What a sender says of the rows in a request: who it is, and which positions of its table they are.
+"""The headers of a request with rows: the sender, and the positions of the rows in its table.
 
 A position is (seq, index) within a vnode of the sender's table, packed into one number that orders as the pair does.
 """
@@ -33,7 +33,7 @@ def unpack(position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Sender:
-    """One life of a sink. A sink that starts again has a higher `life`; the log keeps the highest that has sent."""
+    """One life of a sink. A sink that starts again has a higher `life`; the log keeps the highest life that sent."""
 
     sink: str
     life: int
@@ -92,7 +92,7 @@ class Places:
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """The header `Strandline-Chunk`: for each vnode of `ranges`, the rows from one position on and before another."""
+    """The header `Strandline-Chunk`: the first position of each vnode's rows and the one behind the last."""
 
     sender: Sender
     is_first: bool
@@ -117,7 +117,7 @@ class ChunkHeader:
         return ChunkHeader(sender, facts["is_first"], found)
 
     def places(self, vnodes: Numbers, seqs: Numbers, indexes: Numbers) -> Places:
-        """The places of the body's rows, which must lie in the ranges and rise within each vnode."""
+        """The checked places of the body's rows: they lie in the ranges and rise within each vnode."""
         _refuse_rows(vnodes, "_vnode", (vnodes < 0) | (vnodes >= MAX_VNODES), "expected a vnode of the chunk")
         _refuse_rows(seqs, "_seq", (seqs < 0) | (seqs >= SEQS), f"expected 0 to {SEQS - 1}")
         _refuse_rows(indexes, INDEX, (indexes < 0) | (indexes >= INDEXES), f"expected 0 to {INDEXES - 1}")
@@ -132,12 +132,12 @@ class ChunkHeader:
         by_vnode, rising = vnodes[order], positions[order]
         is_late = np.zeros(len(vnodes), np.bool_)
         is_late[order[1:]] = (by_vnode[1:] == by_vnode[:-1]) & (rising[1:] <= rising[:-1])
-        _refuse_rows(seqs, "_seq", is_late, "the row comes after one of its vnode with the same or a later position")
+        _refuse_rows(seqs, "_seq", is_late, "an earlier row of its vnode has the same or a later position")
         return Places(vnodes, positions)
 
     def split(self, places: Places, cuts: list[int]) -> list[ChunkHeader]:
-        """The chunk as one for each part of its rows; `cuts` are where parts begin, from 0 on. Applied one after the
-        other they say the same; only the first may begin where nothing is known, so no other can do without it."""
+        """One chunk for each part of the rows; `cuts` are the first rows of the parts, from 0 on. Applied in order they
+        have the same effect. Only the first may be `is_first`, so a later one is refused without it."""
         chunks: list[ChunkHeader] = []
         starts = {vnode: start for vnode, (start, _) in self.ranges.items()}
         for cut in [*cuts[1:], len(places.vnodes)]:
