@@ -11,7 +11,7 @@ import strandline as sl
 from states import epoch_of, path_of, raise_epoch
 from strandline.state.database import Database, meta
 from strandline.state.marks import Marks
-from strandline.state.sqlite_file import Copy, file_error, kind_of, write_refusal
+from strandline.state.sqlite_file import PrivateCopy, file_error, kind_of, write_refusal
 from support import refused
 
 
@@ -100,12 +100,12 @@ def test_a_place_where_no_file_can_be_is_unavailable(tmp_path, name):
 def test_a_file_that_can_be_written_needs_no_copy(sqlite_url, tmp_path):
     with Database(sqlite_url):
         assert write_refusal(str(path_of(sqlite_url))) is None
-        assert Copy.needed(str(path_of(sqlite_url))) is None
-    assert Copy.needed(str(tmp_path / "missing.db")) is None
+        assert PrivateCopy.if_needed(str(path_of(sqlite_url))) is None
+    assert PrivateCopy.if_needed(str(tmp_path / "missing.db")) is None
 
 
 def test_a_copy_is_taken_anew_when_the_file_has_changed(sqlite_url):
-    copy = Copy(str(path_of(sqlite_url)))
+    copy = PrivateCopy(str(path_of(sqlite_url)))
     with Database(sqlite_url) as state:
         for epoch in (3, 4):
             raise_epoch(state, epoch)

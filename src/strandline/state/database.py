@@ -79,7 +79,7 @@ class Database:
         self._path = file_of(self._url)
         self._file: tuple[int, int] | None = None
         self._made: set[str] = set()
-        self._copy: sqlite_file.Copy | None = None
+        self._copy: sqlite_file.PrivateCopy | None = None
         self.shown = public_url(self._url)
         if self._path is not None:
             file_rights.make_private(self._path)
@@ -204,7 +204,7 @@ class Database:
 
     def _new_engine(self) -> Engine:
         if self._path is not None:
-            self._copy = sqlite_file.Copy.needed(self._path)
+            self._copy = sqlite_file.PrivateCopy.if_needed(self._path)
             engine = create_engine(
                 self._url,
                 hide_parameters=True,

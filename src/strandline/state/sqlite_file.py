@@ -84,13 +84,13 @@ def kind_of(error: sqlite3.Error) -> tuple[type[StrandlineError], str | None]:
     return Internal, None
 
 
-class Copy:
+class PrivateCopy:
     """A private copy of a SQLite file, as new as the file."""
 
     @staticmethod
-    def needed(path: str) -> Copy | None:
+    def if_needed(path: str) -> PrivateCopy | None:
         """A copy if the file exists and cannot be written now."""
-        return Copy(path) if os.path.exists(path) and write_refusal(path) is not None else None
+        return PrivateCopy(path) if os.path.exists(path) and write_refusal(path) is not None else None
 
     def __init__(self, path: str) -> None:
         self._path = path

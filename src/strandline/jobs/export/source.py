@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
-from strandline.consumers.feed import conformed
+from strandline.consumers.feed import conform_relation
 from strandline.engines.duck import is_of_duckdb
 from strandline.engines.lanes import ReadLane
 from strandline.engines.scan import ScanFile, listed
@@ -96,7 +96,7 @@ class ExportSource(ABC):
         with self._relation() as relation:
             try:
                 ordered = relation.order(listed(self.order)) if self.order else relation
-                with conformed(ordered, self.schema, self._batch_rows) as rows:
+                with conform_relation(ordered, self.schema, self._batch_rows) as rows:
                     yield rows
             except Exception as error:
                 if is_of_duckdb(error):
