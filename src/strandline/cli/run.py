@@ -46,7 +46,7 @@ def run(
     voice.say(f"A tick of {lake.storage.uri} every {duration.shown(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
     with _stopping() as stop, ThreadPoolExecutor(1) as worker:
-        worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
+        worker.submit(runner.run, lake, every_s, stop=stop, on_report=voice.tell).result()
     # All that it had to say is said.
     raise typer.Exit
 

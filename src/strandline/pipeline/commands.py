@@ -1,7 +1,7 @@
-"""What people do to sinks by command: add one, start it again, retire it.
+"""Commands for sinks: add one, start it again, retire it.
 
-A sink that is started again is a new life: a destination that keeps positions holds the old one, so a mark that is only
-set back would send nothing, and one that is set forward would be refused as a gap.
+A sink that is started again gets a new life. A destination that keeps positions would ignore rows behind the old life's
+position, and refuse rows beyond it as a gap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strandline.consumers.context import Context
-from strandline.consumers.feed import extent_of, files_of
+from strandline.consumers.feed import files_of, size_of
 from strandline.consumers.registration import declared_consumer, facts_of, table_of
 from strandline.consumers.sink import SinkConsumer
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
@@ -27,8 +27,8 @@ from strandline.tables.store import TableStore
 
 @dataclass(frozen=True)
 class ResetReport:
-    """A sink that starts again: `rows` will be sent at most, of which the destination may have some. `was` are its
-    marks until then, `life` is its number from now on."""
+    """A sink that starts again. At most `rows` will be sent; the destination may have some of them. `was` are its old
+    marks, `life` is its new life."""
 
     name: str
     table: str
@@ -41,7 +41,7 @@ class ResetReport:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """A sink that holds the log no more; what lies in `lag` is never sent."""
+    """A retired sink, which no longer holds the log; the changes in `lag` are never sent."""
 
     name: str
     table: str
@@ -50,11 +50,11 @@ class RetireReport:
 
 
 def add(context: Context, sink: SinkDef) -> Registration:
-    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
+    """Register a sink: every tick of the lake serves it, without a program that declares it."""
     for setting in sink.lost_secrets():
         raise Invalid(
             f"sink {sink.name!r} has a secret in {setting} that would be lost: secrets are not written down",
-            hint="Keep it elsewhere, and name where in its place: env:NAME or file:PATH.",
+            hint="Keep it elsewhere, and give its place instead: env:NAME or file:PATH.",
             consumer=sink.name,
             setting=setting,
         )
@@ -70,14 +70,20 @@ def add(context: Context, sink: SinkDef) -> Registration:
 
 
 def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
-    """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
+    """Start a sink again: with the current table, with the next change, or with the changes after a seq."""
     check_start(start, name)
-    found, consumer = _found(context, name)
+    found, consumer = _find_consumer(context, name)
     declared = declared_consumer(context, name, consumer)
     table = table_of(context, None if declared is None else declared.table, consumer)
     merge = table.merge()
     done = ResetReport(
-        name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
+        name,
+        table.name,
+        consumer.destination,
+        start,
+        _count_rows(start, merge),
+        found.marks,
+        consumer.life + (not dry_run),
     )
     if dry_run:
         return done
@@ -100,8 +106,8 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
 
 
 def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) -> int:
-    """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
-    when it knows none or cannot be asked; then the clock alone decides."""
+    """The newest life of a sink that its destination knows: the next one must be newer, even if a clock went back. 0
+    when it knows none or cannot be asked; then the clock decides."""
     if consumer.kind not in KINDS:
         return 0
     try:
@@ -117,8 +123,8 @@ def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) 
 
 
 def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireReport:
-    """Let a sink send nothing more and hold the log no more."""
-    found, consumer = _found(context, name)
+    """Retire a sink: it sends nothing more and no longer holds the log."""
+    found, consumer = _find_consumer(context, name)
     try:
         table = table_of(context, None, consumer)
         lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
@@ -132,11 +138,11 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireRepor
     return RetireReport(name, consumer.table, consumer.destination, lag)
 
 
-def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
+def _find_consumer(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
     known = context.consumer_states()
     found = known.get(name, ConsumerState())
     if found.consumer is None:
-        ran = [each for each, standing in known.items() if standing.consumer is not None]
+        ran = [each for each, state in known.items() if state.consumer is not None]
         hint = f"Sinks that have run: {', '.join(ran) or 'none'}"
         if name in known:
             raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
@@ -144,7 +150,7 @@ def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
     return found, found.consumer
 
 
-def _rows(start: Start, merge: TableAt) -> int:
+def _count_rows(start: Start, merge: TableAt) -> int:
     if start == HEAD:
         return 0
     if start == BACKFILL:
@@ -152,4 +158,4 @@ def _rows(start: Start, merge: TableAt) -> int:
     vnodes = range(merge.definition.vnodes)
     if int(start) > merge.log.head:
         raise Invalid(f"table is at seq {merge.log.head}; there is nothing after {start}", seq=int(start))
-    return extent_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows
+    return size_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows
