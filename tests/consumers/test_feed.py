@@ -21,7 +21,7 @@ def feed(
 
 
 def rows(made: Feed) -> list[dict[str, object]]:
-    with made.kept(), made.batches() as batches:
+    with made.hold_files(), made.batches() as batches:
         return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -84,7 +84,7 @@ def test_a_column_that_came_meanwhile_changes_nothing(items):
 def test_rows_of_some_keys_are_found(filled):
     keys = pa.table({"id": pa.array([3, 7, 12], pa.int64())})
     proved: set[str] = set()
-    found = feed(filled, is_snapshot=True).matching(keys, proved)
+    found = feed(filled, is_snapshot=True).find_rows(keys, proved)
     assert sorted(found.column("id").to_pylist()) == [3, 12] and proved
 
 

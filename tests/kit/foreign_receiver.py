@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
             "headers": {name.lower(): value for name, value in self.headers.items()},
         }
         self.endpoints.requests.setdefault(self.path, []).append(entry)
-        status, body = self.without_undecided(data, rows, rules, fault)
+        status, body = self.decided(data, rows, rules, fault)
         entry["status"] = status
         if fault.get("cut") or fault.get("lost"):
             entry["status"] = "cut" if fault.get("cut") else "lost"

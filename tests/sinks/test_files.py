@@ -144,7 +144,7 @@ def test_a_file_named_by_its_content_has_one_name_for_the_same_rows(tmp_path):
 
 def test_a_value_that_the_destination_requires_or_cannot_hold_is_named_by_its_column(tmp_path):
     storage = LocalStorage(str(tmp_path))
-    columns = FIRST.outgoing
+    columns = FIRST.file_schema
     for at, field in enumerate(columns):
         if field.name == columns.names[-1]:
             strict = columns.set(at, field.with_nullable(False))

@@ -96,7 +96,7 @@ def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, 
     assert IcebergSink.from_dict(kept).to_dict() == kept
     assert IcebergSink.from_dict(kept).destination == sink.destination
     with refused(Invalid):
-        IcebergSink.from_dict(kept).catalog.resolved()
+        IcebergSink.from_dict(kept).catalog.resolve()
     said = plain(json.dumps(sink.catalog.resolve()), sink.catalog.secrets())
     for text in (json.dumps(kept), repr(sink), sink.destination, said):
         assert "HID" not in text and "DEN" not in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from strandline.consumers.context import Context
@@ -113,11 +114,8 @@ def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) 
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
-        delivery = sink.to.open(context.producer(consumer))
-        try:
+        with closing(sink.to.open(context.producer(consumer))) as delivery:
             return delivery.newest_life() if isinstance(delivery, ResumableDelivery) else 0
-        finally:
-            delivery.close()
     except StrandlineError:
         return 0
 

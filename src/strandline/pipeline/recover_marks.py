@@ -11,6 +11,7 @@ After a crash: everything is adopted, or nothing is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,11 +113,9 @@ def _find_place(context: Context, consumer: ConsumerRecord, begun: Sequence[Inte
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
-        delivery = sink.to.open(context.producer(consumer))
-        try:
-            return _ask_destination(delivery, table, [each for each in begun if each.generation == consumer.generation])
-        finally:
-            delivery.close()
+        mine = [each for each in begun if each.generation == consumer.generation]
+        with closing(sink.to.open(context.producer(consumer))) as delivery:
+            return _ask_destination(delivery, table, mine)
     except Conflict as error:
         return _Place(None, error.message, is_undecided=True)
     except StrandlineError as error:

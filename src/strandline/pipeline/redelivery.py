@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,7 @@ def _send_letter(context: Context, consumer: ConsumerRecord, letter: DeadLetter,
             hint=f"Drop the letter, or use the sink again: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
-    declared = context.declared.get(consumer.name)
-    table = table_of(context, None if declared is None else declared.table, consumer)
-    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    table, sink = _find_sink(context, consumer)
     is_same_table = letter.table_generation == table.entry.generation
     if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
         raise Invalid(
@@ -114,25 +113,27 @@ def _send_letter(context: Context, consumer: ConsumerRecord, letter: DeadLetter,
     rows, as_of = current_rows(table, sink, letter.key_table, proved)
     if not rows.num_rows:
         return 0
-    delivery = sink.to.open(context.producer(consumer))
-    try:
+    with closing(sink.to.open(context.producer(consumer))) as delivery:
         if not isinstance(delivery, Redelivery):
             raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
         delivery.resend(letter.id, rows, as_of)
-    finally:
-        delivery.close()
     return int(rows.num_rows)
+
+
+def _find_sink(context: Context, consumer: ConsumerRecord) -> tuple[TableStore, SinkDef]:
+    """The table and the sink of a consumer on record."""
+    declared = context.declared.get(consumer.name)
+    table = table_of(context, None if declared is None else declared.table, consumer)
+    return table, SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
 
 
 def rows_of(context: Context, letter: DeadLetter) -> pa.Table | None:
     """The rows of a letter as a sink would send them now; None when the table was dropped."""
     consumer = context.state.registry.get(letter.consumer)
-    declared = context.declared.get(consumer.name)
     try:
-        table = table_of(context, None if declared is None else declared.table, consumer)
+        table, sink = _find_sink(context, consumer)
     except NotFound:
         return None
-    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
     current, _ = current_rows(table, sink, letter.key_table, set())
     rows = pa.Table.from_batches([current])
     return rows.filter(pc.equal(rows.column(OP), UPSERT))
