@@ -67,14 +67,18 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), HELD, ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "value"), HELD, ids=lambda value: type(value).__name__ if isinstance(value, memoryview) else repr(value)
+)
 def test_a_value_that_the_type_holds_exactly_fits(kind, value):
     assert fits(value, kind)
     assert fits(None, kind)
     assert first_unfit([value, None, value], kind) is None
 
 
-@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "value"), UNFIT, ids=lambda value: type(value).__name__ if isinstance(value, memoryview) else repr(value)
+)
 def test_a_value_that_arrow_would_change_does_not_fit(kind, value):
     assert not fits(value, kind)
     assert first_unfit([None, value], kind) == 1

@@ -174,22 +174,22 @@ class _MarkedRun:
         work = _select_lanes(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
         if not work.lanes:
             return
-        assert self._record is not None
         try:
-            self._lease.check()
-            starts = consumer.prepare(work, self._record, self._context.producer(self._record))
-        except StrandlineError as error:
-            self._block_vnodes(work.vnodes, error)
-            consumer.close()
-            return
-        try:
-            begun = self._begin_lanes(work, starts)
+            begun = self._begin_lanes(work, self._prepare_lanes(consumer, work))
             if begun.lanes:
                 self._report.is_full |= work.source == SNAPSHOT
                 self._report.replays += len(begun.lanes) if work.is_replay else 0
                 self._run_lanes(consumer, begun, is_last=is_last)
         finally:
             consumer.close()
+
+    def _prepare_lanes(self, consumer: LogConsumer, work: Work) -> Sequence[LaneStart]:
+        assert self._record is not None
+        try:
+            self._lease.check()
+            return consumer.prepare(work, self._record, self._context.producer(self._record))
+        except StrandlineError as error:
+            return [LaneStart(error=error) for _ in work.lanes]
 
     def _begin_lanes(self, work: Work, starts: Sequence[LaneStart]) -> Work:
         """Save the intents of the lanes that have something to do. A repeated lane that is already done only moves its

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
+from strandline.consumers.contract import Consumer
 from strandline.consumers.plan import plan_marked
+from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
 from strandline.model.scrub import plain
@@ -25,7 +27,7 @@ from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, guarded
 from strandline.tables.fold_problems import Health
-from strandline.tables.horizon import expired_rows, horizon_for, micros
+from strandline.tables.horizon import expired_rows, horizon_for, micros, moment
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
@@ -106,7 +108,7 @@ class Status:
     @property
     def marked(self) -> tuple[ConsumerStatus, ...]:
         """The consumers with marks in the state, which a person can reset or retire."""
-        return tuple(each for each in self.consumers if each.kind != Compaction.kind)
+        return tuple(each for each in self.consumers if each.kind not in (Compaction.kind, Retention.kind))
 
     @property
     def is_healthy(self) -> bool:
@@ -128,7 +130,8 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
     """The lake's status; `exact` reads the tables whose statistics do not give the number of rows."""
     catalog = context.catalog.refresh()
     tables = tuple(guarded(name, partial(_find_table_status, context, name, exact)) for name in sorted(catalog.tables))
-    own = [_compaction_status(context.table(table.name)) for table in tables if isinstance(table, TableStatus)]
+    good = [table for table in tables if isinstance(table, TableStatus)]
+    own = [each for table in good for each in _table_statuses(context.table(table.name), table)]
     fault = None
     try:
         if context.has_state:
@@ -139,19 +142,25 @@ def status_of(context: Context, *, exact: bool = False) -> Status:
     return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, (*marked, *own), fault)
 
 
-def _compaction_status(table: TableStore) -> ConsumerStatus:
-    """The compaction of a table: how far its folds are behind."""
-    consumer, merge = Compaction(table), table.merge()
-    marks = dict(enumerate(merge.baseline.marks))
-    return ConsumerStatus(
-        name=consumer.name,
-        table=table.name,
-        kind=consumer.kind,
-        destination=consumer.destination,
-        marks=marks,
-        lag=lag_of(marks, 0, merge, time.time()),
-        error="; ".join(_list_degraded(table)) or None,
-    )
+def _table_statuses(table: TableStore, status: TableStatus) -> Iterator[ConsumerStatus]:
+    """The compaction of a table, and its retention if it has one."""
+    merge = table.merge()
+    folded = dict(enumerate(merge.baseline.marks))
+    waiting_ms = [file.modified_ms for seq, file in merge.log.by_seq if seq > status.folded_to]
+    waits_s = round(max(0.0, time.time() - min(waiting_ms) / 1000), 1) if waiting_ms else None
+    lag = Lag(status.lag_commits, status.lag_rows, waits_s)
+    yield _own_status(Compaction(table), folded, lag, "; ".join(status.degraded) or None)
+    if table.definition.settings.retention is not None:
+        try:
+            horizon, error = retention.due_horizon(table), None
+        except StrandlineError as failure:
+            horizon, error = None, failure.message
+        rows = 0 if horizon is None else retention.plan_expiry(table, moment(horizon)).rows
+        yield _own_status(Retention(table), {}, Lag(0, rows, None), error)
+
+
+def _own_status(consumer: Consumer, marks: Mapping[int, int], lag: Lag, error: str | None) -> ConsumerStatus:
+    return ConsumerStatus(consumer.name, consumer.table, consumer.kind, consumer.destination, marks, lag, error)
 
 
 def _marked_statuses(context: Context) -> tuple[ConsumerStatus, ...]:
