@@ -196,7 +196,7 @@ def test_a_destination_that_was_away_is_a_note_of_the_doctors(run: Run, items: s
 def test_a_sink_that_another_works_on_is_left_to_it(archive: Run, items: sl.Table) -> None:
     items.upsert(rows(1))
     lake = sl.Lake("lake")
-    with lake.state.leases.held("consumer/archive", this_worker()):
+    with lake.state.leases.hold("consumer/archive", this_worker()):
         (report,) = sinks_in(archive.json("tick"))
         assert report["is_busy"] is True
         assert "archive: left to another runner: " in archive("tick")

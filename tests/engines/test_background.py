@@ -114,7 +114,7 @@ leases = lake.state.leases
 
 def act():
     # One that is interrupted before the thread runs expires; it is another's name that matters here.
-    with leases.held(os.urandom(8).hex(), this_worker(), 60.0):
+    with leases.hold(os.urandom(8).hex(), this_worker(), 60.0):
         len("work")
 
 print(walk(act, lambda: not threads(), {"beside.py", "contextlib.py", "<string>"}, stride=2))

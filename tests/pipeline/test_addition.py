@@ -20,7 +20,7 @@ def test_a_new_sink_is_planned_and_added_with_the_rows_that_it_sends(items: sl.T
     assert added.has_rows
     facts = added.to_dict()
     assert (facts["name"], facts["is_new"], facts["rows"], facts["shared_with"]) == ("out", True, 2, [])
-    assert "out" in sl.Lake(lake.storage.uri).all_known(), "also without the program that declares it"
+    assert "out" in sl.Lake(lake.storage.uri).consumer_states(), "also without the program that declares it"
 
 
 def test_another_condition_is_a_change_and_another_place_a_new_life(items: sl.Table, lake: sl.Lake, tmp_path: Path):

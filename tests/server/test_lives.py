@@ -273,7 +273,9 @@ def test_a_lane_that_is_outlived_while_it_sends_stops_at_once():
     with positions_receiver() as receiver:
         producer = Producer("lake-1", "central", "items", "table-1", "9b1d", 7)
         batch = Batch("b", (0,), 4, 7, pa.schema([("id", pa.int64())]), ("id",))
-        rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 5, "id": 1}], schema=batch.incoming)
+        rows = pa.RecordBatch.from_pylist(
+            [{"_op": "upsert", "_vnode": 0, "_seq": 5, "id": 1}], schema=batch.lane_schema
+        )
         receiver.lives["lake-1.central"] = 8
         sink = sl.HttpSink(receiver.url)
         (result,) = HttpLane(sink, producer, batch, sink.secrets())(iter([rows]))

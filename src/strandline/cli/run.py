@@ -45,7 +45,7 @@ def run(
     voice.say(f"A tick of {lake.storage.uri} every {duration.to_text(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
     with _stop_on_signal() as stop, ThreadPoolExecutor(1) as worker:
-        worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
+        worker.submit(runner.run, lake, every_s, stop=stop, on_report=voice.tell).result()
     # Each tick was printed as it ended.
     raise typer.Exit
 

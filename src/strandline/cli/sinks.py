@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def choose(call: Call, lake: sl.Lake, names: Sequence[str] | None) -> list[str]:
     """The named sinks, each once, or all sinks without names. `NotFound` when there is no sink of a name."""
-    known = list(lake.all_known())
+    known = list(lake.consumer_states())
     for name in names or ():
         if name not in known:
             way = f"Sinks: {', '.join(known)}" if known else no_sinks(call)

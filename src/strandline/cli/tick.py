@@ -47,7 +47,7 @@ def tick(
         yield from broken_parts(call, report.broken)
         if report.is_idle and not retired:
             yield "Everything is up to date."
-            if not lake.all_known():
+            if not lake.consumer_states():
                 yield sinks.no_sinks(call)
 
     return Answer({**report.to_dict(), "retired": retired}, tell(), is_well=report.is_well and not retired)

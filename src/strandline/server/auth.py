@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from strandline.sinks.forward.refusal import forbidden, unauthorized
-from strandline.state.tokens import KnownToken, Role, Tokens, role_of
+from strandline.state.tokens import Role, TokenHash, Tokens, role_of
 
 _FRESH_S = 1.0
 
@@ -22,7 +22,7 @@ class Auth:
 
     def __init__(self, tokens: Tokens | None, *, is_public: bool = False) -> None:
         self._tokens = tokens
-        self._known: Sequence[KnownToken] = ()
+        self._known: Sequence[TokenHash] = ()
         self._is_asking = is_public
         self._looked_s = -_FRESH_S
         self._lock = asyncio.Lock()
@@ -41,13 +41,13 @@ class Auth:
         if role != "admin" and role not in roles:
             raise forbidden(f"a {role} may not do this", hint=f"Use a token with the role {roles[0]}.")
 
-    async def _refresh_tokens(self) -> Sequence[KnownToken]:
+    async def _refresh_tokens(self) -> Sequence[TokenHash]:
         if self._tokens is None:
             return ()
         if time.monotonic() - self._looked_s >= _FRESH_S:
             async with self._lock:
                 if time.monotonic() - self._looked_s >= _FRESH_S:
-                    self._known = await asyncio.to_thread(self._tokens.known)
+                    self._known = await asyncio.to_thread(self._tokens.hashes)
                     if not self._is_asking:
                         self._is_asking = bool(self._known) or await asyncio.to_thread(self._tokens.were_made)
                     self._looked_s = time.monotonic()

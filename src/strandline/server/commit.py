@@ -28,7 +28,7 @@ from strandline.server.idempotency import Key, key_reused
 from strandline.server.requests import Post, columns_of
 from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Places, Sender
-from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
+from strandline.sinks.forward.positions import check_replay, find_new_rows, older_positions, replay_transactions
 from strandline.sinks.forward.refusal import Failure, Refusal
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.log import Log, prepare
@@ -78,7 +78,7 @@ def _commit_once(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
             raise Conflict("another commit moved the positions first")
         keys = {key.app: key.packed(snapshot.version + 1) for key in plan.keys.values()}
         # From the newest snapshot: an older life may have got a position after the plan was made.
-        old = {app: at for sender in plan.begun for app, at in forgotten(snapshot.txns, sender).items()}
+        old = {app: at for sender in plan.begun for app, at in older_positions(snapshot.txns, sender).items()}
         return replace(draft, txns=plan.moved, expiring_txns=keys, forgotten_txns=old)
 
     seq = log.commit(files, operation="RECEIVE", amend=amend).seq
@@ -141,9 +141,9 @@ class _Plan:
             return
         moved: Mapping[str, int] = {}
         if post.replay is not None and not self._is_repeated(post.key):
-            self.expected.update((app, self._txns.get(app)) for app in looked_at(post.replay.sender))
+            self.expected.update((app, self._txns.get(app)) for app in replay_transactions(post.replay.sender))
             try:
-                moved = replayed(post.replay, ChainMap(self.moved, self._txns))
+                moved = check_replay(post.replay, ChainMap(self.moved, self._txns))
             except (Conflict, Refusal) as refused:
                 self._results.append((refused, False))
                 return
@@ -189,7 +189,7 @@ class _Plan:
         for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)
         try:
-            found = verdict(chunk, places, ChainMap(self.moved, self._txns))
+            found = find_new_rows(chunk, places, ChainMap(self.moved, self._txns))
         except (Conflict, Refusal) as refused:
             self._results.append((refused, False))
             return

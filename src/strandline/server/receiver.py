@@ -160,9 +160,9 @@ class Receiver:
             txns = self._find_table(name).log.refresh().snapshot.txns
             if life is None:
                 newest = txns.get(asked.life_app)
-                return newest, [] if newest is None else positions.known(txns, Sender(sink, newest))
+                return newest, [] if newest is None else positions.list_positions(txns, Sender(sink, newest))
             positions.check_life(asked, txns)
-            return life, positions.known(txns, asked)
+            return life, positions.list_positions(txns, asked)
 
         return await self._run_check(found)
 
@@ -241,7 +241,7 @@ class Receiver:
         if head.sender is not None:
             positions.check_life(head.sender, txns)
         seq = None if key is None else key.seq_in(txns)
-        is_had = head.chunk is not None and positions.has_all(head.chunk, txns)
+        is_had = head.chunk is not None and positions.holds_chunk(head.chunk, txns)
         if seq is None and not is_had:
             return None
         try:
@@ -256,7 +256,7 @@ class Receiver:
         if head.sender is not None:
             positions.check_life(head.sender, txns)
         if head.chunk is not None:
-            return positions.has_all(head.chunk, txns)
+            return positions.holds_chunk(head.chunk, txns)
         return head.key is not None and app_of(head.key) in txns
 
     def _decode_body(self, head: RequestHead, data: bytearray, claim: Claim) -> Body:

@@ -22,7 +22,7 @@ from typing import Any
 from strandline.crash import crash_point
 from strandline.errors import Invalid
 from strandline.jobs.export import lock
-from strandline.sinks.files import clear_unfinished, describe, read_note
+from strandline.sinks.files import clear_unfinished, describe_files, read_note
 from strandline.storage.open import StagedFile, Storage, open_storage
 from strandline.storage.snapshot import DataFile
 
@@ -134,7 +134,7 @@ class DestinationClaim:
             "id": self.id,
             **facts,
             "exported_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            **describe(files),
+            **describe_files(files),
             "replaces": list(self.earlier),
         }
         with self.storage.output(MANIFEST) as stream:

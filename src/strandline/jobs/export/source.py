@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
-from strandline.consumers.feed import conformed
+from strandline.consumers.feed import conform_relation
 from strandline.engines.duck import is_duckdb_error
 from strandline.engines.lanes import ReadLane
 from strandline.engines.scan import ScanFile, listed
@@ -96,7 +96,7 @@ class ExportSource(ABC):
         with self._relation() as relation:
             try:
                 ordered = relation.order(listed(self.order)) if self.order else relation
-                with conformed(ordered, self.schema, self._batch_rows) as rows:
+                with conform_relation(ordered, self.schema, self._batch_rows) as rows:
                     yield rows
             except Exception as error:
                 if is_duckdb_error(error):
@@ -224,19 +224,19 @@ class ChangeRange(ExportSource):
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         self.needed = pa.schema([*hidden, *self._shape.schema])
         self.schema = pa.schema([self.needed.field(name) for name in (OP, SEQ, *self.names)])
-        self.read = [OP, *self._shape.needed]
+        self.read = [OP, *self._shape.columns_to_read]
         self.pin = new_pin("export", seq=after, log_version=log.head)
 
     @contextmanager
     def _relation(self) -> Iterator[Any]:
         changes = changes_sql(self._log, self._files, self.read, None)
-        exprs = ", ".join([SEQ, *self._shape.duckdb()])
+        exprs = ", ".join([SEQ, *self._shape.duckdb_exprs()])
         with self.table.duck.transaction() as cursor:
             yield cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
 
     def frame(self, spark: SparkSession) -> DataFrame:
         changes = log_scan(spark, self._log, self._files, self.read)
-        return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
+        return changes.selectExpr(SEQ, *self._shape.spark_exprs()).where(f"{OP} <> '{WITHHELD}'")
 
     def scan(self) -> Scan | None:
         if self.predicate is not None:
