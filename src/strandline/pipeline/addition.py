@@ -13,7 +13,6 @@ from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.pipeline import commands
 from strandline.pipeline.plan import marked_plans
-from strandline.pipeline.resolve import active_sinks
 from strandline.sinks.definition import SinkDef
 from strandline.state.consumers import ConsumerRecord, Registration, preview
 
@@ -64,8 +63,17 @@ def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
     found = context.consumer_state(sink.name)
     facts = facts_of(SinkConsumer(sink), table, found.consumer)
     after = preview(sink.name, **facts, found=found.consumer, under_way=found.intents, revive=True)
-    others = {name: each.to.destination for name, each in active_sinks(context).items() if name != sink.name}
-    return SinkChange(found.consumer, after, [name for name, there in others.items() if there == sink.to.destination])
+    return SinkChange(found.consumer, after, _sharing_sinks(context, sink))
+
+
+def _sharing_sinks(context: Context, sink: SinkDef) -> list[str]:
+    """The other active sinks that go to the same place. A sink whose place is out of order counts too."""
+    there = {}
+    for name, known in context.consumer_states().items():
+        declared, record = context.declared.get(name), known.consumer
+        if name != sink.name and (record is None or not record.is_retired):
+            there[name] = declared.to.destination if declared else record.destination if record else ""
+    return [name for name, place in there.items() if place == sink.to.destination]
 
 
 def add_sink(context: Context, sink: SinkDef) -> AddedSink:

@@ -16,7 +16,8 @@ from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
-from strandline.consumers.plan import plan_marked, plan_own
+from strandline.consumers.plan import ConsumerPlan, plan_marked, plan_own
+from strandline.consumers.registration import table_of
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
@@ -181,19 +182,30 @@ def _last_error(receipt: SavedReceipt | None) -> str | None:
     return scrub_text(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
 
 
+def _lag(context: Context, plan: ConsumerPlan, known: ConsumerState) -> Lag:
+    """How far a consumer is behind, also when it cannot be planned, as long as its table is there."""
+    try:
+        if plan.resolved is not None:
+            table, start = plan.resolved.table, plan.start
+        else:
+            table = table_of(context, None if known.consumer else plan.table, known.consumer)
+            start = known.consumer.definition["start"] if known.consumer else plan.start
+        return lag_of({} if plan.is_new else known.marks, start, table.merge(), time.time())
+    except StrandlineError:
+        return Lag(0, 0, None)
+
+
 def _consumer_status(
     context: Context, name: str, known: ConsumerState, last: Mapping[str, SavedReceipt], letters: Mapping[str, int]
 ) -> ConsumerStatus:
     record = known.consumer
     generation = "" if record is None else record.generation
     error = _last_error(last.get(generation))
-    lag, is_retired = Lag(0, 0, None), record is not None and record.is_retired
+    is_retired = record is not None and record.is_retired
     plan = plan_marked(context, name, known)
     if plan.error is not None:
         error = plan.error.message
-    elif not is_retired:
-        assert plan.resolved is not None
-        lag = lag_of({} if plan.is_new else known.marks, plan.start, plan.resolved.table.merge(), time.time())
+    lag = Lag(0, 0, None) if is_retired else _lag(context, plan, known)
     lease = None if record is None else context.state.leases.find(record.lease)
     return ConsumerStatus(
         name=name,
