@@ -90,7 +90,11 @@ def test_the_same_rows_come_in_every_form():
             assert body.rows(ITEMS).select(["id", "name"]).to_pylist() == rows
 
 
-@pytest.mark.parametrize("data", [b"no gzip", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"x"])
+@pytest.mark.parametrize(
+    "data",
+    [b"no gzip", gzip.compress(b"{}", mtime=0)[:-3], gzip.compress(b"{}", mtime=0) + b"x"],
+    ids=["other", "cut", "longer"],
+)
 def test_a_body_that_is_not_gzip_is_malformed(data):
     assert status_of(lambda: decode(data, BodyFormat(False, True), light())) == 400
 
