@@ -182,10 +182,10 @@ def test_a_late_batch_of_withheld_rows_does_not_set_the_mark_back(catalog: dict[
     slow, quick = opened(catalog), opened(catalog)
     deliver(quick, batch_of(0, 1), up(1, 1))
     batch = batch_of(1, 4)
-    results, stale, fresh = written(slow, batch, withheld(2, 1)), [table_of(slow)], slow._load
+    results, stale, fresh = written(slow, batch, withheld(2, 1)), [table_of(slow)], slow._load_table
     deliver(quick, batch, withheld(2, 1))
     deliver(quick, batch_of(4, 9), withheld(9, 1))
-    slow._load = lambda: stale.pop() if stale else fresh()  # type: ignore[method-assign]
+    slow._load_table = lambda: stale.pop() if stale else fresh()  # type: ignore[method-assign]
     slow.finish(batch, results)
     assert not stale
     assert quick.position(1) == {0: 9}
