@@ -32,7 +32,7 @@ from common import Samples, ratio, say, show, significant
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages
 from strandline.engines.choice import DriverLimit
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
-from strandline.engines.spark import TASK_BYTES, parallelism, run_lane, running, session
+from strandline.engines.spark import TASK_BYTES, parallelism, run_lane, running_job, session
 from strandline.jobs.export.source import new_source
 from strandline.storage.open import open_storage
 
@@ -233,7 +233,7 @@ def lane_memory(loaded: Loaded, folder: Path, rows: int) -> dict[str, float]:
     source = new_source(loaded.table, at=None, changes=None, columns=None, where=None)
     storage = open_storage(str(folder))
     lane = MeasuredLane(ExportLane(storage, uuid4().hex, source.schema, source.cluster_by))
-    with running(spark, source.raw_bytes // source.rows):
+    with running_job(spark, source.raw_bytes // source.rows):
         laid = source.frame(spark).coalesce(1).sortWithinPartitions(*source.order)
         copies = [
             laid.withColumn("session_id", F.concat("session_id", F.lit(f"-{copy}")))

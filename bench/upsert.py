@@ -21,7 +21,7 @@ import common
 import strandline as sl
 from common import Contender, Samples, Worker, ratio, say, show
 from strandline.storage import commits
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.digest import DigestStream
 
 SMALL, LARGE = 100, 10_000
@@ -123,7 +123,7 @@ def measure_digests(base: pa.Table, batches: common.Batches, repeats: int, folde
     table = sl.Lake(str(folder / "digests")).create_table("t", base.schema, key=["id"], vnodes=16)
     table.upsert(base)
     spent: dict[str, float] = defaultdict(float)
-    original = commits.sealed
+    original = commits.seal_actions
 
     def timed(name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -149,7 +149,7 @@ def measure_digests(base: pa.Table, batches: common.Batches, repeats: int, folde
         with (
             mock.patch.object(commits, "sealed", seal),
             mock.patch.object(DigestStream, "write", timed("tap", DigestStream.write)),
-            mock.patch.object(Chain, "sees_later", timed("look", Chain.sees_later)),
+            mock.patch.object(CommitChain, "sees_later", timed("look", CommitChain.sees_later)),
         ):
             timed("commit", table.upsert)(batch)
     return dict(spent)

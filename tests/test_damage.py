@@ -239,7 +239,7 @@ def test_a_writer_lists_the_folder_of_its_commits_now_and_then_and_not_for_every
     root: Path, monkeypatch: Any
 ) -> None:
     listed: list[str] = []
-    walk = LocalStorage._walk
+    walk = LocalStorage._walk_files
 
     def counted(self: LocalStorage, prefix: str, after: str = "") -> Any:
         listed.append(prefix)
@@ -247,7 +247,7 @@ def test_a_writer_lists_the_folder_of_its_commits_now_and_then_and_not_for_every
 
     table = sl.Lake(root).table("items")
     assert table.head
-    monkeypatch.setattr(LocalStorage, "_walk", counted)
+    monkeypatch.setattr(LocalStorage, "_walk_files", counted)
     monkeypatch.setattr(deltas, "_ASLEEP_S", 600.0)
     for at in range(5):
         table.upsert([{"id": at, "name": "again"}])
@@ -359,7 +359,7 @@ def test_a_checkpoint_without_its_digests_is_not_relied_on_while_commits_lead_th
         report = examine(LocalStorage(str(root)))
         assert report.is_sound
         assert any("the digest file of checkpoint" in finding.what for finding in report.findings)
-    assert table.log.delta.base(table.head, table.head) is None
+    assert table.log.delta.base_checkpoint(table.head, table.head) is None
     assert examine(LocalStorage(str(root)), repair=True).is_sound
     assert not any("checkpoint" in finding.what for finding in examine(LocalStorage(str(root))).findings)
 
@@ -423,7 +423,7 @@ def test_a_pointer_to_a_lost_checkpoint_does_not_end_checkpoints(cleaned: Path, 
     table = sl.Lake(root).table("items")
     table.upsert([{"id": 1000, "name": "new"}])
     table.log.delta.checkpoint()
-    assert table.log.delta.chain.checkpoints.pointed() == table.head
+    assert table.log.delta.chain.checkpoints.pointed_version() == table.head
     assert table.log.delta.chain.checkpoints.read(table.head).is_verified
     assert DeltaTable(str(delta_log(root).parent)).version() == table.head
     assert by_id(sl.Lake(root).table("items")) == {**expected, 1000: "new"}

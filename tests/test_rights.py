@@ -150,7 +150,7 @@ def test_a_file_system_that_can_only_be_read_is_read_and_says_so(place):
             assert (kind, name == "tick" or fields["refusal"]) in (("Unavailable", "EROFS"), ("Unavailable", True)), (
                 name
             )
-            assert str(place / "lake") in message and "only be read" in message
+            assert str(place / "lake") in message and "read-only" in message
 
 
 FULL = """

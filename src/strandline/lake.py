@@ -1,4 +1,4 @@
-"""Open a lake: the front door."""
+"""A lake, as users open it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 
 
 class Lake(Context):
@@ -50,9 +50,9 @@ class Lake(Context):
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
     variables. `state` is the URL of the database that keeps the marks of its sinks, by default a file in a local lake.
-    `spark` is a session to use instead of one of our own. `cache_bytes` bounds the memory of DuckDB and of a query's
-    result. Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of
-    processes may work on one lake."""
+    `spark` is a session to use instead of a new one. `cache_bytes` bounds the memory of DuckDB and of a query's result.
+    Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of processes may
+    work on one lake."""
 
     table_type = Table
 
@@ -61,7 +61,7 @@ class Lake(Context):
 
     @property
     def exists(self) -> bool:
-        """Whether anything was created here yet."""
+        """Whether a lake was created here."""
         return self.catalog.refresh().exists
 
     def create_table(
@@ -90,11 +90,11 @@ class Lake(Context):
         return cast(Table, self.create(name, definition))
 
     def table(self, name: str) -> Table:
-        """The table of that name; `NotFound` names those there are."""
+        """The table of that name; `NotFound` lists the existing ones."""
         return cast(Table, super().table(name))
 
     def rename(self, name: str, to: str) -> Table:
-        """Give a table another name; its rows, seqs and files stay as they are."""
+        """Rename a table; its rows, seqs and files stay."""
         return cast(Table, super().rename(name, to))
 
     def import_table(
@@ -111,7 +111,7 @@ class Lake(Context):
     ) -> Table:
         """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
 
-        Of rows with one key the one with the highest `order_by` stays; without it, equal keys are refused."""
+        Of several rows with the same key, the one with the highest `order_by` stays; without it they are refused."""
         imports.import_table(
             self,
             name,
@@ -144,8 +144,8 @@ class Lake(Context):
         """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
-        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` says
-        what the files are when their names do not, `delimiter` what separates the fields of CSV files."""
+        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
+        the format of files whose names do not show it, `delimiter` separates the fields of CSV files."""
         return ingest(
             self,
             name,
@@ -165,13 +165,13 @@ class Lake(Context):
         def plan(name: str) -> CompactPlan:
             return self.table(name).plan_compaction(full=full)
 
-        return [guarded(name, partial(plan, name)) for name in self._named(names)]
+        return [try_table(name, partial(plan, name)) for name in self._choose_tables(names)]
 
     def compact(
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent
     ) -> list[CompactReport | BrokenTable]:
-        """Compact these tables, or all; one that is broken does not keep the others from it."""
-        return compact_tables(self, self._named(names), full=full, progress=progress)
+        """Compact these tables, or all; a broken table does not stop the others."""
+        return compact_tables(self, self._choose_tables(names), full=full, progress=progress)
 
     def vacuum(
         self,
@@ -182,7 +182,7 @@ class Lake(Context):
         dry_run: bool = False,
         progress: Progress = silent,
     ) -> LakeVacuum:
-        """Vacuum these tables; without names all, and what lies outside of them: dropped tables, unfinished files."""
+        """Vacuum these tables; without names all tables, dropped tables and unfinished files."""
         for name, length in (("grace", grace), ("keep", keep)):
             if length is not None:
                 duration.seconds(length, name)
@@ -190,7 +190,7 @@ class Lake(Context):
         def act(name: str) -> VacuumReport:
             return self.table(name).vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
 
-        tables = tuple(guarded(name, partial(act, name)) for name in self._named(names))
+        tables = tuple(try_table(name, partial(act, name)) for name in self._choose_tables(names))
         found: list[Leftover] = []
         if not names:
             grace_s = duration.seconds(TableSettings().grace if grace is None else grace, "grace")
@@ -206,14 +206,14 @@ class Lake(Context):
         storage_options: Mapping[str, str] | None = None,
         progress: Progress = silent,
     ) -> BackupReport:
-        """Copy the lake to another place, as a lake of its own; a place that holds an older copy gets what is new."""
+        """Copy the lake to another place, as a separate lake; an older copy there is brought up to date."""
         return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
 
     @staticmethod
     def restore_backup(
         source: str | os.PathLike[str], to: str | os.PathLike[str], *, progress: Progress = silent
     ) -> BackupReport:
-        """Copy a backup to a place that holds nothing, as the lake that it was made of."""
+        """Copy a backup to an empty place, with the identity of the original lake."""
         return restore(os.fspath(source), os.fspath(to), progress=progress)
 
     def sink(
@@ -229,12 +229,12 @@ class Lake(Context):
         deletes: bool = True,
         start: Start = BACKFILL,
     ) -> SinkDef:
-        """Declare that a table's changes go somewhere; a tick sends them. Nothing is written before that.
+        """Declare that a table's changes are sent to `to`, by a tick. Nothing is written before that.
 
-        `where` and `columns` choose what leaves; `mask` says of columns that leave how they are hidden: `hash` (with
-        `salt`), `null` or `redact`. A row that `where` refuses leaves as a delete, unless `deletes` is off: then
-        neither leaves. `start` is where a sink begins that has never run: with the table as it is (`backfill`), with
-        what comes next (`head`), or with the changes after a seq."""
+        `where` and `columns` select rows and columns; `mask` hides columns by `hash` (with `salt`), `null` or `redact`.
+        A row that `where` refuses is sent as a delete; without `deletes`, no deletes are sent. `start` is where a new
+        sink begins: with the current table (`backfill`), with the next change (`head`), or with the changes after a
+        seq."""
         declared = SinkDef.declare(
             name,
             table,
@@ -265,20 +265,20 @@ class Lake(Context):
         if name in taken:
             raise Invalid(f"{name!r} is declared already, as another kind of consumer", consumer=name)
 
-    def plan(self) -> Plan:
-        """What a tick would do now, from commit files and marks alone."""
-        return plan_of(self)
+    def plan(self, *, only: Sequence[str] | None = None) -> Plan:
+        """What a tick, or with `only` a tick of those sinks alone, would do now, from commit files and marks alone."""
+        return plan_of(self, only)
 
     def tick(self, *, only: Sequence[str] | None = None, progress: Progress = silent) -> TickReport:
-        """One pass over every sink that is behind, then over tables that need folding or let rows expire; with `only`,
-        over those sinks alone. What goes wrong with one sink is in its report."""
+        """One pass over every sink that is behind, then over the tables that need folding or expiry; with `only`, over
+        those sinks alone. Errors of a sink are in its report."""
         return runner.tick(self, only, progress=progress)
 
     def run(self, *, every: object = "10s", stop: threading.Event | None = None) -> None:
-        """Tick until `stop` is set, `every` so often. A sink that takes longer than that holds no other up."""
+        """Tick until `stop` is set, once in `every`. A slow sink does not delay the others."""
         runner.run(self, duration.seconds(every, "every"), stop=stop)
 
-    def _named(self, names: Sequence[str]) -> list[str]:
+    def _choose_tables(self, names: Sequence[str]) -> list[str]:
         return [self.catalog.refresh().get(check_name(name)).name for name in dict.fromkeys(names)] or self.tables()
 
     def plan_sink(self, sink: SinkDef) -> SinkChange:
@@ -286,20 +286,20 @@ class Lake(Context):
         return plan_sink(self, sink)
 
     def add_sink(self, sink: SinkDef) -> AddedSink:
-        """Keep a declared sink in the state: every tick of the lake serves it, also one of another program."""
+        """Keep a declared sink in the state: every tick of the lake serves it, also in another program."""
         return add_sink(self, sink)
 
     def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
-        """After the state was lost, or put back from an old copy: ask every destination how far it has come, and go on
-        from there. The sinks named in `skip` are retired unasked."""
+        """After the state was lost or restored from an old copy: ask every destination how far it has come, and
+        continue there. The sinks in `skip` are retired without asking."""
         return adopt_state(self, skip=skip)
 
     def sinks_needing(self, table: str, column: str) -> list[str]:
-        """The sinks whose conditions need a column: without it, nothing leaves for them."""
+        """The sinks whose conditions need a column: without it they send nothing."""
         return sinks_needing(self, self.table(table), column)
 
     def replay(self, letters: Sequence[DeadLetter], *, progress: Progress = silent) -> list[ReplayReport]:
-        """Send dead letters again, for each key what it is now. Those that arrive are dead letters no more."""
+        """Send dead letters again, with the current row of each key. Accepted letters are deleted."""
         return redelivery.replay(self, [letter.id for letter in letters], progress=progress) if letters else []
 
     def rows_of(self, letter: DeadLetter) -> pa.Table | None:
@@ -312,9 +312,9 @@ class Lake(Context):
         return Tokens(self.state.database)
 
     def add_token(self, name: str, role: str) -> str:
-        """A new token's secret, which nothing keeps."""
+        """Make a token; returns its secret, which is not stored."""
         secret = self.tokens().add(name, role)
-        # From here on the lake knows of it: a state without the token is an older one, and is not served.
+        # A copy of the state without the token is then recognised as outdated, and not served.
         self.state.epoch.renew()
         return secret
 
@@ -344,7 +344,7 @@ class Lake(Context):
 
 @dataclass(frozen=True)
 class LakeVacuum:
-    """What a vacuum of a lake did: each table's report, and what lay outside of them."""
+    """What a vacuum of a lake did: each table's report, and the leftovers outside of tables."""
 
     tables: tuple[VacuumReport | BrokenTable, ...]
     leftovers: tuple[Leftover, ...]

@@ -1,4 +1,4 @@
-"""A table at the front: every verb that a user has for one table."""
+"""A table, with every method that a user has for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
-from strandline.model.rows import checked, is_spark
+from strandline.model.rows import check_rows, is_spark
 from strandline.model.schema_text import columns_of
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
@@ -35,7 +35,7 @@ from strandline.tables.horizon import moment
 from strandline.tables.pins import HeldPin, Pin, new_pin
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
-from strandline.tables.writing import checked_frame, write, write_frame
+from strandline.tables.writing import check_frame, write, write_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,33 +61,34 @@ class Table(TableStore):
     def upsert(self, rows: object, *, order_by: str | None = None, token: str | None = None) -> Commit:
         """Insert or replace whole rows by key, as one commit.
 
-        Rows are Arrow, pandas, polars, a list of dicts or a Spark DataFrame. Of rows with one key the last wins; a
-        DataFrame has no order, so it needs `order_by` or unique keys. With a `token`, repeating the call is safe."""
-        definition = self._keyed("upsert")
-        return self._write(rows, definition, definition.schema, UPSERT, order_by, token)
+        Rows are Arrow, pandas, polars, a list of dicts or a Spark DataFrame. Of several rows with the same key
+        the last wins; a DataFrame has no order, so it needs `order_by` or unique keys. With a `token`, repeating the
+        call is safe."""
+        definition = self._require_key("upsert")
+        return self._write_rows(rows, definition, definition.schema, UPSERT, order_by, token)
 
     def delete(self, keys: object, *, token: str | None = None) -> Commit:
         """Delete rows by key, as one commit; keys that are not in the table are no error.
 
         Keys are rows of the key columns alone, or for a key of one column a list of its values."""
-        definition = self._keyed("delete")
+        definition = self._require_key("delete")
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
-        return self._write(_key_rows(keys, definition), definition, columns, DELETE, None, token)
+        return self._write_rows(_key_rows(keys, definition), definition, columns, DELETE, None, token)
 
     def append(self, rows: object, *, token: str | None = None) -> Commit:
         """Add rows to a table without a key, as one commit."""
         definition = self.definition
         if definition.is_keyed:
             raise Invalid(f"table {self.name!r} has the key {', '.join(definition.key)}: use upsert", table=self.name)
-        return self._write(rows, definition, definition.schema, UPSERT, None, token)
+        return self._write_rows(rows, definition, definition.schema, UPSERT, None, token)
 
-    def _keyed(self, verb: str) -> TableDef:
+    def _require_key(self, verb: str) -> TableDef:
         definition = self.definition
         if not definition.is_keyed:
             raise Invalid(f"table {self.name!r} has no key: it takes append, not {verb}", table=self.name)
         return definition
 
-    def _write(
+    def _write_rows(
         self,
         rows: object,
         definition: TableDef,
@@ -96,26 +97,26 @@ class Table(TableStore):
         order_by: str | None,
         token: str | None,
     ) -> Commit:
-        tokens = [] if token is None else [_checked_token(token)]
+        tokens = [] if token is None else [_check_token(token)]
         try:
             if is_spark(rows):
-                frame = checked_frame(cast("DataFrame", rows), columns, order_by)
+                frame = check_frame(cast("DataFrame", rows), columns, order_by)
                 return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens)
             if order_by is not None:
                 raise Invalid("order_by is for Spark DataFrames; other rows are taken in their own order")
-            return write(self.log, checked(rows, columns), definition, op, tokens=tokens, spark=self.spark)
+            return write(self.log, check_rows(rows, columns), definition, op, tokens=tokens, spark=self.spark)
         except Invalid as error:
             error.fields.setdefault("table", self.name)
             raise
 
-    def _keys(self, keys: object, verb: str) -> pa.Table:
-        """Keys that a user gave, checked, as a table of the key columns."""
-        definition = self._keyed(verb)
+    def _check_keys(self, keys: object, verb: str) -> pa.Table:
+        """A user's keys, checked, as a table of the key columns."""
+        definition = self._require_key(verb)
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
         rows = _key_rows(keys, definition)
         if is_spark(rows):
             rows = cast("DataFrame", rows).toArrow()
-        pieces = list(checked(rows, columns))
+        pieces = list(check_rows(rows, columns))
         return pa.concat_tables(pieces) if pieces else columns.empty_table()
 
     def evolve(self, schema: pa.Schema) -> pa.Schema:
@@ -139,9 +140,9 @@ class Table(TableStore):
         Parquet files below `dest`: an empty folder or `s3://bucket/prefix`.
 
         `overwrite` replaces an earlier export. Changes that `where` refuses leave as deletes. `options` are S3
-        settings, as a lake takes them. `dry_run` only says what it would be."""
+        settings, as a lake takes them. `dry_run` writes nothing."""
         source = new_source(self, at=at, changes=changes, columns=columns, where=where)
-        return export(source, Destination(dest, options, is_replaced=overwrite), dry_run=dry_run, progress=progress)
+        return export(source, Destination(dest, options, may_replace=overwrite), dry_run=dry_run, progress=progress)
 
     def history(self) -> list[HistoryEntry]:
         """The commits of the log, oldest first."""
@@ -159,7 +160,7 @@ class Table(TableStore):
     def pin(self, at: At = None, *, name: str | None = None, why: str = "asked for", length: object = "1h") -> HeldPin:
         """Keep the table readable at a seq until the pin is released, or has not been renewed for `length`.
 
-        As a `with` block it renews itself. A `name` makes it one that a later call moves, from any process."""
+        As a `with` block it renews itself. With a `name`, a later call from any process moves the same pin."""
         check_text("why", why)
         length_s = duration.seconds(length, "length")
         if not length_s:
@@ -176,7 +177,7 @@ class Table(TableStore):
         )
 
         def check() -> None:
-            """Whoever gives this seq up without having seen the pin has said so by now, or has to look again."""
+            """After this, a process that gives the seq up has either done so already or sees the pin."""
             self.baseline.note_pin()
             self.merge(merge.seq)
 
@@ -192,7 +193,7 @@ class Table(TableStore):
         return HeldPin(pin, self.pins, check)
 
     def unpin(self, name: str) -> Pin:
-        """End a pin: what it held may be trimmed by the next vacuum."""
+        """End a pin: the next vacuum may trim the seqs that it kept."""
         found = {pin.name: pin for pin in self.pins.all()}
         if name not in found:
             hint = f"Pins: {', '.join(found)}" if found else f"See: strandline table pins {self.name}"
@@ -205,7 +206,7 @@ class Table(TableStore):
         return plan(self, full=full)
 
     def compact(self, *, full: bool = False, progress: Progress = silent) -> CompactReport:
-        """Fold the log into the baseline where that is due, or with `full` wherever there are changes."""
+        """Fold the due vnodes of the log into the baseline, or with `full` all vnodes with changes."""
         return compaction.compact(self, full=full, progress=progress)
 
     def vacuum(
@@ -218,8 +219,8 @@ class Table(TableStore):
     ) -> VacuumReport:
         """Trim the log and delete the files that nothing needs, behind every pin.
 
-        `keep` and `grace` stand in for the table's settings: how far back it stays readable, and how long a file
-        has to be unneeded before it goes."""
+        `keep` and `grace` override the table's settings: how far back it stays readable, and how long an unneeded file
+        is kept."""
         return vacuum(
             self,
             grace_s=None if grace is None else duration.seconds(grace, "grace"),
@@ -233,13 +234,13 @@ class Table(TableStore):
         return self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
 
     def plan_expiry(self, before: dt.datetime | None = None) -> ExpiryPlan:
-        """Which rows `expire` would hide now, about how many."""
-        return retention.plan(self, before)
+        """The rows that `expire` would hide now; their number is an estimate."""
+        return retention.plan_expiry(self, before)
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
-        """Hide the rows whose time lies before a moment, by default as the setting `retention` says; returns the
-        seq from which it holds, None when there is nothing to hide. Compaction drops them later. Rows that a sink has
-        not acknowledged stay: they hold the retention back, and are a `Conflict` with `before`."""
+        """Hide the rows whose time lies before a moment, by default by the setting `retention`; returns the seq
+        from which it holds, None when there is nothing to hide. Compaction drops them later. Rows that a sink has not
+        acknowledged stay: they hold the retention back, and with `before` they are a `Conflict`."""
         return retention.expire(self, before)
 
     @property
@@ -253,29 +254,29 @@ class Table(TableStore):
         return plan_restore(self, at)
 
     def restore(self, at: At) -> Commit:
-        """Make the table again what it was at a seq or a time, as one new commit; nothing of the past is lost. Rows
-        that have expired since stay hidden."""
+        """Bring back the rows of a seq or a time, as one new commit; the history stays. Rows that have expired since
+        stay hidden."""
         return restore(self, at)
 
     def drop_column(self, name: str) -> pa.Schema:
-        """Take a column out of the table; its name is not used again. Its bytes go as files are rewritten: at once
-        with `compact(full=True)` and vacuum."""
-        return self.log.redefine("DROP COLUMN", lambda definition: definition.without(name)).schema
+        """Drop a column; its name cannot be used again. Its bytes go as files are rewritten: at once with
+        `compact(full=True)` and vacuum."""
+        return self.log.redefine("DROP COLUMN", lambda definition: definition.drop_column(name)).schema
 
     def parse_keys(self, texts: Sequence[str]) -> pa.Table:
         """Keys as people type them: a value for a key of one column, a JSON object for one of several."""
-        return parse_keys(texts, self._keyed("purge"))
+        return parse_keys(texts, self._require_key("purge"))
 
     def plan_purge(self, keys: object) -> PurgePlan:
         """How many of these keys `purge` would find in the table now."""
-        return plan_purge(self, self._keys(keys, "purge"))
+        return plan_purge(self, self._check_keys(keys, "purge"))
 
     def purge(self, keys: object, *, progress: Progress = silent) -> PurgeReport:
         """Erase rows for good: from the log, the baseline, every readable version, the refused rows and the dead
         letters of sinks.
 
-        The bytes leave the disk with the next vacuum after the grace time. What sinks have sent is not reached."""
-        rows = self._keys(keys, "purge")
+        The bytes leave the disk with the next vacuum after the grace time. Rows that sinks have sent stay there."""
+        rows = self._check_keys(keys, "purge")
         with self.readers.paused():
             self.readers.forget(rows)
             return purge(self, rows, progress=progress)
@@ -285,7 +286,7 @@ class Table(TableStore):
         return Rejects(self.log.storage, self.entry)
 
     def describe(self) -> dict[str, Any]:
-        """What the table is: its columns with their types in words, its key and settings, its folder."""
+        """The table's columns with their types in words, its key, settings and folder."""
         definition = self.definition
         return {
             "key": definition.key,
@@ -304,13 +305,13 @@ class Table(TableStore):
 
 
 def _key_rows(keys: object, definition: TableDef) -> object:
-    """Keys as rows: for a key of one column its values alone will do."""
+    """Keys as rows; the keys of a single column may be bare values."""
     if isinstance(keys, list | tuple | set | frozenset) and len(definition.key) == 1:
         return [k if isinstance(k, dict) else {definition.key[0]: k} for k in keys]
     return keys
 
 
-def _checked_token(token: object) -> str:
+def _check_token(token: object) -> str:
     if not isinstance(token, str) or not 1 <= len(token) <= 512:
         raise Invalid(f"token is {token!r:.40}; expected a text of 1 to 512 characters")
     return check_text("token", token)

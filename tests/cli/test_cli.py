@@ -230,8 +230,8 @@ def test_an_unfinished_line_is_told(run: Run, tmp_path: Path) -> None:
         ("a.csv", "id;name\n1;x\n", "--delimiter ';'"),
         ("a.csv", "id\tname\n1\tx\n", "--delimiter $'\\t'"),
         ("a.csv", "id,first name\n1,x\n", "Rename"),
-        ("a.json", '[{"id": 1}]\n', "One JSON object a line"),
-        ("a.json", '{\n  "id": 1\n}\n', "One JSON object a line"),
+        ("a.json", '[{"id": 1}]\n', "one JSON object per line"),
+        ("a.json", '{\n  "id": 1\n}\n', "one JSON object per line"),
     ],
 )
 def test_a_first_file_that_does_not_fit_is_refused_with_a_way_on(

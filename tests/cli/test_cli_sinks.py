@@ -196,7 +196,7 @@ def test_a_destination_that_was_away_is_a_note_of_the_doctors(run: Run, items: s
 def test_a_sink_that_another_works_on_is_left_to_it(archive: Run, items: sl.Table) -> None:
     items.upsert(rows(1))
     lake = sl.Lake("lake")
-    with lake.state.leases.held("consumer/archive", this_worker()):
+    with lake.state.leases.hold("consumer/archive", this_worker()):
         (report,) = sinks_in(archive.json("tick"))
         assert report["is_busy"] is True
         assert "archive: left to another runner: " in archive("tick")
@@ -854,7 +854,7 @@ def test_to_drop_a_column_that_a_condition_needs_names_the_sink_and_later_ticks_
     run("sink", "add", "all", "items", "--to", "whole", "--where", "id >= 0")
     run("tick")
     assert run.json("table", "drop-column", "items", "email", "--dry-run")["sinks"] == ["some"]
-    assert "let nothing leave then: some." in run("table", "drop-column", "items", "email", stdin="y\n")
+    assert "they will send nothing: some." in run("table", "drop-column", "items", "email", stdin="y\n")
     items.upsert([{"id": 77, "name": "late"}])
     said = run("tick")
     assert "some: sent changes of items" in said and "Its condition needs email, which items has no more" in said

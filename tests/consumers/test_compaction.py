@@ -169,7 +169,7 @@ def test_folding_goes_on_after_a_trim(items):
 def test_a_fold_on_spark_that_loses_its_race_leaves_no_file(spark, items, monkeypatch):
     fill(items, commits=2)
     # Another compactor that looked before this one had claimed its vnodes.
-    monkeypatch.setattr(compaction.Compaction, "_claimed", lambda self: set())
+    monkeypatch.setattr(compaction.Compaction, "_claimed_vnodes", lambda self: set())
     other = sl.Lake(items.log.storage.uri).table("items")
     commit = items.baseline.commit_fold
 

@@ -14,7 +14,7 @@ from support import refused
 def test_nothing_is_written_until_something_is_remembered(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
     lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "out")))
     assert not lake.has_state and not lake.storage.exists(FILE)
-    assert lake.known("archive").consumer is None and list(lake.all_known()) == ["archive"]
+    assert lake.consumer_state("archive").consumer is None and list(lake.consumer_states()) == ["archive"]
     items.upsert(rows(1))
     lake.tick()
     assert lake.has_state and lake.storage.exists(FILE)
@@ -28,10 +28,10 @@ def test_consumers_are_those_declared_here_and_those_of_the_state(
     lake.tick()
     other = sl.Lake(lake.storage.uri)
     other.sink("a", "items", to=ParquetSink(str(tmp_path / "a")))
-    known = other.all_known()
+    known = other.consumer_states()
     assert list(known) == ["a", "b"]
     assert known["a"].consumer is None
-    assert known["b"] == other.known("b") and set(known["b"].marks.values()) == {1}
+    assert known["b"] == other.consumer_state("b") and set(known["b"].marks.values()) == {1}
 
 
 def test_a_destination_inside_the_lake_is_refused(lake: sl.Lake, items: sl.Table) -> None:

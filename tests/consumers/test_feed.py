@@ -7,7 +7,7 @@ import pytest
 
 import strandline as sl
 from folding import keys_in, put
-from strandline.consumers.feed import Feed, extent_of, files_of, kept_schema
+from strandline.consumers.feed import Feed, files_of, log_with_schema, size_of
 from strandline.sinks.outgoing import Outgoing
 from support import refused
 
@@ -21,7 +21,7 @@ def feed(
 
 
 def rows(made: Feed) -> list[dict[str, object]]:
-    with made.kept(), made.batches() as batches:
+    with made.hold_files(), made.batches() as batches:
         return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -66,8 +66,8 @@ def test_only_files_that_may_have_changes_of_a_vnode_count(lake):
     put(table, keys_in(0, 5))
     put(table, keys_in(3, 7))
     log = table.log.refresh()
-    assert extent_of(files_of(log, 0, 2, [0], 4)).rows == 5
-    assert extent_of(files_of(log, 0, 2, [0, 3], 4)).commits == 2
+    assert size_of(files_of(log, 0, 2, [0], 4)).rows == 5
+    assert size_of(files_of(log, 0, 2, [0, 3], 4)).commits == 2
     assert files_of(log, 0, 2, [1], 4) == []
 
 
@@ -77,14 +77,14 @@ def test_a_column_that_came_meanwhile_changes_nothing(items):
     items.evolve(pa.schema([*items.schema, pa.field("extra", pa.int64())]))
     now = items.log.refresh()
     assert "extra" in now.definition.schema.names
-    assert "extra" not in kept_schema(now, planned).definition.schema.names
-    assert kept_schema(now, now.definition.schema_id) is now
+    assert "extra" not in log_with_schema(now, planned).definition.schema.names
+    assert log_with_schema(now, now.definition.schema_id) is now
 
 
 def test_rows_of_some_keys_are_found(filled):
     keys = pa.table({"id": pa.array([3, 7, 12], pa.int64())})
     proved: set[str] = set()
-    found = feed(filled, is_snapshot=True).matching(keys, proved)
+    found = feed(filled, is_snapshot=True).find_rows(keys, proved)
     assert sorted(found.column("id").to_pylist()) == [3, 12] and proved
 
 

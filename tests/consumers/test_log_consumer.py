@@ -170,7 +170,7 @@ def test_a_receipt_that_cannot_be_read_moves_no_mark(lake: sl.Lake, items: sl.Ta
     put(items, 1, 2)
     (report,) = lake.tick(only=["one"]).consumers
     assert isinstance(report.error, sl.Internal) and report.upto is None
-    assert set(lake.known("one").marks.values()) == {0}
+    assert set(lake.consumer_state("one").marks.values()) == {0}
 
 
 @pytest.mark.parametrize("kind", ["http", "compaction", "retention"])

@@ -46,8 +46,8 @@ def test_a_sink_that_only_the_state_knows_begins_anew_in_a_table_that_was_recrea
 def test_a_declared_sink_that_never_ran_is_new(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
     lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "out")), start="head")
     items.upsert(rows(1))
-    found = resolve(lake, "archive", lake.known("archive"))
-    assert (found.table.name, found.registered.is_new, found.known.consumer) == ("items", True, None)
+    found = resolve(lake, "archive", lake.consumer_state("archive"))
+    assert (found.table.name, found.registration.is_new, found.known.consumer) == ("items", True, None)
     assert found.consumer.start == items.head, "what comes next is meant as seen from here"
     assert lake.declared["archive"].start == "head"
 
@@ -60,9 +60,9 @@ def test_a_sink_goes_on_from_where_it_began_whatever_is_declared_later(
     items.upsert(rows(1))
     lake.tick()
     lake.sink("archive", "items", to=to, start="head")
-    found = resolve(lake, "archive", lake.known("archive"))
-    assert (found.registered.is_new, found.registered.why, found.consumer.start) == (False, "", "backfill")
-    assert found.marks.marks == lake.state.marks.load(found.registered.consumer)
+    found = resolve(lake, "archive", lake.consumer_state("archive"))
+    assert (found.registration.is_new, found.registration.why, found.consumer.start) == (False, "", "backfill")
+    assert found.marks.marks == lake.state.marks.load(found.registration.consumer)
 
 
 def test_another_destination_is_another_life(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_another_destination_is_another_life(lake: sl.Lake, items: sl.Table, tmp
     items.upsert(rows(1))
     lake.tick()
     lake.sink("archive", "items", to=ParquetSink(str(tmp_path / "elsewhere")))
-    found = resolve(lake, "archive", lake.known("archive"))
-    assert found.registered.is_new and "destination changed" in found.registered.why
+    found = resolve(lake, "archive", lake.consumer_state("archive"))
+    assert found.registration.is_new and "destination changed" in found.registration.why
     assert found.marks.marks == {}, "a new life inherits no position"
 
 
@@ -81,8 +81,8 @@ def test_a_sink_of_the_state_alone_is_as_it_was_registered(lake: sl.Lake, items:
     lake.tick()
     lake.rename("items", "things")
     other = sl.Lake(lake.storage.uri)
-    found = resolve(other, "archive", other.known("archive"))
-    assert (found.facts, found.registered.is_new, found.table.name) == (None, False, "things")
+    found = resolve(other, "archive", other.consumer_state("archive"))
+    assert (found.facts, found.registration.is_new, found.table.name) == (None, False, "things")
     assert found.consumer.to_dict()["where"] == "id > 3"
 
 
@@ -93,4 +93,4 @@ def test_a_sink_whose_table_was_dropped_says_so(lake: sl.Lake, items: sl.Table, 
     lake.drop("items")
     other = sl.Lake(lake.storage.uri)
     with pytest.raises(sl.NotFound, match="dropped"):
-        resolve(other, "archive", other.known("archive"))
+        resolve(other, "archive", other.consumer_state("archive"))

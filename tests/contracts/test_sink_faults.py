@@ -366,7 +366,7 @@ def test_a_state_from_within_a_tick_that_had_begun_nothing_yet_is_an_old_one(lak
     items.upsert(some(1))
     tick(lake)
     items.upsert(some(2))
-    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop._Marked, "_begin")
+    copy_within_a_tick(lake, tmp_path / "kept", monkeypatch, loop._MarkedRun, "_begin_lanes")
     again = sl.Lake(lake.storage.uri)
     again.sink("out", "items", to=near.sink())
     with refused(sl.Conflict):

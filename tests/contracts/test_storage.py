@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline as sl
-from strandline.storage.contract import Staged
+from strandline.storage.contract import StagedFile
 from strandline.storage.open import LocalStorage, S3Storage, open_storage
 from support import BIN, BUCKET, SECRET, free_ports, options_for, python, refused, serving
 
@@ -187,7 +187,7 @@ storage.publish(staged)
 
 def test_staged_files_travel_and_are_published_by_another_process(storage):
     staged = [stage(storage, "x/1", b"one"), stage(storage, "x/2", b"2" * 9_000_000)]
-    assert [Staged.from_dict(json.loads(json.dumps(each.to_dict()))) for each in staged] == staged
+    assert [StagedFile.from_dict(json.loads(json.dumps(each.to_dict()))) for each in staged] == staged
     done = python(PUBLISH, base64.b64encode(pickle.dumps((storage, staged))).decode())
     assert done.returncode == 0, done.stderr
     assert storage.read("x/1") == b"one"

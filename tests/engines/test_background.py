@@ -114,7 +114,7 @@ leases = lake.state.leases
 
 def act():
     # One that is interrupted before the thread runs expires; it is another's name that matters here.
-    with leases.held(os.urandom(8).hex(), this_worker(), 60.0):
+    with leases.hold(os.urandom(8).hex(), this_worker(), 60.0):
         len("work")
 
 print(walk(act, lambda: not threads(), {"beside.py", "contextlib.py", "<string>"}, stride=2))
@@ -128,7 +128,7 @@ from strandline.jobs.export.destination import Destination
 place = os.path.join(sys.argv[1] + "-out")
 
 def act():
-    with Destination(place, None, is_replaced=True).claimed():
+    with Destination(place, None, may_replace=True).claim():
         len("work")
 
 print(walk(act, lambda: act() or True, {"lock.py", "<string>"}, stride=4))

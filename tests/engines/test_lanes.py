@@ -19,7 +19,7 @@ from strandline.engines.lanes import (
 from strandline.model.change import HASH, OP, ROW, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
-from strandline.storage.contract import Staged
+from strandline.storage.contract import StagedFile
 from strandline.storage.local import LocalStorage
 from strandline.storage.snapshot import DataFile
 from support import ITEMS, files_below, refused
@@ -55,7 +55,7 @@ def written(storage, lane, table, batch_rows=None):
 
 def test_a_receipt_says_what_was_written_staged_or_wrong():
     file = DataFile("a.parquet", 7, {VNODE: "3"}, 0, '{"numRecords": 2}', 99, 5)
-    staged = Staged("a", "b", 1, ("tag",))
+    staged = StagedFile("a", "b", 1, ("tag",))
     first = sl.Invalid("no", column="x")
     rows = [
         receipt(file, staged=staged),
@@ -157,7 +157,7 @@ def test_a_file_is_read_in_the_columns_of_the_newest_schema_with_its_number(stor
         "{'id': 1, 'qty': 1, 'more': None, '_seq': 9}",
         "{'id': 2, 'qty': 2, 'more': None, '_seq': 9}",
     ]
-    coded = [row for batch in lane.coded(iter(named(stored[0]))) for row in batch.to_pylist()]
+    coded = [row for batch in lane.read_coded(iter(named(stored[0]))) for row in batch.to_pylist()]
     assert sorted(row["id"] for row in coded) == [1, 2] and {row["_seq"] for row in coded} == {9}
 
 

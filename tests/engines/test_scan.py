@@ -97,5 +97,5 @@ def test_a_scan_of_no_files_has_the_columns_and_no_rows():
 )
 def test_the_number_of_a_file_is_told_however_the_numbers_lie(numbers):
     files = f"(SELECT range AS file_index FROM range({len(numbers)}))"
-    sql = f"SELECT {scan._number(numbers)} FROM {files} ORDER BY file_index"
+    sql = f"SELECT {scan._number_sql(numbers)} FROM {files} ORDER BY file_index"
     assert [row[0] for row in duckdb.sql(sql).fetchall()] == numbers

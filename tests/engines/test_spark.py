@@ -1,6 +1,5 @@
 """The one Spark session."""
 
-import io
 import zipfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ def test_there_is_one_session_with_the_settings_that_matter(spark):
 
 
 def test_the_whole_package_travels_to_the_executors():
-    names = zipfile.ZipFile(io.BytesIO(sparks._package())).namelist()
+    names = zipfile.ZipFile(sparks._package_file()).namelist()
     root = Path(strandline.__file__).parent
     assert sorted(names) == sorted(f"strandline/{path.relative_to(root)}" for path in root.rglob("*.py"))
 
@@ -37,7 +36,7 @@ def test_a_lane_runs_in_the_workers(spark):
 def test_settings_are_put_back_when_the_last_of_several_jobs_is_done(spark):
     name = "spark.sql.parquet.columnarReaderBatchSize"
     before = spark.conf.get(name)
-    first, second = sparks.running(spark, 100_000), sparks.running(spark, 1_000_000)
+    first, second = sparks.running_job(spark, 100_000), sparks.running_job(spark, 1_000_000)
     first.__enter__()
     second.__enter__()
     assert int(spark.conf.get(name)) == 16
@@ -52,7 +51,7 @@ def test_a_job_leaves_the_callers_group_as_it_was_and_ends_its_tasks_when_it_fai
     context.setJobGroup("mine", "my description", interruptOnCancel=False)
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = [context.getLocalProperty(name) for name in names]
-    with pytest.raises(ZeroDivisionError), sparks.running(spark, 10):
+    with pytest.raises(ZeroDivisionError), sparks.running_job(spark, 10):
         spark.range(5).count()
         raise ZeroDivisionError
     assert [context.getLocalProperty(name) for name in names] == before
@@ -61,7 +60,7 @@ def test_a_job_leaves_the_callers_group_as_it_was_and_ends_its_tasks_when_it_fai
 
 def test_the_share_that_is_done_never_falls():
     told = []
-    share = sparks._Share(lambda done, whole: told.append(done / whole))
+    share = sparks._Progress(lambda done, whole: told.append(done / whole))
     for stages in ([], [(0, 2)], [(2, 2)], [(2, 2), (0, 4)], [(2, 2), (4, 4), (1, 9)], [(2, 2)] * 6 + [(0, 9)] * 3):
         share.hear(stages)
     assert told == sorted(told) and told[-1] < 1

@@ -15,7 +15,7 @@ from strandline.engines.choice import DriverLimit
 from strandline.tables import writing
 from strandline.model.change import UPSERT
 from strandline.consumers import compaction
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 
 spark = SparkSession.builder.remote("local[2]").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
@@ -35,7 +35,7 @@ def rows(arrow):
 answers = {"expected": rows(table.to_arrow()), "connect": rows(table.to_spark().toArrow())}
 answers["where"] = sorted(row["id"] for row in table.to_spark(where="name = 'driver' AND id < 33").collect())
 answers["before"] = table.to_spark(at=1).count()
-pieces = checked([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
+pieces = check_rows([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
 writing.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, limit=DriverLimit(0, 1))
 try:
     table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))

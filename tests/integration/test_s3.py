@@ -18,7 +18,7 @@ from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
 from strandline.jobs.doctor import examine
 from strandline.model.change import UPSERT
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 from strandline.storage import delta
 from strandline.storage.parquet import reader
 from strandline.tables import writing
@@ -109,7 +109,7 @@ def test_spark_writes_reads_and_folds(spark, s3_lake):
     assert {row["id"] for row in table.to_spark(at=1, where="id < 5").collect()} == set(range(5))
     compaction.compact(table, full=True, driver_rows=0)
     assert by_id(s3_lake().table("items")) == expected
-    rows = checked([{"id": n % 50, "name": f"spool {n}"} for n in range(100)], table.schema)
+    rows = check_rows([{"id": n % 50, "name": f"spool {n}"} for n in range(100)], table.schema)
     definition = table.definition
     commit = writing.write(table.log, rows, definition, UPSERT, tokens=(), spark=None, limit=DriverLimit(0, 1))
     assert commit.rows == 50

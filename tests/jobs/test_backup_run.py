@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline as sl
-from strandline.jobs.backup.run import Run
+from strandline.jobs.backup.run import CopyRun
 from strandline.storage.local import LocalStorage
 from support import refused
 
@@ -18,7 +18,7 @@ def told():
 @pytest.fixture
 def run(tmp_path, told):
     with ThreadPoolExecutor(4) as pool:
-        yield Run(
+        yield CopyRun(
             LocalStorage(str(tmp_path / "source")),
             LocalStorage(str(tmp_path / "target")),
             pool,
@@ -34,7 +34,7 @@ def test_progress_never_passes_the_whole(run, told):
 
 
 def test_files_are_counted_by_all_workers_and_results_keep_their_order(run):
-    run.each(run.copied, range(100))
+    run.each(run.count_copied, range(100))
     assert (run.files_copied, run.bytes_copied) == (100, sum(range(100)))
     assert run.each(lambda at: at * at, range(5)) == [0, 1, 4, 9, 16]
 

@@ -118,7 +118,7 @@ def test_files_are_read_into_blocks_with_their_dictionaries(tmp_path):
     listing = pa.RecordBatch.from_pylist(
         [{"path": "old.parquet", "schema_id": 0, "number": 0}, {"path": "new.parquet", "schema_id": 1, "number": 0}]
     )
-    coded = list(read.coded(iter([listing])))
+    coded = list(read.read_coded(iter([listing])))
     assert pa.types.is_dictionary(coded[0].column("tools").type) and len(coded[0].column("tools").dictionary) == 3
     blocks = list(GatherLane(SCHEMA, CLUSTER_BY, read)(iter([listing])))
     table = pa.concat_tables(written(tmp_path / "out", sorted_blocks(blocks)))

@@ -5,7 +5,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from strandline.jobs.ingest.columns import read_type, typed, unfit
+from strandline.jobs.ingest.columns import cast_columns, misfit_reason, read_type
 from strandline.model.types import JSON
 
 
@@ -28,11 +28,11 @@ def test_times_and_bytes_are_read_as_texts_at_every_depth(kind, read):
 def test_texts_become_times_and_times_that_are_none_are_refused():
     schema = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32()), ("n", pa.int8())])
     read = pa.table({"at": ["2026-01-02T03:04:05.000006Z", None], "day": ["2026-01-02", None], "n": ["1", "2"]})
-    found = typed(read, schema)
+    found = cast_columns(read, schema)
     assert found.schema.types == schema.types
     assert found["at"][0].as_py().isoformat() == "2026-01-02T03:04:05.000006+00:00"
     with pytest.raises(pa.ArrowInvalid):
-        typed(pa.table({"day": ["2026-13-02"]}), schema)
+        cast_columns(pa.table({"day": ["2026-13-02"]}), schema)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_texts_become_times_and_times_that_are_none_are_refused():
     ],
 )
 def test_what_is_wrong_is_said_with_the_value_and_what_was_expected(value, kind, said):
-    assert unfit(value, pa.field("c", kind)) == said
+    assert misfit_reason(value, pa.field("c", kind)) == said
 
 
 def test_a_long_value_is_cut_short():
-    assert len(unfit("x" * 1000, pa.field("c", pa.int64()))) < 80
+    assert len(misfit_reason("x" * 1000, pa.field("c", pa.int64()))) < 80

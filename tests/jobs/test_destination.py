@@ -174,7 +174,7 @@ def test_an_export_that_was_whole_when_its_process_died_stays(parts, dest):
 
 def test_unfinished_files_do_not_match_what_readers_look_for(parts, dest):
     export(parts, dest)
-    storage = Destination(str(dest), None, is_replaced=True).storage
+    storage = Destination(str(dest), None, may_replace=True).storage
     with storage.stage(f"{uuid.uuid4().hex}-{uuid.uuid4().hex}.parquet") as stage:
         stage.stream.write(b"half")
         with duckdb.connect() as connection:

@@ -23,11 +23,11 @@ folder = examined.folder
 def test_a_key_in_two_files_of_a_commit_is_found_by_a_deep_look(
     items: sl.Table, lake: sl.Lake, check: Callable[..., Report]
 ) -> None:
-    from strandline.model.rows import checked
+    from strandline.model.rows import check_rows
     from strandline.tables.log import prepare
 
     definition = items.definition
-    changes = prepare(next(checked(rows(1, 2, 3), ITEMS)), definition, "upsert")
+    changes = prepare(next(check_rows(rows(1, 2, 3), ITEMS)), definition, "upsert")
     files = [*items.log.write(changes, definition), *items.log.write(changes, definition)]
     items.log.commit(files, operation="UPSERT")
     assert any("in two files" in what for _, what in wrong(check(deep=True)))

@@ -105,7 +105,7 @@ def test_after_a_kill_there_is_no_table_and_the_import_can_be_repeated(
     late = lake.storage.now_s() + 10 * 86400
     (left,) = leftovers(lake.storage, now_s=late, grace_s=3600)
     has_commits = point in ("log.committed", "import.filled")
-    what = "of an import that did not end" if has_commits else "of a table that was never finished"
+    what = "of an import that did not finish" if has_commits else "of a table that was never finished"
     assert (left.table, left.what, left.is_lost, left.is_deletable) == ("t", what, False, not has_commits)
 
 

@@ -79,9 +79,9 @@ def test_a_file_that_has_grown_is_read_on_and_a_rewritten_one_is_not(tmp_path):
     list(reading.blocks(cut_lines))
     (tmp_path / "a.jsonl").write_bytes(b"one\ntwo\n")
     (grown,) = find([str(tmp_path / "a.jsonl")], None)
-    more = blocks.resumed(grown, 4, reading.digest, 1)
+    more = blocks.resume(grown, 4, reading.digest, 1)
     assert [(block.data, block.line) for block in more.blocks(cut_lines)] == [(b"two\n", 2)]
-    assert blocks.resumed(grown, 4, "another digest", 1) is None
+    assert blocks.resume(grown, 4, "another digest", 1) is None
 
 
 def test_text_that_is_not_utf_8_by_its_first_bytes_is_refused(tmp_path):

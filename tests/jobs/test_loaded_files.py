@@ -10,7 +10,7 @@ import pytest
 import ingested
 import strandline as sl
 from ingested import lines
-from strandline.jobs.ingest.loaded_files import PREFIX, Loaded, LoadedFiles, newer
+from strandline.jobs.ingest.loaded_files import PREFIX, Loaded, LoadedFiles, loads_after
 from strandline.jobs.ingest.source import find
 
 events = ingested.events
@@ -40,7 +40,7 @@ def test_a_load_survives_being_kept_as_a_name(source, is_open):
 )
 def test_a_transaction_of_another_shape_is_no_load(app):
     assert Loaded.parse(app, 1) is None
-    assert newer({app: 5}, 0) == []
+    assert loads_after({app: 5}, 0) == []
 
 
 def test_a_file_looks_the_same_by_place_or_by_inode_and_not_when_it_was_written(source):
@@ -62,7 +62,7 @@ def test_the_last_load_of_a_file_counts_by_place_and_by_inode(source):
 
 def test_loads_since_a_version_are_told(source):
     txns = {loaded(source, seq, digest=str(seq)).app: seq for seq in (1, 2, 3)}
-    assert sorted(each.seq for each in newer(txns, 1)) == [2, 3]
+    assert sorted(each.seq for each in loads_after(txns, 1)) == [2, 3]
 
 
 def test_the_memory_does_not_expire(events: sl.Table, load: Callable[..., Any], tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_lock_from_another_machine_is_never_taken_over(parts, dest):
 
 def test_two_threads_of_one_process_do_not_export_to_one_place(parts, dest):
     """The process is alive, so its own lock counts as well."""
-    with Destination(str(dest), None, is_replaced=False).claimed(), refused(sl.Conflict, path=LOCK):
+    with Destination(str(dest), None, may_replace=False).claim(), refused(sl.Conflict, path=LOCK):
         export(parts, dest)
     assert files_below(dest) == set()
 
@@ -88,7 +88,7 @@ def test_of_two_that_find_the_lock_of_a_dead_process_one_gets_it(parts, dest, mo
     thread = threading.Thread(target=late, name="slower")
     thread.start()
     assert has_looked.wait(30)
-    with Destination(str(dest), None, is_replaced=False).claimed():
+    with Destination(str(dest), None, may_replace=False).claim():
         has_it.set()
         over.wait(30)
     thread.join()

@@ -14,7 +14,7 @@ import strandline as sl
 from copies import Cut, Cutting, Meddled, check_copy, check_table, grown, once, rows, small, state, states
 from strandline.jobs.backup import backup, copy_lake, restore
 from strandline.storage import delta
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.open import LocalStorage
 from strandline.tables.baseline import Baseline
 from strandline.tables.log import Log
@@ -178,6 +178,8 @@ def test_a_pointer_in_the_target_is_not_set_back(lake, target):
 
     hook = once(lambda verb, path: verb == "list" and path == table.entry.folder, meddle)
     copy_lake(Meddled(lake.storage.uri, hook), LocalStorage(str(target)))
-    pointers = [Chain(LocalStorage(str(root)), table.log.folder).checkpoints for root in (target, lake.storage.uri)]
-    assert [each.pointed() for each in pointers] == [table.head, table.head]
+    pointers = [
+        CommitChain(LocalStorage(str(root)), table.log.folder).checkpoints for root in (target, lake.storage.uri)
+    ]
+    assert [each.pointed_version() for each in pointers] == [table.head, table.head]
     check_copy(lake, sl.Lake(target))

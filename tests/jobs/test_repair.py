@@ -59,7 +59,7 @@ def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
     file.write_bytes(file.read_bytes()[:-30])
     good = max(delta_log(root, "log").glob("*.checkpoint.parquet"))
     before = good.read_bytes()
-    look = repairs._exam
+    look = repairs._new_exam
 
     def looked(storage: LocalStorage, folder: str) -> DeltaExam:
         found = look(storage, folder)
@@ -68,7 +68,7 @@ def test_a_repair_keeps_good_checkpoints_also_when_a_vacuum_comes_between(
         return found
 
     monkeypatch.setattr(deltas, "RESTED_S", -1.0)
-    monkeypatch.setattr(repairs, "_exam", looked)
+    monkeypatch.setattr(repairs, "_new_exam", looked)
     table.pin(at=7)
     report = examine(LocalStorage(str(root)), repair=True)
     assert report.is_sound and any(finding.is_repaired for finding in report.findings)
@@ -90,7 +90,7 @@ def test_a_repair_of_the_pointer_changes_nothing_else(cleaned: Path, tmp_path: P
         after = {path: path.read_bytes() for path in delta_log(root, "log").iterdir()}
         assert {path.name for path in after if after[path] != before.get(path)} == {"_last_checkpoint"}
         assert after.keys() == before.keys()
-        assert delta.chain.checkpoints.pointed() == delta.refresh().version
+        assert delta.chain.checkpoints.pointed_version() == delta.refresh().version
         assert DeltaTable(str(root / delta.folder)).version() == delta.refresh().version
 
 
@@ -104,7 +104,7 @@ def test_a_pointer_to_a_checkpoint_that_never_was_is_repaired(root: Path, has_ot
     (found,) = wrong(root)
     assert found.where == str(pointer) and found.repair == "checkpoint" and "end with 8" in found.what
     assert wrong(root, repair=True) == wrong(root) == []
-    assert delta.chain.checkpoints.pointed() == DeltaTable(str(root / delta.folder)).version() == 8
+    assert delta.chain.checkpoints.pointed_version() == DeltaTable(str(root / delta.folder)).version() == 8
 
 
 @pytest.mark.parametrize("damage", ["pointer", "pointer to nothing", "checkpoint", "both"])

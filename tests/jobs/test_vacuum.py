@@ -624,7 +624,7 @@ def test_a_pin_that_a_deciding_vacuum_did_not_see_holds_or_is_refused(items, mon
     expected = states(items)
     items.compact(full=True)
     fill(items, 1, start=9)
-    decide, pinned = vacuums._decide, []
+    decide, pinned = vacuums._decide_trim, []
 
     def late(*args):
         decided = decide(*args)
@@ -636,7 +636,7 @@ def test_a_pin_that_a_deciding_vacuum_did_not_see_holds_or_is_refused(items, mon
                     pinned.append(again(items).pin(seq))
         return decided
 
-    monkeypatch.setattr(vacuums, "_decide", late)
+    monkeypatch.setattr(vacuums, "_decide_trim", late)
     items.vacuum(**NOW)
     assert len(pinned) > 1
     if len(pinned) == 3:

@@ -47,7 +47,7 @@ class Running:
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)
-        runner.run(lake, self.every_s, heard=_tell)
+        runner.run(lake, self.every_s, on_report=_tell)
 
 
 def _tell(heard: TickReport | StrandlineError) -> None:

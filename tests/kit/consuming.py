@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from strandline.state.consumers import ConsumerRecord, Registered, Registry, preview
+from strandline.state.consumers import ConsumerRecord, Registration, Registry, preview
 from strandline.state.database import Database
+from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import Leases
-from strandline.state.marks import Intent, Marks
+from strandline.state.marks import Marks, begin_intent
 
 FACTS: dict[str, Any] = {
     "kind": "sink",
@@ -65,12 +66,12 @@ def open_intent(
     upto: int = 5,
     cuts: Any = None,
 ) -> Intent:
-    return marks.open_intent(
-        consumer, lane=lane, vnodes=vnodes, after=after, upto=upto, schema_id=0, fence=fence, cuts=cuts
-    )
+    draft = IntentDraft(lane, vnodes, after, upto, 0, cuts)
+    with marks._state.transaction() as connection:
+        return begin_intent(connection, consumer, draft, fence)
 
 
-def foresee(registry: Registry, marks: Marks, name: str, **told: Any) -> Registered:
+def foresee(registry: Registry, marks: Marks, name: str, **told: Any) -> Registration:
     """What is foreseen for the consumer that the state has now."""
     found = next((each for each in registry.all() if each.name == name), None)
     under_way = [] if found is None else marks.intents(found)

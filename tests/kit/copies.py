@@ -173,7 +173,7 @@ def check_unfinished(target: Any, **options: Any) -> None:
     try:
         assert not sl.Lake(target, **options).exists
     except (sl.Corrupt, sl.Conflict) as error:
-        assert "did not end" in error.message or "not complete" in error.message
+        assert "did not end" in error.message or "unfinished" in error.message
 
 
 class Cut(Exception):

@@ -41,8 +41,8 @@ def upserts(seq: int, sessions: Iterable[int], parts: int = 3) -> list[dict[str,
 
 
 def batches_of(batch: Batch, rows: Sequence[dict[str, Any]], *, rows_each: int = 7) -> list[pa.RecordBatch]:
-    plain = pa.schema([(f.name, pa.string() if f.type == JSON else f.type) for f in batch.incoming])
-    table = conform(pa.Table.from_pylist(list(rows), schema=plain), batch.incoming)
+    plain = pa.schema([(f.name, pa.string() if f.type == JSON else f.type) for f in batch.lane_schema])
+    table = conform(pa.Table.from_pylist(list(rows), schema=plain), batch.lane_schema)
     return table.to_batches(max_chunksize=rows_each)
 
 

@@ -66,7 +66,7 @@ def rows_of(
         op = "withheld" if at in withheld else "delete" if at % 5 == 4 else "upsert"
         told = name(at) if op == "upsert" else None
         rows.append({"_op": op, "_vnode": vnode, "_seq": seq, "id": first_id + at, "name": told})
-    return pa.RecordBatch.from_pylist(rows, schema=batch.incoming)
+    return pa.RecordBatch.from_pylist(rows, schema=batch.lane_schema)
 
 
 def some_rows(batch: Batch, count: int = 20, **rest: Any) -> pa.RecordBatch:

@@ -89,7 +89,7 @@ def written(delivery: IcebergDelivery, batch: Batch, *rows: Row) -> list[Result]
     """What two lanes make of the rows."""
     lane = delivery.lane(batch)
     parts = [part for part in (rows[::2], rows[1::2]) if part]
-    results = [r for part in parts for r in lane(iter([pa.RecordBatch.from_pylist(part, schema=batch.incoming)]))]
+    results = [r for part in parts for r in lane(iter([pa.RecordBatch.from_pylist(part, schema=batch.lane_schema)]))]
     assert [result.error for result in results if result.error] == []
     return results
 
@@ -103,7 +103,7 @@ def deliver(delivery: IcebergDelivery, batch: Batch, *rows: Row) -> bool:
 
 
 def table_of(delivery: IcebergDelivery) -> Any:
-    table = delivery._load()
+    table = delivery._load_table()
     assert table is not None
     return table
 

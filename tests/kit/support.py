@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.storage.commits import sealed, unsealed
+from strandline.storage.commits import read_sealed, seal_actions
 from strandline.storage.snapshot import Draft
 
 BIN = Path(sys.executable).parent
@@ -134,12 +134,12 @@ def rewrite_commits(folder: Path, change: Callable[[dict[str, Any]], None], root
     previous = ""
     for file in sorted(folder.glob("*.json")):
         path = str(file.relative_to(top))
-        actions = unsealed(path, file.read_bytes()).actions
+        actions = read_sealed(path, file.read_bytes()).actions
         for action in actions:
             change(action)
             for name in ("actions", "previous", "digest"):
                 action.get("commitInfo", action).pop(name, None)
-        data, previous = sealed(path, actions, previous)
+        data, previous = seal_actions(path, actions, previous)
         file.write_bytes(data)
 
 

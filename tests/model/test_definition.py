@@ -142,4 +142,4 @@ def test_rows_are_laid_by_all_cluster_columns_or_by_none(cluster_by, columns, ex
 def test_a_later_column_does_not_change_how_rows_are_laid():
     declared = TableDef.declare(PLACES, key=["id"], cluster_by=["day"]).evolve(pa.schema([("more", pa.string())]))
     assert declared.clustering(declared.schema.names) == ("day",)
-    assert declared.without("more").clustering(PLACES.names) == ("day",)
+    assert declared.drop_column("more").clustering(PLACES.names) == ("day",)

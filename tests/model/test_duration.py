@@ -46,9 +46,9 @@ def test_a_negative_timedelta_is_refused():
     ("length_s", "text"), [(0, "0s"), (1, "1s"), (90, "90s"), (60, "1m"), (3600, "1h"), (5400, "90m"), (604800, "7d")]
 )
 def test_a_length_is_shown_in_the_largest_unit_that_says_it_exactly(length_s, text):
-    assert duration.shown(length_s) == text
+    assert duration.to_text(length_s) == text
 
 
 @pytest.mark.parametrize("length_s", [0.25, 1.5, 59.999, 1234567.25, 86400 * 365 * 1000, 86400.125])
 def test_what_is_shown_reads_back_as_the_same_length(length_s):
-    assert duration.seconds(duration.shown(length_s)) == length_s
+    assert duration.seconds(duration.to_text(length_s)) == length_s

@@ -79,7 +79,7 @@ def lake(tmp_path_factory):
         if name == "whole":
             table.compact(full=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "bounded", lambda schema: True)
+        patch.setattr(writer, "bounded_columns", lambda schema: True)
         fill(made.create_table("old", SCHEMA, key=["id"], vnodes=2), True)
     return made
 

@@ -29,7 +29,7 @@ def test_a_text_that_is_walked_through_is_judged_as_one_that_is_read(value, is_a
     text = json.dumps(value, ensure_ascii=is_ascii)
     for place, sign in changes:
         text = text[:place] + sign + text[place + 1 :]
-    assert is_json(json_text._walk, text) == is_json(json_text.check, text)
+    assert is_json(json_text._walk_tokens, text) == is_json(json_text.check, text)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_text_that_is_walked_through_is_judged_as_one_that_is_read(value, is_a
     ],
 )  # fmt: skip
 def test_what_json_is(text, is_good):
-    assert is_json(json_text._walk, text) is is_good
+    assert is_json(json_text._walk_tokens, text) is is_good
     assert is_json(json_text.check, text) is is_good
 
 

@@ -15,8 +15,8 @@ from support import nothing_written, refused
     [("12:00", 0), ("12:00:00.5", 500_000), ("12:00:00.123456", 123_456), ("12:00:00.123456000", 123_456)],
 )
 def test_a_moment_with_zeros_beyond_microseconds_is_whole(text, microsecond):
-    assert moments.parsed(f"2026-01-02T{text}").microsecond == microsecond
-    assert moments.parsed(f"2026-01-02 {text}+01:00").utcoffset() == dt.timedelta(hours=1)
+    assert moments.parse_moment(f"2026-01-02T{text}").microsecond == microsecond
+    assert moments.parse_moment(f"2026-01-02 {text}+01:00").utcoffset() == dt.timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_moment_with_zeros_beyond_microseconds_is_whole(text, microsecond):
 )
 def test_a_moment_with_digits_beyond_microseconds_is_refused(text):
     with pytest.raises(ValueError):
-        moments.parsed(f"2026-01-02T{text}")
+        moments.parse_moment(f"2026-01-02T{text}")
 
 
 def test_a_condition_does_not_cut_its_times(make_table):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.model.scrub import HIDDEN, MOST_CHARACTERS, plain
+from strandline.model.scrub import HIDDEN, MOST_CHARACTERS, scrub_text
 
 TOKEN = "sl_Y0c-abc/DEF+123=ghi&%\"'<äö>~JKL_mno"
 PLAIN_TOKEN = "sl_Yq3ZkX9vTn7LwP2rB8sD4fGhJ6mN1cVx"
@@ -62,7 +62,7 @@ def left(secret, text):
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_a_secret_is_hidden_however_it_is_written(name, secret):
     written = ENCODINGS[name](secret)
-    said = plain(f"the header was >>{written}<< and is not welcome", [f"Bearer {secret}"], most=10_000)
+    said = scrub_text(f"the header was >>{written}<< and is not welcome", [f"Bearer {secret}"], most=10_000)
     assert said.startswith("the header was >>")
     assert said.endswith("<< and is not welcome")
     assert HIDDEN in said
@@ -71,29 +71,29 @@ def test_a_secret_is_hidden_however_it_is_written(name, secret):
 
 @pytest.mark.parametrize("cut", [10, 20, 30])
 def test_a_part_of_a_secret_is_hidden_as_well(cut):
-    assert left(PLAIN_TOKEN, plain(f"bad token {PLAIN_TOKEN[:cut]}…", [PLAIN_TOKEN])) < 8
-    assert left(PLAIN_TOKEN, plain(f"bad token …{PLAIN_TOKEN[-cut:]}", [PLAIN_TOKEN])) < 8
+    assert left(PLAIN_TOKEN, scrub_text(f"bad token {PLAIN_TOKEN[:cut]}…", [PLAIN_TOKEN])) < 8
+    assert left(PLAIN_TOKEN, scrub_text(f"bad token …{PLAIN_TOKEN[-cut:]}", [PLAIN_TOKEN])) < 8
 
 
 def test_a_secret_that_the_end_of_a_long_answer_cuts_is_hidden():
     secret = "K" + PLAIN_TOKEN * 200
     for size in range(len(secret) - 40, len(secret), 7):
-        assert "KsL" not in plain(secret[:size] * 9, [secret]).replace(HIDDEN, "")
-        assert len(plain(secret[:size] * 9, [secret]).replace(HIDDEN, "")) < 8
+        assert "KsL" not in scrub_text(secret[:size] * 9, [secret]).replace(HIDDEN, "")
+        assert len(scrub_text(secret[:size] * 9, [secret]).replace(HIDDEN, "")) < 8
 
 
 def test_what_is_inside_a_header_is_hidden_by_itself():
     basic = base64.b64encode(b"admin:opensesame!").decode()
-    said = plain("user admin with password opensesame! is not known", [f"Basic {basic}"])
+    said = scrub_text("user admin with password opensesame! is not known", [f"Basic {basic}"])
     assert "opensesame" not in said
-    said = plain("no session 7f3a9c, no id u-1234", ["session=7f3a9c; id=u-1234"])
+    said = scrub_text("no session 7f3a9c, no id u-1234", ["session=7f3a9c; id=u-1234"])
     assert "7f3a9c" not in said
     assert "u-1234" not in said
 
 
 def test_words_that_are_no_secret_stay():
     said = "Bearer tokens are needed here: 401, row 12, column 'price'"
-    assert plain(said, [f"Bearer {PLAIN_TOKEN}", "a", "12"]) == said
+    assert scrub_text(said, [f"Bearer {PLAIN_TOKEN}", "a", "12"]) == said
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_words_that_are_no_secret_stay():
     ],
 )  # fmt: skip
 def test_nothing_that_a_terminal_obeys_is_left(text):
-    said = plain(f"before {text} after\nnext line")
+    said = scrub_text(f"before {text} after\nnext line")
     assert said.startswith("before ")
     assert said.endswith("after next line")
     assert said.isprintable()
@@ -113,7 +113,7 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
 
 @given(st.text(max_size=400), st.lists(st.text(max_size=40), max_size=4))
 def test_any_words_become_one_line_without_the_secrets(text, secrets):
-    said = plain(text, secrets)
+    said = scrub_text(text, secrets)
     assert len(said) <= MOST_CHARACTERS
     assert not any(unicodedata.category(each)[0] == "C" for each in said)
     assert len(said.splitlines()) <= 1
@@ -123,8 +123,8 @@ def test_any_words_become_one_line_without_the_secrets(text, secrets):
 def test_a_secret_in_any_mix_of_escapes_is_hidden(secret, data):
     forms = [str, lambda c: f"%{ord(c):02X}", lambda c: f"\\u{ord(c):04x}", lambda c: f"&#{ord(c)};"]
     written = "".join(data.draw(st.sampled_from(forms))(each) for each in secret)
-    assert plain(f"<{written}>", [secret]) == f"<{HIDDEN}>"
+    assert scrub_text(f"<{written}>", [secret]) == f"<{HIDDEN}>"
 
 
 def test_a_long_answer_with_many_secrets_takes_no_time_squared():
-    plain("a%61" * 20_000, [f"{number:040d}" for number in range(50)])
+    scrub_text("a%61" * 20_000, [f"{number:040d}" for number in range(50)])

@@ -102,7 +102,7 @@ WIDENED = [
 
 @pytest.mark.parametrize(("before", "after"), WIDENED)
 def test_a_number_may_be_widened(before, after):
-    assert schemas.evolved(pa.schema([("x", before)]), pa.schema([("x", after)])).field("x").type == after
+    assert schemas.evolve_schema(pa.schema([("x", before)]), pa.schema([("x", after)])).field("x").type == after
 
 
 @pytest.mark.parametrize(
@@ -121,19 +121,19 @@ def test_a_number_may_be_widened(before, after):
 )
 def test_any_other_change_of_type_is_refused_by_name(before, after):
     with refused(sl.Invalid, column="x"):
-        schemas.evolved(pa.schema([("x", before)]), pa.schema([("x", after)]))
+        schemas.evolve_schema(pa.schema([("x", before)]), pa.schema([("x", after)]))
 
 
 def test_a_new_column_must_be_nullable():
     with refused(sl.Invalid, column="y"):
-        schemas.evolved(pa.schema([("x", pa.int64())]), pa.schema([pa.field("y", pa.int64(), nullable=False)]))
+        schemas.evolve_schema(pa.schema([("x", pa.int64())]), pa.schema([pa.field("y", pa.int64(), nullable=False)]))
 
 
 def test_a_column_that_exists_cannot_become_required():
     with refused(sl.Invalid, column="x"):
-        schemas.evolved(pa.schema([("x", pa.int64())]), pa.schema([pa.field("x", pa.int64(), nullable=False)]))
+        schemas.evolve_schema(pa.schema([("x", pa.int64())]), pa.schema([pa.field("x", pa.int64(), nullable=False)]))
 
 
 def test_a_new_column_must_differ_from_those_there_are_in_more_than_case():
     with refused(sl.Invalid, column="X"):
-        schemas.evolved(pa.schema([("x", pa.int64())]), pa.schema([("X", pa.int64())]))
+        schemas.evolve_schema(pa.schema([("x", pa.int64())]), pa.schema([("X", pa.int64())]))

@@ -5,7 +5,7 @@ import pytest
 import sqlglot
 
 import strandline as sl
-from strandline.model.where_check import checked
+from strandline.model.where_check import check_types
 from support import refused
 
 REFUSED = [
@@ -63,7 +63,7 @@ TIMES = pa.schema(
 
 
 def checked_sql(text):
-    return checked(sqlglot.parse_one(text, dialect="duckdb"), TIMES, text).sql(dialect="duckdb")
+    return check_types(sqlglot.parse_one(text, dialect="duckdb"), TIMES, text).sql(dialect="duckdb")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 
 import strandline as sl
 from strandline.errors import Invalid
+from strandline.sinks.definition import SinkDef
+from strandline.sinks.parquet import ParquetSink
 
 
 def test_a_new_sink_is_planned_and_added_with_the_rows_that_it_sends(items: sl.Table, lake: sl.Lake, tmp_path: Path):
@@ -20,7 +22,7 @@ def test_a_new_sink_is_planned_and_added_with_the_rows_that_it_sends(items: sl.T
     assert added.has_rows
     facts = added.to_dict()
     assert (facts["name"], facts["is_new"], facts["rows"], facts["shared_with"]) == ("out", True, 2, [])
-    assert "out" in sl.Lake(lake.storage.uri).all_known(), "also without the program that declares it"
+    assert "out" in sl.Lake(lake.storage.uri).consumer_states(), "also without the program that declares it"
 
 
 def test_another_condition_is_a_change_and_another_place_a_new_life(items: sl.Table, lake: sl.Lake, tmp_path: Path):
@@ -45,3 +47,16 @@ def test_a_start_after_the_head_is_refused(items: sl.Table, lake: sl.Lake, tmp_p
     with pytest.raises(Invalid) as error:
         lake.plan_sink(sink)
     assert (error.value.fields["consumer"], error.value.fields["seq"]) == ("out", 9)
+
+
+def test_a_sink_whose_place_became_a_file_keeps_no_other_from_being_added(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    items.upsert([{"id": 1, "name": "a"}])
+    lake.add_sink(SinkDef.declare("bad", "items", ParquetSink(str(tmp_path / "bad"))))
+    (tmp_path / "bad").write_text("no folder")
+    other = sl.Lake(lake.storage.uri)
+    added = other.add_sink(SinkDef.declare("good", "items", ParquetSink(str(tmp_path / "good"))))
+    assert added.change.shared_with == [] and added.plan.rows == 1
+    bad, _ = other.status().sinks
+    assert bad.error is not None and bad.lag.rows == 1, "what cannot be planned is behind all the same"

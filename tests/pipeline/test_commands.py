@@ -12,6 +12,7 @@ from pipelines import delivered, rows
 from strandline.pipeline import commands
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.parquet import ParquetSink
+from strandline.state.intents import IntentDraft
 from support import ITEMS
 
 
@@ -165,12 +166,10 @@ def test_a_purge_tells_sinks_that_the_row_is_gone(
 def test_a_purge_waits_for_what_a_sink_has_begun(lake: sl.Lake, items: sl.Table, archive: SinkDef) -> None:
     items.upsert(rows(4))
     consumer = lake.state.registry.get("archive")
-    with lake.state.leases.held(consumer.lease, "someone") as held:
+    with lake.state.leases.hold(consumer.lease, "someone") as held:
         with pytest.raises(sl.Conflict):
             items.purge([1])
-        lake.state.marks.open_intent(
-            consumer, lane="0-3", vnodes=range(4), after=1, upto=2, schema_id=0, fence=held.fence
-        )
+        lake.state.begin(consumer, [IntentDraft("0-3", range(4), after=1, upto=2, schema_id=0)], held.fence)
     with pytest.raises(sl.Conflict) as caught:
         items.purge([1])
     assert caught.value.fields["consumer"] == "archive"

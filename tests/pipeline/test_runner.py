@@ -52,7 +52,7 @@ def test_a_late_row_is_sent_before_it_expires(lake: sl.Lake, place: Path) -> Non
     table.upsert([timed(1, 0)])
     lake.tick()
     table.upsert([timed(2, 200), timed(3, 1)])
-    assert retention.due(table) is None
+    assert retention.due_horizon(table) is None
     found = lake.status().tables[0]
     assert isinstance(found, TableStatus) and found.waits_for is not None and "archive" in found.waits_for
     with pytest.raises(sl.Conflict) as caught:

@@ -8,7 +8,7 @@ import pytest
 import queries
 import strandline as sl
 from strandline.engines.duck import Duck
-from strandline.query.guard import fenced
+from strandline.query.guard import guard_query
 from strandline.storage.local import LocalStorage
 from support import ITEMS, files_below, refused
 
@@ -159,17 +159,17 @@ def duck(tmp_path):
 
 def test_every_name_of_a_query_is_replaced_by_one_that_nobody_can_guess(duck):
     text = "WITH mine AS (SELECT id FROM items) SELECT mine.id, i.name FROM mine JOIN items i USING (id)"
-    first, again = fenced(duck, text, ["items", "owners"]), fenced(duck, text, ["items", "owners"])
+    first, again = guard_query(duck, text, ["items", "owners"]), guard_query(duck, text, ["items", "owners"])
     assert set(first.views.values()) | set(first.views) >= {"items"}
     assert set(re.findall(r"(?:FROM|JOIN) \(?(\w+)", first.sql)) == set(first.names)
     assert first.sql != again.sql
     assert "owners" not in {*first.views, *first.views.values()}
     for new, said in first.names.items():
-        assert first.unmasked(f"no column in {new}") == f"no column in {said}"
+        assert first.unmask(f"no column in {new}") == f"no column in {said}"
 
 
 def test_a_with_hides_a_table_of_its_name(duck):
-    found = fenced(duck, "WITH items AS (SELECT 1 AS one) SELECT one FROM items", ["items"])
+    found = guard_query(duck, "WITH items AS (SELECT 1 AS one) SELECT one FROM items", ["items"])
     assert not found.views
 
 
@@ -190,4 +190,4 @@ def test_a_with_hides_a_table_of_its_name(duck):
 )
 def test_what_leads_out_of_the_lake_is_refused_before_it_runs(duck, statement, kind):
     with pytest.raises(kind):
-        fenced(duck, statement, ["items"])
+        guard_query(duck, statement, ["items"])

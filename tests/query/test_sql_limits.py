@@ -220,9 +220,9 @@ def test_brackets_are_counted_as_duckdb_reads_them():
     """Those in texts, names and comments do not count; the limits see through all of these."""
     deep = "(" * (sql_limits.MOST_NESTED + 1)
     for hidden in (f"'{deep}'", f'"{deep}"', f"$$ {deep} $$", f"1 /* {deep} */", f"1 -- {deep}\n", f"'é{deep}'"):
-        assert sql_limits.measured("the query", f"SELECT {hidden}")
+        assert sql_limits.check_sql_size("the query", f"SELECT {hidden}")
     with refused(sl.Invalid):
-        sql_limits.measured("the query", f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
+        sql_limits.check_sql_size("the query", f"SELECT 'é' /* ' */ {deep}1{')' * len(deep)} /* ' */")
 
 
 INTERRUPTED = """

@@ -15,9 +15,9 @@ from receiving import ARROW, MIB, NDJSON, arrow, asking, chunk_of, error_of, lig
 from strandline.model.definition import TableDef
 from strandline.model.types import JSON
 from strandline.server.app import make_app
-from strandline.server.body import Form, decode
+from strandline.server.body import BodyFormat, decode
 from strandline.server.memory_cost import Weight
-from strandline.server.requests import posts_of
+from strandline.server.requests import make_posts
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, by_id, nothing_written, rows_of
 
@@ -75,7 +75,7 @@ def test_streams_that_were_tampered_with_are_refused_and_nothing_worse():
         for _ in range(dice.randint(1, 4)):
             data[dice.randrange(len(data))] = dice.choice([0, 1, 127, 255, dice.randrange(256)])
         try:
-            posts_of(decode(bytes(data), Form(True, False), light()).rows(columns.schema), columns)
+            make_posts(decode(bytes(data), BodyFormat(True, False), light()).rows(columns.schema), columns)
         except (Refusal, sl.Invalid) as error:
             assert not isinstance(error, Refusal) or error.status in (400, 413)
 
@@ -104,8 +104,8 @@ def test_dictionaries_that_grow_batch_by_batch_are_bounded():
             array = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array(values[:n]))
             writer.write_batch(pa.record_batch([array], names=["name"]))
     data = sink.getvalue().to_pybytes()
-    assert refusal(data, Form(True, False), weight(4 * MIB)) == 413
-    assert decode(data, Form(True, False), weight(1024 * MIB)).count == 299
+    assert refusal(data, BodyFormat(True, False), weight(4 * MIB)) == 413
+    assert decode(data, BodyFormat(True, False), weight(1024 * MIB)).count == 299
 
 
 SHAPES = pa.schema(

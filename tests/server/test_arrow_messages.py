@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from receiving import arrow
-from strandline.server.arrow_messages import Flat, schema_size
-from strandline.server.body import Form, decode
+from strandline.server.arrow_messages import FlatTable, schema_size
+from strandline.server.body import BodyFormat, decode
 from strandline.server.memory_cost import Weight
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS
@@ -33,7 +33,7 @@ def _shared_field(count, size):
     fields = [pa.field("n" * size, pa.int64()), *[pa.field("x", pa.int64())] * (count - 1)]
     data = bytearray(pa.schema(fields).serialize())
     message = memoryview(data)[8:]
-    start = Flat.header(message)._target(1) + 4
+    start = FlatTable.header(message)._follow_offset(1) + 4
     (first,) = struct.unpack_from("<I", message, start)
     for at in range(0, 4 * count, 4):
         struct.pack_into("<I", message, start + at, first - at)
@@ -44,18 +44,21 @@ def test_texts_that_a_schema_shares_are_counted_each_time():
     few = _shared_field(20, 1000)
     assert pa.ipc.open_stream(few).schema.names == ["n" * 1000] * 20
     many = _shared_field(4000, MIB)
-    assert len(many) < 2 * MIB and refusal(many, Form(True, False)) == 412
+    assert len(many) < 2 * MIB and refusal(many, BodyFormat(True, False)) == 412
     fields = [pa.field("n" * 60_000, pa.int64())] * 100
-    assert refusal(pa.schema(fields).serialize().to_pybytes(), Form(True, False)) == 412
+    assert refusal(pa.schema(fields).serialize().to_pybytes(), BodyFormat(True, False)) == 412
     many = [pa.field(f"f{n}", pa.int64(), metadata={"k": "v" * 60_000}) for n in range(100)]
-    assert refusal(pa.schema(many).serialize().to_pybytes(), Form(True, False)) == 412
+    assert refusal(pa.schema(many).serialize().to_pybytes(), BodyFormat(True, False)) == 412
 
 
 def test_fields_inside_of_columns_are_counted():
     """Not 413: a sender would halve its rows in vain, and give them up."""
     deep = pa.struct([(f"f{n}", pa.struct([(f"g{n}", pa.int64()) for n in range(70)])) for n in range(70)])
-    assert refusal(arrow(pa.table({"id": pa.array([None], deep)})), Form(True, False)) == 412
-    assert decode(arrow(pa.table({"id": pa.array([None], deep)})), Form(True, False), weight(columns=5000)).count == 1
+    assert refusal(arrow(pa.table({"id": pa.array([None], deep)})), BodyFormat(True, False)) == 412
+    assert (
+        decode(arrow(pa.table({"id": pa.array([None], deep)})), BodyFormat(True, False), weight(columns=5000)).count
+        == 1
+    )
 
 
 def messages_of(table):
@@ -80,7 +83,7 @@ def test_fields_and_their_texts_are_counted_at_every_depth():
 
 def test_a_batch_says_its_rows_arrays_and_buffers():
     message = messages_of(pa.table({"id": [1, 2, 3], "name": ["a", None, "c"]}))[1]
-    header = Flat.header(message.metadata)
+    header = FlatTable.header(message.metadata)
     assert header.number(0, "<q") == 3
     assert header.pairs(1).tolist() == [[3, 0], [3, 1]]  # length and nulls of each column
     assert not header.has(3) and header.number(9, "<q", default=7) == 7
@@ -89,7 +92,7 @@ def test_a_batch_says_its_rows_arrays_and_buffers():
 
 def test_a_message_without_content_or_with_a_wild_offset_is_refused():
     with pytest.raises(Refusal):
-        Flat.header(messages_of(pa.table({"id": [1]}))[1].metadata).table(9)
+        FlatTable.header(messages_of(pa.table({"id": [1]}))[1].metadata).table(9)
     for data, place in ((b"", 0), (b"\0" * 8, 100), (struct.pack("<ii", 1000, 0), 0)):
         with pytest.raises(struct.error):
-            Flat(memoryview(data), place)
+            FlatTable(memoryview(data), place)

@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, light, lines
-from strandline.server.body import Form, decode, passed, received
+from strandline.server.body import BodyFormat, decode, discard, receive
 from strandline.server.memory_cost import Weight
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS
@@ -48,7 +48,7 @@ def _tried(data, form, schema=ITEMS):
 def test_twice_the_body_takes_about_twice_the_time(make, size):
     def spent(n):
         data, is_arrow, is_gzip = make(n)
-        return _cpu_s(_tried(data, Form(is_arrow, is_gzip)))
+        return _cpu_s(_tried(data, BodyFormat(is_arrow, is_gzip)))
 
     # What grows with the square takes 16 times as long.
     assert spent(4 * size) < 9 * max(spent(size), 0.004)
@@ -63,21 +63,21 @@ def status_of(act):
 @pytest.mark.parametrize(
     ("kind", "encoding", "form"),
     [
-        (ARROW, None, Form(True, False)),
-        (f"{NDJSON}; charset=utf-8", " GZIP ", Form(False, True)),
-        (ARROW.upper(), "identity", Form(True, False)),
+        (ARROW, None, BodyFormat(True, False)),
+        (f"{NDJSON}; charset=utf-8", " GZIP ", BodyFormat(False, True)),
+        (ARROW.upper(), "identity", BodyFormat(True, False)),
     ],
 )
 def test_a_form_is_read_from_its_headers(kind, encoding, form):
-    assert Form.of(kind, encoding) == form
-    assert len({Form(a, b).name for a in (True, False) for b in (True, False)}) == 4
+    assert BodyFormat.of(kind, encoding) == form
+    assert len({BodyFormat(a, b).name for a in (True, False) for b in (True, False)}) == 4
 
 
 @pytest.mark.parametrize(
     ("kind", "encoding"), [(None, None), ("text/csv", None), (ARROW, "br"), (NDJSON, "gzip, gzip")]
 )
 def test_a_form_that_is_not_known_is_unsupported(kind, encoding):
-    assert status_of(lambda: Form.of(kind, encoding)) == 415
+    assert status_of(lambda: BodyFormat.of(kind, encoding)) == 415
 
 
 def test_the_same_rows_come_in_every_form():
@@ -85,7 +85,7 @@ def test_the_same_rows_come_in_every_form():
     for is_arrow, data in ((True, arrow(rows)), (False, lines(*rows))):
         for is_gzip in (True, False):
             content = gzip.compress(data[:9]) + gzip.compress(data[9:]) if is_gzip else data
-            body = decode(content, Form(is_arrow, is_gzip), light())
+            body = decode(content, BodyFormat(is_arrow, is_gzip), light())
             assert (body.count, body.is_typed) == (2, is_arrow)
             assert body.rows(ITEMS).select(["id", "name"]).to_pylist() == rows
 
@@ -96,11 +96,11 @@ def test_the_same_rows_come_in_every_form():
     ids=["other", "cut", "longer"],
 )
 def test_a_body_that_is_not_gzip_is_malformed(data):
-    assert status_of(lambda: decode(data, Form(False, True), light())) == 400
+    assert status_of(lambda: decode(data, BodyFormat(False, True), light())) == 400
 
 
 def test_many_gzip_members_are_too_many():
-    assert status_of(lambda: decode(gzip.compress(b"") * 10_001, Form(False, True), light())) == 413
+    assert status_of(lambda: decode(gzip.compress(b"") * 10_001, BodyFormat(False, True), light())) == 413
 
 
 def test_a_body_is_held_as_it_comes_and_ends_at_its_limit():
@@ -109,7 +109,7 @@ def test_a_body_is_held_as_it_comes_and_ends_at_its_limit():
             yield b"x" * 10
 
     held = []
-    assert len(asyncio.run(received(stream(), most=40, hold=held.append))) == 40
+    assert len(asyncio.run(receive(stream(), most=40, hold=held.append))) == 40
     assert held == [10, 20, 30, 40]
-    assert status_of(lambda: asyncio.run(received(stream(), most=39, hold=held.append))) == 413
-    asyncio.run(passed(stream()))
+    assert status_of(lambda: asyncio.run(receive(stream(), most=39, hold=held.append))) == 413
+    asyncio.run(discard(stream()))

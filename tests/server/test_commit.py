@@ -9,10 +9,10 @@ import pyarrow as pa
 import receiving
 import strandline as sl
 from receiving import arrow, error_of, light, positions, post, row_at, send
-from strandline.server.body import Form, decode
+from strandline.server.body import BodyFormat, decode
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.idempotency import Key
-from strandline.server.requests import posts_of
+from strandline.server.requests import make_posts
 from strandline.sinks.forward.message import ChunkHeader
 from support import Oracle, by_id, nothing_written, refused
 
@@ -20,8 +20,8 @@ client = receiving.client
 
 
 def posts(table, rows, *, key=None, chunk=None):
-    body = decode(arrow(rows), Form(True, False), light())
-    return posts_of(
+    body = decode(arrow(rows), BodyFormat(True, False), light())
+    return make_posts(
         body.rows(table.schema), table.definition, chunk=chunk, key=None if key is None else Key(key, len(rows))
     )
 

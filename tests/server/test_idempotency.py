@@ -9,7 +9,7 @@ import receiving
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking, chunk_of, error_of, lines, post, row_at
 from strandline.server.app import make_app
-from strandline.server.idempotency import Key, Summed
+from strandline.server.idempotency import HashedBody, Key
 from support import by_id, nothing_written, refused
 
 client = receiving.client
@@ -105,7 +105,7 @@ def test_the_digest_is_of_the_bytes_and_of_how_they_are_written():
             for piece in pieces:
                 yield piece
 
-        summed = Summed(stream(), *how)
+        summed = HashedBody(stream(), *how)
         assert b"".join([piece async for piece in summed.pieces()]) == b"".join(pieces)
         return summed.digest
 

@@ -21,10 +21,10 @@ from strandline.jobs.doctor import examine
 from strandline.pipeline import commands
 from strandline.pipeline.recover_marks import adopt_state
 from strandline.server.app import make_app
-from strandline.server.body import Form, decode
+from strandline.server.body import BodyFormat, decode
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.memory_cost import Weight
-from strandline.server.requests import hidden_columns, posts_of
+from strandline.server.requests import hidden_columns, make_posts
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.forward.lane import HttpLane
 from strandline.sinks.forward.message import ChunkHeader
@@ -107,9 +107,9 @@ def test_sinks_do_not_end_each_others_lives(client, items):
 
 def posts(table, ranges, rows, **told):
     chunk = ChunkHeader.parse(chunk_of(*ranges, **told)[CHUNK_HEADER])
-    body = decode(arrow(rows), Form(True, False), Weight(1 << 24, 1000, 100))
+    body = decode(arrow(rows), BodyFormat(True, False), Weight(1 << 24, 1000, 100))
     columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
-    return posts_of(body.rows(columns), table.definition, chunk=chunk)
+    return make_posts(body.rows(columns), table.definition, chunk=chunk)
 
 
 def test_lives_that_meet_in_one_commit_follow_each_other(items):
@@ -273,7 +273,9 @@ def test_a_lane_that_is_outlived_while_it_sends_stops_at_once():
     with positions_receiver() as receiver:
         producer = Producer("lake-1", "central", "items", "table-1", "9b1d", 7)
         batch = Batch("b", (0,), 4, 7, pa.schema([("id", pa.int64())]), ("id",))
-        rows = pa.RecordBatch.from_pylist([{"_op": "upsert", "_vnode": 0, "_seq": 5, "id": 1}], schema=batch.incoming)
+        rows = pa.RecordBatch.from_pylist(
+            [{"_op": "upsert", "_vnode": 0, "_seq": 5, "id": 1}], schema=batch.lane_schema
+        )
         receiver.lives["lake-1.central"] = 8
         sink = sl.HttpSink(receiver.url)
         (result,) = HttpLane(sink, producer, batch, sink.secrets())(iter([rows]))

@@ -169,7 +169,7 @@ def test_what_is_lent_is_given_back_and_the_holder_is_told():
     told = []
     weight = Weight(100, 10, 10, told.append)
     weight.add(40)
-    with weight.lent(50):
+    with weight.borrow(50):
         assert weight.bytes == 90
         with pytest.raises(Refusal) as caught:
             weight.add(11)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.server.queue import MemoryBudget, TableQueue
-from strandline.server.requests import posts_of
+from strandline.server.requests import make_posts
 from strandline.sinks.forward.refusal import Refusal
 
 
@@ -34,7 +34,7 @@ def test_a_full_budget_refuses_what_is_new_and_takes_it_later():
 
 
 def posts_for(table, *ids):
-    return posts_of(pa.table({"id": list(ids)}), table.definition)
+    return make_posts(pa.table({"id": list(ids)}), table.definition)
 
 
 def run_queue(table, act, **options):
@@ -43,7 +43,7 @@ def run_queue(table, act, **options):
             facts = {"arriving": lambda: 0, "commit_rows": 100, "linger_s": 0.0, **options}
             queue = TableQueue(table.log, commits, **facts)
             found = await act(queue)
-            await queue.drained()
+            await queue.drain()
             return found
 
     return asyncio.run(run())

@@ -15,11 +15,11 @@ from receiving import ARROW, arrow, asking, chunk_of, row_at, served
 from strandline.jobs.doctor import examine
 from strandline.pipeline import commands, redelivery
 from strandline.server.app import make_app
-from strandline.server.body import Form, decode
+from strandline.server.body import BodyFormat, decode
 from strandline.server.commit import Outcome, commit_posts
 from strandline.server.idempotency import Key
 from strandline.server.memory_cost import Weight
-from strandline.server.requests import Post, hidden_columns, posts_of
+from strandline.server.requests import Post, hidden_columns, make_posts
 from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.message import ChunkHeader, Replay, Sender
 from strandline.sinks.forward.protocol import REPLAY_HEADER
@@ -159,9 +159,9 @@ def test_a_request_is_a_chunk_or_a_replay(client, items):
 def posts(table, vnode, name, seq, start=1, is_first=False):
     """A chunk that ends with `seq`."""
     told = ChunkHeader.parse(chunk_of([vnode, vnode, start, 0, seq + 1, 0], first=is_first)["Strandline-Chunk"])
-    body = decode(arrow([row_at(vnode, seq, 0, id=1, name=name)]), Form(True, False), Weight(1 << 24, 1000, 100))
+    body = decode(arrow([row_at(vnode, seq, 0, id=1, name=name)]), BodyFormat(True, False), Weight(1 << 24, 1000, 100))
     columns = pa.schema([*hidden_columns(is_chunk=True), *table.definition.schema])
-    return posts_of(body.rows(columns), table.definition, chunk=told)
+    return make_posts(body.rows(columns), table.definition, chunk=told)
 
 
 def replay_post(name, as_of, life=1, key=None):

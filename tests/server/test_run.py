@@ -82,11 +82,7 @@ def test_an_address_that_is_taken_is_said_so(lake, items, hall):
 
 VERB = """
 import sys
-import typer
-from strandline.cli import serve, token
-app = typer.Typer()
-serve.register(app)
-token.register(app)
+from strandline.cli import app
 app(sys.argv[1:])
 """
 

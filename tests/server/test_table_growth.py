@@ -8,9 +8,17 @@ import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking, chunk_of, error_of, lines, post, row_at, send, served
 from strandline.model.definition import TableDef
 from strandline.server.app import make_app
-from strandline.server.body import Form, decode
+from strandline.server.body import BodyFormat, decode
 from strandline.server.memory_cost import Weight
-from strandline.server.table_growth import Growth, check_cuts, grown, growth_of, is_cut, narrowed, widest
+from strandline.server.table_growth import (
+    Growth,
+    check_rounding,
+    find_growth,
+    grow_table,
+    is_rounded,
+    narrow_rows,
+    widest_fields,
+)
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, nothing_written, rows_of
 
@@ -160,10 +168,10 @@ def test_floats_inside_of_a_list_are_not_cut(lake, kind):
 def test_a_column_that_went_before_the_commit_is_asked_for_again(lake, client, items):
     """Between check and commit another process drops a column: its values are not left out in silence."""
     from strandline.server.commit import commit_posts
-    from strandline.server.requests import posts_of
+    from strandline.server.requests import make_posts
 
-    body = decode(arrow([{"id": 1, "name": "a"}]), Form(True, False), weight())
-    waiting = posts_of(body.rows(items.schema), items.definition)
+    body = decode(arrow([{"id": 1, "name": "a"}]), BodyFormat(True, False), weight())
+    waiting = make_posts(body.rows(items.schema), items.definition)
     items.drop_column("name")
     with nothing_written(items):
         (found,) = commit_posts(items.log, waiting)
@@ -192,34 +200,36 @@ DEFINITION = TableDef.declare(pa.schema([("id", pa.int64()), ("n", pa.int16()), 
 
 def test_a_table_lacks_the_columns_and_the_room_that_rows_bring():
     rows = pa.table({"id": [1], "n": pa.array([1], pa.int32()), "f": pa.array([1.0]), "more": ["x"], "_op": ["upsert"]})
-    found = growth_of(rows, DEFINITION, {"_op"}, 100)
+    found = find_growth(rows, DEFINITION, {"_op"}, 100)
     assert found.columns == pa.schema([("n", pa.int32()), ("f", pa.float64()), ("more", pa.string())])
-    grown_to = grown(DEFINITION, found)
-    assert growth_of(rows, grown_to, {"_op"}, 100) is None
-    assert growth_of(rows.slice(0, 0), DEFINITION, {"_op"}, 100) is None
-    assert found.applied(grown_to) is grown_to
+    grown_to = grow_table(DEFINITION, found)
+    assert find_growth(rows, grown_to, {"_op"}, 100) is None
+    assert find_growth(rows.slice(0, 0), DEFINITION, {"_op"}, 100) is None
+    assert found.apply_to(grown_to) is grown_to
 
 
 def test_a_table_that_can_never_be_as_asked_refuses_the_sender_and_no_row():
     for columns, most in ((pa.schema([("N", pa.int64())]), 100), (pa.schema([("more", pa.string())]), 3)):
         with pytest.raises(Refusal) as caught:
-            grown(DEFINITION, Growth(columns, most))
+            grow_table(DEFINITION, Growth(columns, most))
         assert caught.value.status == 412 and "row" not in caught.value.error.fields
 
 
 def test_columns_are_read_with_the_most_room_and_kept_in_the_least():
-    assert [field.type for field in widest(DEFINITION)] == [pa.int64(), pa.int64(), pa.float64()]
+    assert [field.type for field in widest_fields(DEFINITION)] == [pa.int64(), pa.int64(), pa.float64()]
     rows = pa.table({"n": pa.array([1, 2]), "f": pa.array([0.5, 0.25])})
-    assert narrowed(rows, DEFINITION).schema.types == [pa.int16(), pa.float32()]
+    assert narrow_rows(rows, DEFINITION).schema.types == [pa.int16(), pa.float32()]
     rows = pa.table({"n": pa.array([1, 1 << 20]), "f": pa.array([0.5, 0.1])})
-    assert narrowed(rows, DEFINITION).schema.types == [pa.int32(), pa.float64()]
+    assert narrow_rows(rows, DEFINITION).schema.types == [pa.int32(), pa.float64()]
 
 
 def test_a_float_is_cut_when_the_narrower_one_is_another_number():
-    assert is_cut(pa.array([0.1]), pa.float32()) and not is_cut(pa.array([0.5, None, float("nan")]), pa.float32())
-    assert is_cut(pa.array([[0.5], [0.1]]), pa.list_(pa.float32()))
-    assert is_cut(pa.array([{"x": 0.1}]), pa.struct([("x", pa.float32())]))
-    assert not is_cut(pa.array([0.1]), pa.float64())
+    assert is_rounded(pa.array([0.1]), pa.float32()) and not is_rounded(
+        pa.array([0.5, None, float("nan")]), pa.float32()
+    )
+    assert is_rounded(pa.array([[0.5], [0.1]]), pa.list_(pa.float32()))
+    assert is_rounded(pa.array([{"x": 0.1}]), pa.struct([("x", pa.float32())]))
+    assert not is_rounded(pa.array([0.1]), pa.float64())
     with pytest.raises(Refusal) as caught:
-        check_cuts(pa.table({"f": [0.1]}), DEFINITION)
+        check_rounding(pa.table({"f": [0.1]}), DEFINITION)
     assert (caught.value.status, caught.value.error.fields["column"]) == (412, "f")

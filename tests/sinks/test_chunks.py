@@ -13,11 +13,11 @@ import strandline as sl
 from strandline.model.types import JSON
 from strandline.sinks.contract import Batch
 from strandline.sinks.forward import encode
-from strandline.sinks.forward.chunks import Cutter, Rule, positions_of
+from strandline.sinks.forward.chunks import CutRule, Cutter, parse_positions
 from support import refused
 
 COLUMNS = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("more", JSON)])
-LARGE = Rule(1000, 1 << 20)
+LARGE = CutRule(1000, 1 << 20)
 
 
 def batch_of(vnodes=(0, 1, 2, 3), after=4, upto=7, **rest):
@@ -31,7 +31,7 @@ def rows_of(batch, places, name=str, withheld=()):
         | ({"_op": "withheld", "name": None, "more": None} if at in withheld else {})
         for at, (vnode, seq) in enumerate(sorted(places))
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=batch.incoming)
+    return pa.RecordBatch.from_pylist(rows, schema=batch.lane_schema)
 
 
 def cut(batch, rows, rule=LARGE, at=()):
@@ -58,7 +58,7 @@ def spread(chunks):
 
 places = st.lists(st.tuples(st.sampled_from([0, 1, 3, 4, 5]), st.integers(5, 7)), max_size=40)
 sets = st.sets(st.integers(0, 40))
-rules = st.builds(Rule, st.integers(1, 12), st.integers(1, 600))
+rules = st.builds(CutRule, st.integers(1, 12), st.integers(1, 600))
 
 
 @given(places=places, rule=rules, withheld=sets, at=sets, is_first=st.booleans())
@@ -77,7 +77,7 @@ def test_the_same_rows_are_cut_the_same_way_however_they_come(places, rule, with
 def test_chunks_cover_every_position_of_the_batch_once(places, rule, withheld, is_first):
     batch = batch_of([0, 1, 3, 4, 5], is_first=is_first)
     rows = rows_of(batch, places, withheld=withheld)
-    chunks = [part for chunk in cut(batch, rows, rule) for part in chunk.parts()]
+    chunks = [part for chunk in cut(batch, rows, rule) for part in chunk.split_vnodes()]
     for vnode, spans in spread(chunks).items():
         assert vnode in batch.vnodes
         assert spans[0][0] == (5, 0) and spans[-1][1] == (8, 0)
@@ -108,7 +108,7 @@ def test_what_is_done_or_dead_is_not_sent_again(places, rule, withheld, data):
     which = data.draw(st.integers(0, len(chunks) - 1))
     chunk = chunks[which]
     row = data.draw(st.integers(0, chunk.rows.num_rows - 1) | st.none()) if chunk.rows.num_rows else None
-    later = replace(Rule.from_dict(rule.past(chunk, row).to_dict()), rows=5, bytes=400)
+    later = replace(CutRule.from_dict(rule.skip_refused(chunk, row).to_dict()), rows=5, bytes=400)
     gone = {each["id"] for each in chunk.identities(row).to_pylist()}
     before = {each["id"] for chunk in chunks[:which] for each in chunk.rows.to_pylist()}
     again = cut(batch, rows, later)
@@ -121,7 +121,7 @@ def test_what_is_done_or_dead_is_not_sent_again(places, rule, withheld, data):
 
 def test_a_chunk_closes_before_the_row_that_would_pass_its_rows():
     batch = batch_of([0])
-    chunks = cut(batch, rows_of(batch, [(0, 5)] * 7), Rule(3, 1 << 20))
+    chunks = cut(batch, rows_of(batch, [(0, 5)] * 7), CutRule(3, 1 << 20))
     assert [chunk.rows.num_rows for chunk in chunks] == [3, 3, 1]
     assert [chunk.ranges for chunk in chunks] == [[(0, 0, 5, 0, 5, 3)], [(0, 0, 5, 3, 5, 6)], [(0, 0, 5, 6, 8, 0)]]
 
@@ -130,20 +130,20 @@ def test_a_chunk_closes_before_the_row_that_would_pass_its_bytes_and_a_giant_is_
     batch = batch_of([0])
     sizes = {3: 5000}
     rows = rows_of(batch, [(0, 5)] * 6, name=lambda at: "x" * sizes.get(at, 100))
-    chunks = cut(batch, rows, Rule(1000, 300))
+    chunks = cut(batch, rows, CutRule(1000, 300))
     assert [chunk.rows.num_rows for chunk in chunks] == [2, 1, 1, 2]
     assert all(chunk.bytes <= 300 for chunk in chunks if chunk.rows.num_rows > 1)
 
 
 def test_vnodes_without_rows_are_covered_by_the_chunk_that_passes_them():
     batch = batch_of(range(16))
-    chunks = cut(batch, rows_of(batch, [(2, 5), (2, 6), (9, 6)]), Rule(2, 1 << 20))
+    chunks = cut(batch, rows_of(batch, [(2, 5), (2, 6), (9, 6)]), CutRule(2, 1 << 20))
     assert [chunk.ranges for chunk in chunks] == [[(0, 8, 5, 0, 8, 0)], [(9, 15, 5, 0, 8, 0)]]
 
 
 def test_a_chunk_that_ends_within_a_vnode_says_where():
     batch = batch_of(range(4))
-    chunks = cut(batch, rows_of(batch, [(0, 5), (1, 5), (1, 6), (1, 6), (3, 7)]), Rule(3, 1 << 20))
+    chunks = cut(batch, rows_of(batch, [(0, 5), (1, 5), (1, 6), (1, 6), (3, 7)]), CutRule(3, 1 << 20))
     assert chunks[0].ranges == [(0, 0, 5, 0, 8, 0), (1, 1, 5, 0, 6, 1)]
     assert chunks[1].ranges == [(1, 1, 6, 1, 8, 0), (2, 3, 5, 0, 8, 0)]
 
@@ -167,7 +167,7 @@ def test_withheld_rows_are_counted_but_do_not_leave():
 def test_a_first_batch_goes_on_within_a_vnode_in_chunks_that_say_so():
     batch = batch_of(range(4), after=0, upto=7, is_first=True)
     rows = rows_of(batch, [(0, 7)] * 5 + [(1, 7)])
-    parts = [part for chunk in cut(batch, rows, Rule(3, 1 << 20)) for part in chunk.parts()]
+    parts = [part for chunk in cut(batch, rows, CutRule(3, 1 << 20)) for part in chunk.split_vnodes()]
     assert [(part.is_first, part.rows.num_rows, part.ranges) for part in parts] == [
         (True, 3, [(0, 0, 1, 0, 7, 3)]),
         (False, 2, [(0, 0, 7, 3, 8, 0)]),
@@ -204,7 +204,7 @@ def test_rows_without_a_key_are_named_by_seq_and_row():
         {"_op": "upsert", "_vnode": 0, "_seq": 5 + at // 2, "_row": 10 + at, "id": at, "name": "n", "more": None}
         for at in range(4)
     ]
-    [chunk] = cut(batch, pa.RecordBatch.from_pylist(rows, schema=batch.incoming))
+    [chunk] = cut(batch, pa.RecordBatch.from_pylist(rows, schema=batch.lane_schema))
     assert chunk.identities(None).to_pylist() == [{"_seq": 5 + at // 2, "_row": 10 + at} for at in range(4)]
     data, _ = encode.encode(chunk.rows, "arrow")
     sent = pa.ipc.open_stream(data).read_all()
@@ -246,11 +246,11 @@ def test_memory_holds_a_chunk_and_a_record_batch_however_many_rows_come():
                 pa.concat_arrays([text]),
                 pa.ExtensionArray.from_storage(JSON, pa.array(["{}"] * 1000)),
             ]
-            yield pa.RecordBatch.from_arrays(columns, schema=batch.incoming)
+            yield pa.RecordBatch.from_arrays(columns, schema=batch.lane_schema)
 
     def peak(count):
         start, most, rows = pa.total_allocated_bytes(), 0, 0
-        for chunk in Cutter(batch, Rule(700, 4 << 20)).chunks(incoming(count)):
+        for chunk in Cutter(batch, CutRule(700, 4 << 20)).chunks(incoming(count)):
             rows += chunk.rows.num_rows
             most = max(most, pa.total_allocated_bytes() - start)
         assert rows == 1000 * count
@@ -266,7 +266,7 @@ def test_a_small_rest_does_not_pin_the_record_batch_that_it_came_in():
     rows = rows_of(batch, [(0, 5)] * 1001, name=lambda at: "x" * 1000)
     size = rows.get_total_buffer_size()
     start = pa.total_allocated_bytes()
-    cutter = Cutter(batch, Rule(1000, 1 << 30))
+    cutter = Cutter(batch, CutRule(1000, 1 << 30))
 
     def incoming():
         nonlocal rows
@@ -280,8 +280,8 @@ def test_a_small_rest_does_not_pin_the_record_batch_that_it_came_in():
 
 
 def test_what_a_receiver_says_it_has_is_read_by_vnode():
-    assert positions_of([[0, 2, 5, 0], [7, 7, 6, 3]], 8) == {0: (5, 0), 1: (5, 0), 2: (5, 0), 7: (6, 3)}
-    assert positions_of([[0, 10**12, 5, 0]], 4) == dict.fromkeys(range(4), (5, 0))
-    assert positions_of([], 8) == {}
+    assert parse_positions([[0, 2, 5, 0], [7, 7, 6, 3]], 8) == {0: (5, 0), 1: (5, 0), 2: (5, 0), 7: (6, 3)}
+    assert parse_positions([[0, 10**12, 5, 0]], 4) == dict.fromkeys(range(4), (5, 0))
+    assert parse_positions([], 8) == {}
     for wrong in (None, {}, [[0, 1, 2]], [["0", 1, 2, 3]], [[0, 1, 2, True]], "no", [1]):
-        assert positions_of(wrong, 8) is None
+        assert parse_positions(wrong, 8) is None

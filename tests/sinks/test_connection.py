@@ -157,7 +157,7 @@ def test_a_server_that_stalls_in_the_handshake_is_bounded_by_the_clock(told):
 
     with hostile(say, is_reading=False) as server:
         started_s = time.monotonic()
-        with pytest.raises(wire.Failed, match="too long"):
+        with pytest.raises(wire.NoAnswer, match="too long"):
             asked(wire.Wire(timeout_s=1), f"https://localhost:{server.port}/x")
         assert time.monotonic() - started_s < 30
 
@@ -185,7 +185,7 @@ def test_an_answer_that_drips_inside_one_record_is_bounded_by_the_clock():
 
     with hostile(say, is_reading=False) as server:
         started_s = time.monotonic()
-        with pytest.raises(wire.Failed, match="too long"):
+        with pytest.raises(wire.NoAnswer, match="too long"):
             asked(wire.Wire(timeout_s=1), f"https://localhost:{server.port}/x")
         assert time.monotonic() - started_s < 30
 
@@ -253,7 +253,7 @@ def test_a_server_that_never_reads_over_tls_is_bounded_by_the_clock(monkeypatch)
     monkeypatch.setattr(wire, "SLOWEST_BYTES_S", 64 << 20)
     with hostile(lambda *_: server.over.wait(60), is_reading=False, tls=certified()) as server:
         started_s = time.monotonic()
-        with pytest.raises(wire.Failed, match="too long"):
+        with pytest.raises(wire.NoAnswer, match="too long"):
             asked(wire.Wire(timeout_s=1), server.url, body=bytes(64 << 20))
         assert time.monotonic() - started_s < 30
         server.over.set()
@@ -354,7 +354,7 @@ def test_a_host_and_a_path_in_any_writing(line, monkeypatch):
 @pytest.mark.parametrize("host", ["a..b", "x" * 300, ".example", "-ü-.example", "ü" * 80])
 def test_a_host_that_cannot_be_is_no_answer(host):
     for scheme in ("http", "https"):
-        with pytest.raises(wire.Failed):
+        with pytest.raises(wire.NoAnswer):
             asked(wire.Wire(timeout_s=5), f"{scheme}://{host}/x")
 
 
@@ -453,7 +453,7 @@ def test_a_proxy_that_drips_is_bounded_by_the_clock(monkeypatch, head):
         for scheme in ("http", "https"):
             monkeypatch.setenv(f"{scheme}_proxy", f"127.0.0.1:{server.port}")
             started_s = time.monotonic()
-            with pytest.raises(wire.Failed):
+            with pytest.raises(wire.NoAnswer):
                 asked(wire.Wire(timeout_s=1), f"{scheme}://h.example/x")
             assert time.monotonic() - started_s < 30
 

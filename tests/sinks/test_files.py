@@ -20,7 +20,7 @@ from deliveries import (
     upserts,
 )
 from strandline.sinks.contract import Result
-from strandline.sinks.files import FileLane, claimed, clear_unfinished, reaching
+from strandline.sinks.files import FileLane, clear_unfinished, collect_files, translate_errors
 from strandline.sinks.parquet import ParquetSink
 from strandline.storage.local import LocalStorage
 from support import files_below, refused
@@ -144,7 +144,7 @@ def test_a_file_named_by_its_content_has_one_name_for_the_same_rows(tmp_path):
 
 def test_a_value_that_the_destination_requires_or_cannot_hold_is_named_by_its_column(tmp_path):
     storage = LocalStorage(str(tmp_path))
-    columns = FIRST.outgoing
+    columns = FIRST.file_schema
     for at, field in enumerate(columns):
         if field.name == columns.names[-1]:
             strict = columns.set(at, field.with_nullable(False))
@@ -159,15 +159,15 @@ def test_a_value_that_the_destination_requires_or_cannot_hold_is_named_by_its_co
 
 def test_half_a_batch_is_not_claimed():
     with refused(sl.Unavailable):
-        claimed([Result(rows=1), Result(error=sl.Unavailable("gone"))])
-    assert claimed([Result(), Result()]) == []
+        collect_files([Result(rows=1), Result(error=sl.Unavailable("gone"))])
+    assert collect_files([Result(), Result()]) == []
 
 
 def test_what_a_store_says_is_told_with_the_place(tmp_path):
     storage = LocalStorage(str(tmp_path))
-    with refused(sl.NotFound, path=str(tmp_path)), reaching(storage):
+    with refused(sl.NotFound, path=str(tmp_path)), translate_errors(storage):
         raise FileNotFoundError("no bucket")
-    with refused(sl.Unavailable, path=str(tmp_path)), reaching(storage):
+    with refused(sl.Unavailable, path=str(tmp_path)), translate_errors(storage):
         raise OSError("reset by peer")
 
 

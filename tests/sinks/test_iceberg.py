@@ -149,13 +149,13 @@ def test_a_conflict_that_hides_a_landed_commit_deletes_nothing(local: dict[str, 
 @pytest.mark.parametrize("mode", ["changes", "upsert"])
 def test_two_that_saw_the_batch_missing_add_it_once(catalog: dict[str, str], opened: Opened, mode: str) -> None:
     first, second = opened(catalog, mode=mode), opened(catalog, mode=mode)
-    fresh = second._load
+    fresh = second._load_table
     for batch, rows in ((batch_of(0, 1), [up(1, 1, name="a")]), (batch_of(1, 2), [up(2, 2), up(2, 1, name="A")])):
         assert not first.is_delivered(batch) and not second.is_delivered(batch)
         ours, theirs = written(first, batch, *rows), written(second, batch, *rows)
         stale = [table_of(second)]
         first.finish(batch, ours)
-        second._load = lambda stale=stale: stale.pop() if stale else fresh()  # type: ignore[method-assign]
+        second._load_table = lambda stale=stale: stale.pop() if stale else fresh()  # type: ignore[method-assign]
         second.finish(batch, theirs)
         assert not stale
         assert snapshots(first) == batch.upto
@@ -182,10 +182,10 @@ def test_a_late_batch_of_withheld_rows_does_not_set_the_mark_back(catalog: dict[
     slow, quick = opened(catalog), opened(catalog)
     deliver(quick, batch_of(0, 1), up(1, 1))
     batch = batch_of(1, 4)
-    results, stale, fresh = written(slow, batch, withheld(2, 1)), [table_of(slow)], slow._load
+    results, stale, fresh = written(slow, batch, withheld(2, 1)), [table_of(slow)], slow._load_table
     deliver(quick, batch, withheld(2, 1))
     deliver(quick, batch_of(4, 9), withheld(9, 1))
-    slow._load = lambda: stale.pop() if stale else fresh()  # type: ignore[method-assign]
+    slow._load_table = lambda: stale.pop() if stale else fresh()  # type: ignore[method-assign]
     slow.finish(batch, results)
     assert not stale
     assert quick.position(1) == {0: 9}

@@ -26,7 +26,7 @@ from icebergs import (
     up,
 )
 from strandline.errors import Invalid, Unavailable
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
 from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog
 from support import free_ports, refused
@@ -55,7 +55,7 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
     with refused(Invalid):
         IcebergSink.from_dict(kept).open(PRODUCER)
     monkeypatch.setenv("ICE_CREDENTIAL", "from-env")
-    assert sink.catalog.resolved() == {**catalog, "credential": "from-env"}
+    assert sink.catalog.resolve() == {**catalog, "credential": "from-env"}
     references = {"uri": "postgresql://me:env:ICE_CREDENTIAL@db/cat", "token": "env:T", "s3.access-key-id": "env:K"}
     by_reference = IcebergSink(references, "ns.t")
     assert IcebergSink.from_dict(by_reference.to_dict()) == by_reference
@@ -63,7 +63,7 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("T", "t")
     monkeypatch.setenv("K", "k")
     resolved = {"uri": "postgresql://me:from-env@db/cat", "token": "t", "s3.access-key-id": "k"}
-    assert by_reference.catalog.resolved() == resolved
+    assert by_reference.catalog.resolve() == resolved
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_secrets_are_kept_as_references_only(monkeypatch: pytest.MonkeyPatch) ->
 def test_whatever_may_be_a_secret_is_neither_kept_nor_shown(settings: dict[str, Any]) -> None:
     sink = IcebergSink({"type": "rest", "uri": "http://127.0.0.1:1", **settings}, "ns.t", options={"odd": "HIDDEN"})
     kept = sink.to_dict()
-    assert sink.catalog.resolved() == {"type": "rest", "uri": "http://127.0.0.1:1", **settings}
+    assert sink.catalog.resolve() == {"type": "rest", "uri": "http://127.0.0.1:1", **settings}
     assert IcebergSink.from_dict(kept).to_dict() == kept
     assert IcebergSink.from_dict(kept).destination == sink.destination
     with refused(Invalid):
-        IcebergSink.from_dict(kept).catalog.resolved()
-    said = plain(json.dumps(sink.catalog.resolved()), sink.catalog.secrets())
+        IcebergSink.from_dict(kept).catalog.resolve()
+    said = scrub_text(json.dumps(sink.catalog.resolve()), sink.catalog.secrets())
     for text in (json.dumps(kept), repr(sink), sink.destination, said):
         assert "HID" not in text and "DEN" not in text
     kind = "sql" if str(settings.get("uri", "")).startswith("post") else "rest"

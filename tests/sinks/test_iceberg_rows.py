@@ -48,7 +48,7 @@ def test_upsert_keeps_the_current_rows(catalog: dict[str, str], opened: Opened) 
     assert held(ice, "id", "name", "qty", "more") == [(2, "B", None, None), (3, "c", 1 << 40, "m")]
     deliver(ice, batch_of(8, 9), gone(9, 2), gone(9, 3))
     assert held(ice, "id") == []
-    storage, folder, _ = ice._place(table_of(ice))
+    storage, folder, _ = ice._data_place(table_of(ice))
     assert list(storage.list(f"{folder}/changes")) == []
 
 

@@ -136,7 +136,7 @@ def test_a_table_that_requires_what_a_delete_lacks_takes_no_delete(local: dict[s
     required = [NestedField(1, "id", LongType(), required=True), NestedField(2, "name", StringType(), required=True)]
     ice._catalog.create_table(ice._sink.identifier, Schema(*required))
     batch = batch_of(0, 1)
-    [result] = ice.lane(batch)(iter([pa.RecordBatch.from_pylist([gone(1, 1)], schema=batch.incoming)]))
+    [result] = ice.lane(batch)(iter([pa.RecordBatch.from_pylist([gone(1, 1)], schema=batch.lane_schema)]))
     assert isinstance(result.error, Invalid) and result.error.fields["column"] == "name"
     with refused(Invalid, column="name"):
         ice.finish(batch, [result])

@@ -14,7 +14,7 @@ import forwarding
 import strandline as sl
 from foreign_receiver import Endpoint
 from forwarding import PRODUCER, Outcome, any_sink, batch_of, deliver, keys_of, leaving, rows_of, some_rows
-from strandline.sinks.forward.chunks import Rule
+from strandline.sinks.forward.chunks import CutRule
 from strandline.sinks.http import HttpSink
 from support import python, refused
 
@@ -463,10 +463,10 @@ def test_a_position_inside_a_seq_says_where_the_rest_of_its_batch_begins(receive
     receiver.lives[PRODUCER.sink] = PRODUCER.life
     receiver.positions[PRODUCER.sink] = {0: (8, 0), 1: (8, 3), 9: (8, 3)}
     assert delivery.position(4) == {0: 7, 1: 7}
-    assert delivery.inside(4) == {1: (8, 3)}
-    assert Rule.from_dict(delivery.rest((0, 1, 2), 4, 7)) == Rule(2, 4 << 20, (2, 5, 0))
-    assert Rule.from_dict(delivery.rest((1, 2), 4, 8)).done == (1, 8, 3)
-    assert Rule.from_dict(delivery.rest((2, 3), 0, 8)).done == (2, 1, 0)
+    assert delivery.partial_positions(4) == {1: (8, 3)}
+    assert CutRule.from_dict(delivery.remaining_cuts((0, 1, 2), 4, 7)) == CutRule(2, 4 << 20, (2, 5, 0))
+    assert CutRule.from_dict(delivery.remaining_cuts((1, 2), 4, 8)).done == (1, 8, 3)
+    assert CutRule.from_dict(delivery.remaining_cuts((2, 3), 0, 8)).done == (2, 1, 0)
     delivery.close()
 
 

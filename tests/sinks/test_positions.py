@@ -5,7 +5,14 @@ import pytest
 
 import strandline as sl
 from strandline.sinks.forward.message import ChunkHeader, Places, Replay, Sender, pack
-from strandline.sinks.forward.positions import check_life, forgotten, has_all, known, replayed, verdict
+from strandline.sinks.forward.positions import (
+    check_life,
+    check_replay,
+    find_new_rows,
+    holds_chunk,
+    list_positions,
+    older_positions,
+)
 from strandline.sinks.forward.refusal import Refusal
 from support import refused
 
@@ -25,58 +32,58 @@ def at(*seqs, sender=SENDER):
 
 
 def test_a_chunk_that_follows_is_new_as_a_whole_and_moves_the_positions():
-    found = verdict(chunk(), ROWS, at(4, 4))
+    found = find_new_rows(chunk(), ROWS, at(4, 4))
     assert found.is_new is None
     assert found.moved == {SENDER.position_app(0): pack(6, 0), SENDER.position_app(1): pack(6, 0)}
 
 
 def test_of_a_chunk_that_overlaps_the_rest_is_new():
-    found = verdict(chunk(), ROWS, at(5, 4))
+    found = find_new_rows(chunk(), ROWS, at(5, 4))
     assert found.is_new.tolist() == [False, True, True]
-    assert has_all(chunk(), at(6, 9)) and not has_all(chunk(), at(6, 5))
+    assert holds_chunk(chunk(), at(6, 9)) and not holds_chunk(chunk(), at(6, 5))
 
 
 def test_a_chunk_that_is_there_moves_nothing():
-    found = verdict(chunk(), ROWS, at(6, 7))
+    found = find_new_rows(chunk(), ROWS, at(6, 7))
     assert found.moved == {} and not found.is_new.any()
 
 
 @pytest.mark.parametrize("txns", [{}, at(3, 4), at(4)], ids=["nothing", "behind", "one vnode"])
 def test_a_gap_is_a_conflict_with_the_positions(txns):
-    with refused(sl.Conflict, positions=known(txns, SENDER)):
-        verdict(chunk(), ROWS, txns)
+    with refused(sl.Conflict, positions=list_positions(txns, SENDER)):
+        find_new_rows(chunk(), ROWS, txns)
 
 
 def test_a_first_chunk_begins_where_nothing_is_known_and_says_its_life():
-    found = verdict(chunk(is_first=True), ROWS, {})
+    found = find_new_rows(chunk(is_first=True), ROWS, {})
     assert found.moved[SENDER.life_app] == 7
     assert found.is_new is None
 
 
 def test_positions_are_told_in_runs():
     txns = {**at(4, 4, 5), SENDER.position_app(9): pack(5, 2)}
-    assert known(txns, SENDER) == [[0, 1, 4, 0], [2, 2, 5, 0], [9, 9, 5, 2]]
-    assert known(txns, NEWER) == []
+    assert list_positions(txns, SENDER) == [[0, 1, 4, 0], [2, 2, 5, 0], [9, 9, 5, 2]]
+    assert list_positions(txns, NEWER) == []
 
 
 def test_an_older_life_is_refused_and_forgotten():
     txns = at(4, 4)
-    for act in (lambda: check_life(OLDER, txns), lambda: verdict(chunk(sender=OLDER), ROWS, txns)):
+    for act in (lambda: check_life(OLDER, txns), lambda: find_new_rows(chunk(sender=OLDER), ROWS, txns)):
         with pytest.raises(Refusal) as caught:
             act()
         assert (caught.value.status, caught.value.error.fields) == (410, {"life": 7})
     check_life(NEWER, txns)
-    assert forgotten(txns, NEWER) == {SENDER.position_app(0): pack(4, 0), SENDER.position_app(1): pack(4, 0)}
-    assert forgotten(txns, SENDER) == {} and forgotten({}, SENDER) == {}
+    assert older_positions(txns, NEWER) == {SENDER.position_app(0): pack(4, 0), SENDER.position_app(1): pack(4, 0)}
+    assert older_positions(txns, SENDER) == {} and older_positions({}, SENDER) == {}
 
 
 def test_a_replay_is_taken_unless_something_newer_is_here():
-    assert replayed(Replay(SENDER, 5), at(5, 6)) == {SENDER.replay_app: 5}
-    assert replayed(Replay(SENDER, 0), {}) == {SENDER.replay_app: 0, SENDER.life_app: 7}
-    assert replayed(Replay(SENDER, 5), {**at(5), SENDER.replay_app: 5}) == {}
+    assert check_replay(Replay(SENDER, 5), at(5, 6)) == {SENDER.replay_app: 5}
+    assert check_replay(Replay(SENDER, 0), {}) == {SENDER.replay_app: 0, SENDER.life_app: 7}
+    assert check_replay(Replay(SENDER, 5), {**at(5), SENDER.replay_app: 5}) == {}
     with refused(sl.Conflict, as_of=6):
-        replayed(Replay(SENDER, 5), at(5, 7))
+        check_replay(Replay(SENDER, 5), at(5, 7))
     with refused(sl.Conflict, as_of=8):
-        replayed(Replay(SENDER, 5), {**at(5), SENDER.replay_app: 8})
+        check_replay(Replay(SENDER, 5), {**at(5), SENDER.replay_app: 8})
     with pytest.raises(Refusal):
-        replayed(Replay(OLDER, 99), at(5))
+        check_replay(Replay(OLDER, 99), at(5))

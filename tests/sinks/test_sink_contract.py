@@ -5,7 +5,7 @@ import pytest
 
 import strandline as sl
 from deliveries import PARTS, PRODUCER, delete, new_batch, upserts, withheld
-from strandline.sinks.contract import Producer, Redelivery, ResumableDelivery, incoming, is_delivered, passing
+from strandline.sinks.contract import Producer, Redelivery, ResumableDelivery, drop_withheld, is_delivered, lane_schema
 from strandline.sinks.http import HttpSink
 from strandline.sinks.parquet import ParquetSink
 from support import refused
@@ -20,22 +20,22 @@ def test_the_lives_of_a_consumer_share_one_sink():
 
 def test_rows_come_behind_what_they_are_and_without_a_key_with_their_number():
     columns = pa.schema([("id", pa.int64())])
-    assert incoming(columns, ("id",)).names == ["_op", "_vnode", "_seq", "id"]
-    assert incoming(columns, ()).names == ["_op", "_vnode", "_seq", "_row", "id"]
+    assert lane_schema(columns, ("id",)).names == ["_op", "_vnode", "_seq", "id"]
+    assert lane_schema(columns, ()).names == ["_op", "_vnode", "_seq", "_row", "id"]
     batch = new_batch(0, 5)
-    assert batch.incoming.names[3:] == batch.outgoing.names[2:] == PARTS.names
-    assert batch.outgoing.names[:2] == ["_op", "_seq"]
+    assert batch.lane_schema.names[3:] == batch.file_schema.names[2:] == PARTS.names
+    assert batch.file_schema.names[:2] == ["_op", "_seq"]
 
 
 def test_withheld_rows_are_counted_and_do_not_leave():
     batch = new_batch(0, 5)
     rows = [*upserts(3, range(3), parts=1), withheld(4, 9, 0), delete(5, 2, 0)]
-    kept, count = passing(pa.RecordBatch.from_pylist(rows, schema=batch.incoming))
+    kept, count = drop_withheld(pa.RecordBatch.from_pylist(rows, schema=batch.lane_schema))
     assert (kept.num_rows, count) == (4, 1)
     assert set(kept["_op"].to_pylist()) == {"upsert", "delete"}
-    whole = pa.RecordBatch.from_pylist(rows[:3], schema=batch.incoming)
-    assert passing(whole) == (whole, 0)
-    assert passing(whole.slice(0, 0))[1] == 0
+    whole = pa.RecordBatch.from_pylist(rows[:3], schema=batch.lane_schema)
+    assert drop_withheld(whole) == (whole, 0)
+    assert drop_withheld(whole.slice(0, 0))[1] == 0
 
 
 @pytest.mark.parametrize(

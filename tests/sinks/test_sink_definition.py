@@ -7,7 +7,7 @@ import pytest
 
 import strandline as sl
 from strandline.model.definition import TableDef
-from strandline.sinks.definition import KINDS, SinkDef, checked_start
+from strandline.sinks.definition import KINDS, SinkDef, check_start
 from strandline.sinks.http import HttpSink
 from strandline.sinks.iceberg import IcebergSink
 from strandline.sinks.parquet import ParquetSink
@@ -28,14 +28,14 @@ def test_a_sink_is_rebuilt_from_what_is_kept_of_it():
 def test_secrets_are_not_kept_and_come_from_the_sink_that_is_given():
     kept = CENTRAL.to_dict()
     assert "hush" not in json.dumps(kept) + repr(CENTRAL)
-    assert CENTRAL.unkept() == ["token"]
+    assert CENTRAL.lost_secrets() == ["token"]
     again = SinkDef.from_dict("central", "items", kept, CENTRAL)
     assert (again.to.token, again.where, again.start) == ("hush", "qty > 1", 5)
     # Another place gets no secret of this one.
     elsewhere = replace(CENTRAL, to=HttpSink("http://other/ingest/items", token="hush"))
     assert SinkDef.from_dict("central", "items", kept, elsewhere).to.token != "hush"
     salted = replace(CENTRAL, to=ParquetSink("s3://bucket/x"), salt="as it is")
-    assert salted.unkept() == ["salt"]
+    assert salted.lost_secrets() == ["salt"]
     assert SinkDef.from_dict("central", "items", salted.to_dict(), salted).salt == "as it is"
 
 
@@ -60,9 +60,9 @@ def test_a_declaration_that_makes_no_sense_is_refused(wrong):
 
 @pytest.mark.parametrize("start", [-1, True, 1.0, None, "Head"])
 def test_a_start_is_backfill_head_or_a_seq(start):
-    assert [checked_start(each, "x") for each in ("backfill", "head", 0, 7)] == ["backfill", "head", 0, 7]
+    assert [check_start(each, "x") for each in ("backfill", "head", 0, 7)] == ["backfill", "head", 0, 7]
     with refused(sl.Invalid, consumer="x"):
-        checked_start(start, "x")
+        check_start(start, "x")
 
 
 def test_a_kind_of_a_later_version_is_refused_with_the_way_to_go():
@@ -75,7 +75,7 @@ def test_a_kind_of_a_later_version_is_refused_with_the_way_to_go():
 def test_a_destination_of_current_rows_takes_no_table_without_a_key_or_with_versions(tmp_path):
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
     sink = SinkDef.declare("ice", "items", IcebergSink(catalog, "a.items", mode="upsert"))
-    sink.shape(TableDef.declare(ITEMS, key=["id"]))
+    sink.outgoing(TableDef.declare(ITEMS, key=["id"]))
     for options in ({}, {"key": ["id"], "version": "qty"}):
         with refused(sl.Invalid, consumer="ice", table="items"):
-            sink.shape(TableDef.declare(ITEMS, **options))
+            sink.outgoing(TableDef.declare(ITEMS, **options))

@@ -6,7 +6,7 @@ import pytest
 
 import strandline as sl
 from states import raise_epoch
-from strandline.state.address import checked_url, file_of, secrets_of, shown_url
+from strandline.state.address import file_of, parse_url, public_url, secrets_of
 from strandline.state.database import Database
 from support import refused
 
@@ -50,18 +50,18 @@ def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_shown_of_an_address_has_no_secret(url, shown, secrets):
-    parsed = checked_url(url)
-    assert (shown_url(parsed), secrets_of(parsed)) == (shown, secrets)
-    assert SECRET not in shown_url(parsed)
+    parsed = parse_url(url)
+    assert (public_url(parsed), secrets_of(parsed)) == (shown, secrets)
+    assert SECRET not in public_url(parsed)
 
 
 def test_the_file_of_an_address_is_known_however_it_is_named():
-    assert file_of(checked_url("sqlite:////a/state.db")) == "/a/state.db"
-    assert file_of(checked_url("sqlite:///file:/a/state.db?mode=ro&uri=true")) == "/a/state.db"
-    assert file_of(checked_url("postgresql://host/db")) is None
+    assert file_of(parse_url("sqlite:////a/state.db")) == "/a/state.db"
+    assert file_of(parse_url("sqlite:///file:/a/state.db?mode=ro&uri=true")) == "/a/state.db"
+    assert file_of(parse_url("postgresql://host/db")) is None
 
 
 def test_each_database_has_one_driver():
     schemes = ("postgres", "postgresql", "postgresql+psycopg")
-    assert {checked_url(f"{scheme}://host/db").drivername for scheme in schemes} == {"postgresql+psycopg"}
-    assert checked_url("sqlite:////a.db") == checked_url("sqlite+pysqlite:////a.db")
+    assert {parse_url(f"{scheme}://host/db").drivername for scheme in schemes} == {"postgresql+psycopg"}
+    assert parse_url("sqlite:////a.db") == parse_url("sqlite+pysqlite:////a.db")

@@ -122,7 +122,7 @@ def test_one_who_creates_a_table_waits_for_another_who_does(state, state_url):
     own = Table("strandline_test", MetaData(), Column("id", Integer, primary_key=True))
     with Database(state_url) as other, ThreadPoolExecutor(1) as pool:
         with state.transaction() as connection:
-            state._create(connection, own)
+            state._create_tables(connection, own)
             waiting = pool.submit(other.ensure, own)
             time.sleep(0.1)
             assert not waiting.done()

@@ -107,7 +107,7 @@ def test_a_record_is_between_what_was_told_and_what_is_about_to_be(
     with state.transaction() as connection:
         connection.execute(update(meta).values(epoch=epoch, pending=pending))
     if told is not None:
-        bond._write(EpochRecord("lake-a", told, state.shown, ()))
+        bond._write_record(EpochRecord("lake-a", told, state.shown, ()))
     before = read_record(storage)
     if is_sound:
         bond.check()
@@ -401,10 +401,10 @@ def test_no_loss_is_missed_and_none_is_invented(storage, new_state_url, monkeypa
                 bond.renew()  # one that was told to its end
                 renewals += 1
                 kept = read_record(storage)
-                bond._write(copied)
+                bond._write_record(copied)
                 with refused(sl.Conflict, found=copied.epoch):
                     bond.check()
-                bond._write(kept)
+                bond._write_record(kept)
             bond.check()
 
 

@@ -110,7 +110,7 @@ def test_an_open_intent_keeps_the_definition_that_it_was_begun_with(registry, ma
     marks.start(consumer, {0: 0, 1: 0}, fence)
     intent = open_intent(marks, consumer, fence)
     changed = registry.register("a", **FACTS | {"definition": {"where": "y"}})
-    assert not changed.is_new and "what was begun is finished by the old one" in changed.why
+    assert not changed.is_new and "definition changed; " in changed.why
     assert registry.get("a").definition == {"where": "y"} != intent.definition
     assert marks.intents(consumer) == [intent]
     marks.advance(changed.consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent)
@@ -130,7 +130,7 @@ def draft(**change):
 
 
 def test_the_vnodes_of_a_draft_are_kept_once_each_and_in_order():
-    assert draft().checked_vnodes() == (0, 2)
+    assert draft().check_vnodes() == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_the_vnodes_of_a_draft_are_kept_once_each_and_in_order():
 )
 def test_a_draft_of_nothing_or_of_what_cannot_be_kept_is_refused(change):
     with refused(sl.Invalid):
-        draft(**change).checked_vnodes()
+        draft(**change).check_vnodes()

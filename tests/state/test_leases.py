@@ -271,7 +271,7 @@ def test_leases_do_what_a_plain_model_does(state, leases):
 
 
 def test_a_held_lease_is_renewed_for_as_long_as_the_block_lasts_and_then_released(leases):
-    with leases.held("a", "ann", 1.2) as held:
+    with leases.hold("a", "ann", 1.2) as held:
         first = held.lease
         until_s = first.expires_s
         for _ in range(2):
@@ -288,14 +288,14 @@ def test_a_held_lease_is_renewed_for_as_long_as_the_block_lasts_and_then_release
 
 
 def test_a_held_lease_is_released_when_the_block_fails(leases):
-    with pytest.raises(ZeroDivisionError), leases.held("a", "ann", 60):
+    with pytest.raises(ZeroDivisionError), leases.hold("a", "ann", 60):
         _ = 1 // 0
     assert leases.find("a") is None
 
 
 def test_a_held_lease_that_another_holds_is_a_conflict(leases):
     leases.acquire("a", "ann", 60)
-    with refused(sl.Conflict, owner="ann"), leases.held("a", "ben", 60):
+    with refused(sl.Conflict, owner="ann"), leases.hold("a", "ben", 60):
         raise AssertionError("the block must not run")
 
 
@@ -303,7 +303,7 @@ def test_a_held_lease_that_cannot_be_renewed_in_time_says_so_and_stays_lost(leas
     def down(*_):
         raise sl.Unavailable("the server is away")
 
-    with leases.held("a", "ann", 0.6) as held:
+    with leases.hold("a", "ann", 0.6) as held:
         first = held.lease
         while held.lease == first:
             held.check()
@@ -321,7 +321,7 @@ def test_a_held_lease_that_cannot_be_renewed_in_time_says_so_and_stays_lost(leas
 
 
 def test_a_held_lease_that_was_taken_over_says_so_before_its_time_is_over(leases):
-    with leases.held("a", "ann", 60) as held:
+    with leases.hold("a", "ann", 60) as held:
         held._length_s = 0.1  # renewed soon, though it has long to live
         taken = leases.acquire("a", "ann", 600)
         held.renew_until(lambda wait_s: math.isinf(wait_s) or time.sleep(wait_s))
@@ -341,7 +341,7 @@ def test_a_short_outage_is_ridden_out(leases, monkeypatch):
         return renew(*arguments)
 
     monkeypatch.setattr(leases, "renew", flaky)
-    with leases.held("a", "ann", 1.2) as held:
+    with leases.hold("a", "ann", 1.2) as held:
         until_s = held.lease.expires_s
         while held.lease.expires_s == until_s:
             held.check()
@@ -354,7 +354,7 @@ def test_a_release_that_fails_does_not_hide_what_the_block_did(leases, monkeypat
         raise sl.Unavailable("the server is away")
 
     monkeypatch.setattr(leases, "release", down)
-    with leases.held("a", "ann", 60):
+    with leases.hold("a", "ann", 60):
         pass
     assert "could not be released" in caplog.text
 
@@ -365,7 +365,7 @@ from strandline.errors import Conflict, StrandlineError
 from strandline.state.leases import Leases, check_fence
 from strandline.state.database import Database
 state = Database(sys.argv[1])
-with Leases(state).held("a", "stalled", 0.5) as held:
+with Leases(state).hold("a", "stalled", 0.5) as held:
     print("held", flush=True)
     while not os.path.exists(sys.argv[2]):
         time.sleep(0.01)

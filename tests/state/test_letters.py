@@ -63,7 +63,7 @@ def test_a_letter_is_what_was_refused(letters, consumer):
 def test_a_repeated_run_saves_nothing_twice(letters, state, consumer):
     letters.save(consumer, "intent-1", [dead((0, 5, 0)), dead((1, 5, 0))])
     before = letters.all()
-    letters.failed(before[0].id, "still not", 400)
+    letters.count_refusal(before[0].id, "still not", 400)
     now = letters.all()
     letters.save(consumer, "intent-1", [dead((0, 5, 0), reason="other words"), dead((1, 5, 0))])
     assert letters.all() == now, "what was kept stays as it is"
@@ -140,14 +140,14 @@ def test_letters_are_dropped_by_id(letters, consumer):
     assert letters.all() == [second]
     assert letters.drop([]) == 0 and letters.drop([first.id]) == 0
     with refused(sl.NotFound, deadletter=first.id):
-        letters.failed(first.id, "no", 400)
+        letters.count_refusal(first.id, "no", 400)
 
 
 def test_a_replay_that_fails_is_counted_with_its_reason(letters, consumer):
     letters.save(consumer, "intent-1", [dead()])
     (letter,) = letters.all()
-    letters.failed(letter.id, "still no such column", 400)
-    letters.failed(letter.id, "no answer", None)
+    letters.count_refusal(letter.id, "still no such column", 400)
+    letters.count_refusal(letter.id, "no answer", None)
     now = letters.get(letter.id)
     assert (now.attempts, now.reason, now.status) == (2, "no answer", None)
     assert (now.keys, now.at, now.created_s) == (letter.keys, letter.at, letter.created_s)

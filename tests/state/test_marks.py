@@ -16,7 +16,7 @@ import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline.state import database as states
 from strandline.state import marks as module
-from strandline.state.address import checked_url
+from strandline.state.address import parse_url
 from strandline.state.marks import ConsumerState
 from support import python, refused
 
@@ -69,7 +69,7 @@ def test_the_highest_seq_and_many_vnodes_are_kept(marks, consumer, fence):
     marks.start(consumer, dict.fromkeys(range(4096), 0), fence)
     marks.advance(consumer, dict.fromkeys(range(4096), (0, (1 << 63) - 1)), fence=fence)
     assert marks.load(consumer) == dict.fromkeys(range(4096), (1 << 63) - 1)
-    assert marks.slowest_by("g1", 4096) == [((1 << 63) - 1, "a")]
+    assert marks.slowest_consumers("g1", 4096) == [((1 << 63) - 1, "a")]
 
 
 def test_an_owner_that_was_taken_over_changes_nothing(marks, leases, consumer):
@@ -112,32 +112,32 @@ def test_without_a_lease_nothing_moves(registry, marks, leases, consumer):
 
 
 def test_the_slowest_living_consumer_holds_the_log(registry, marks, leases):
-    assert marks.slowest_by("g1", 2) == []
+    assert marks.slowest_consumers("g1", 2) == []
     first, second = (registry.register(name, **FACTS).consumer for name in ("a", "b"))
     other = registry.register("c", **FACTS | {"table_generation": "g2"}).consumer
     fences = {each.name: leases.acquire(each.lease, "me", 600).fence for each in (first, second, other)}
-    assert marks.slowest_by("g1", 2) == [(0, "a"), (0, "b")]
+    assert marks.slowest_consumers("g1", 2) == [(0, "a"), (0, "b")]
     marks.start(first, {0: 8, 1: 6}, fences["a"])
-    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "the other has not started"
+    assert marks.slowest_consumers("g1", 2) == [(0, "b"), (6, "a")], "the other has not started"
     marks.start(second, {0: 9}, fences["b"])
-    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "nor has all of it"
+    assert marks.slowest_consumers("g1", 2) == [(0, "b"), (6, "a")], "nor has all of it"
     marks.start(second, {1: 7}, fences["b"])
-    assert marks.slowest_by("g1", 2) == [(6, "a"), (7, "b")]
-    assert marks.slowest_by("g1", 4) == [(0, "a"), (0, "b")], "vnodes that came later"
-    assert marks.slowest_by("g1", 1) == [(8, "a"), (9, "b")], "vnodes that are no more"
+    assert marks.slowest_consumers("g1", 2) == [(6, "a"), (7, "b")]
+    assert marks.slowest_consumers("g1", 4) == [(0, "a"), (0, "b")], "vnodes that came later"
+    assert marks.slowest_consumers("g1", 1) == [(8, "a"), (9, "b")], "vnodes that are no more"
     registry.retire("a")
-    assert marks.slowest_by("g1", 2) == [(7, "b")]
+    assert marks.slowest_consumers("g1", 2) == [(7, "b")]
     revived = registry.register("a", revive=True, **FACTS).consumer
-    assert marks.slowest_by("g1", 2) == [(0, "a"), (7, "b")], "a new life has not started"
+    assert marks.slowest_consumers("g1", 2) == [(0, "a"), (7, "b")], "a new life has not started"
     marks.start(revived, {0: 8, 1: 6}, fences["a"])
-    assert marks.slowest_by("g1", 2) == [(6, "a"), (7, "b")]
+    assert marks.slowest_consumers("g1", 2) == [(6, "a"), (7, "b")]
     registry.register("b", **FACTS | {"destination": "s3://b"})
-    assert marks.slowest_by("g1", 2) == [(0, "b"), (6, "a")], "a new generation has not started"
+    assert marks.slowest_consumers("g1", 2) == [(0, "b"), (6, "a")], "a new generation has not started"
     registry.register("b", **FACTS | {"table_generation": "g2"})
-    assert marks.slowest_by("g1", 2) == [(6, "a")]
-    assert marks.slowest_by("g2", 2) == [(0, "b"), (0, "c")]
+    assert marks.slowest_consumers("g1", 2) == [(6, "a")]
+    assert marks.slowest_consumers("g2", 2) == [(0, "b"), (0, "c")]
     with refused(sl.Invalid):
-        marks.slowest_by("g1", 0)
+        marks.slowest_consumers("g1", 0)
 
 
 def test_a_retired_consumer_moves_no_mark_and_keeps_what_it_had_on_record(registry, marks, consumer, fence):
@@ -176,14 +176,14 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
     retired = registry.retire("c5")
     statements = []
     event.listen(state._engine, "before_cursor_execute", lambda *words: statements.append(words[2]))
-    standings, receipts = marks.known(), marks.last_receipts(found)
+    standings, receipts = marks.consumer_states(), marks.last_receipts(found)
     assert len([each for each in statements if each.startswith("SELECT")]) == 4
     now = [retired if each.name == "c5" else each for each in found]
     assert standings == {each.name: ConsumerState(each, marks.load(each), tuple(marks.intents(each))) for each in now}
     assert standings["c0"].marks == {} and standings["c5"].marks == dict.fromkeys(range(5), 5)
     assert [intent.lane for intent in standings["c3"].intents] == ["x", "y"]
     assert receipts == {each.generation: marks.receipts(each, 1)[0] for each in found[1:]}
-    assert marks.known("c3") == {"c3": standings["c3"]} and marks.known("nobody") == {}
+    assert marks.consumer_states("c3") == {"c3": standings["c3"]} and marks.consumer_states("nobody") == {}
     assert marks.last_receipts([]) == {}
 
 
@@ -263,7 +263,7 @@ class Model:
             return sl.Conflict
         self.intents[lane] = (*self.intents[lane][:3], cuts)
 
-    def slowest_by(self, name, vnodes):
+    def slowest_consumers(self, name, vnodes):
         if self.is_retired or self.identity[1] != "g1":
             return []
         return [(min(self.marks.get(vnode, 0) for vnode in range(vnodes)), name)]
@@ -381,7 +381,7 @@ class Machine:
         covered = [vnode for intent in intents.values() for vnode in intent.vnodes]
         assert len(covered) == len(set(covered))
         assert [each.body for each in marks.receipts(consumer)] == model.receipts
-        assert marks.slowest_by(f"{self.name}/g1", 3) == model.slowest_by(self.name, 3)
+        assert marks.slowest_consumers(f"{self.name}/g1", 3) == model.slowest_consumers(self.name, 3)
         assert self.registry.get(self.name) == consumer
         assert len(self.registry.history(self.name)) == self.generations
 
@@ -461,7 +461,20 @@ def test_racing_processes_lose_no_advance(marks, consumer, fence, state_url, in_
 
 # --- crashes ---------------------------------------------------------------------------------------------------
 
-SCENARIO = """
+OPEN_INTENT = """
+from strandline.crash import crash_point
+from strandline.state.intents import IntentDraft
+from strandline.state.marks import begin_intent
+def open_intent(state, consumer, fence, *facts):
+    with state.transaction() as connection:
+        intent = begin_intent(connection, consumer, IntentDraft(*facts), fence)
+    crash_point("marks.intent_saved")
+    return intent
+"""
+
+SCENARIO = (
+    OPEN_INTENT
+    + """
 from strandline import crash
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
@@ -476,14 +489,13 @@ def scenario(url):
     lease = leases.acquire(consumer.lease, "doomed", 600)
     fence = lease.fence
     marks.start(consumer, {0: 0, 1: 0, 2: 0}, fence)
-    intent = marks.open_intent(
-        consumer, lane="x", vnodes=[0, 1], after=0, upto=5, schema_id=0, cuts=[1], fence=fence)
+    intent = open_intent(state, consumer, fence, "x", [0, 1], 0, 5, 0, [1])
     intent = marks.save_cuts(intent, [1, 2], fence)
     marks.advance(consumer, {0: (0, 5), 1: (0, 5)}, fence=fence, intent=intent, receipt={"rows": 1})
     marks.advance(consumer, {2: (0, 7)}, fence=fence, receipt={"rows": 2})
     lease = leases.renew(lease, 600)
     consumer = registry.register("a", definition={"n": 2}, **FACTS).consumer
-    marks.open_intent(consumer, lane="y", vnodes=[0], after=5, upto=6, schema_id=0, fence=fence)
+    open_intent(state, consumer, fence, "y", [0], 5, 6, 0)
     registry.retire("a")
     consumer = registry.register("a", definition={"n": 2}, revive=True, **FACTS).consumer
     marks.start(consumer, {0: 3, 1: 9}, fence)
@@ -494,13 +506,14 @@ def work(number, *arguments):
     crash._ARMED, url = arguments[2 * number : 2 * number + 2]
     scenario(url)
 """
+)
 
 VOLATILE = {"generation", "id", "created_s", "at_s", "since_s", "expires_s"}
 
 
 def contents(url):
     """Every row of a state, without ids and times; read without the code that wrote it."""
-    engine = create_engine(checked_url(url))
+    engine = create_engine(parse_url(url))
     with engine.connect() as connection:
         found = {}
         for name in sorted(inspect(connection).get_table_names()):
@@ -535,7 +548,9 @@ def test_a_process_killed_around_a_commit_leaves_the_state_before_or_after_it(ne
         assert contents(url) == expected[number], point
 
 
-SEND = """
+SEND = (
+    OPEN_INTENT
+    + """
 import sys
 from strandline.state.leases import Leases
 from strandline.state.marks import Marks
@@ -545,11 +560,12 @@ state = Database(sys.argv[1])
 marks = Marks(state)
 consumer = Registry(state).get("a")
 fence = Leases(state).acquire(consumer.lease, "doomed", 0.05).fence
-intent = marks.open_intent(consumer, lane="0", vnodes=[0], after=0, upto=5, schema_id=0, cuts=[2, 5], fence=fence)
+intent = open_intent(state, consumer, fence, "0", [0], 0, 5, 0, [2, 5])
 with open(sys.argv[2], "a") as destination:
     destination.write("effect\\n")
 marks.advance(consumer, {0: (0, 5)}, fence=fence, intent=intent, receipt={"rows": 5})
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import strandline as sl
 from states import epoch_of, path_of, raise_epoch
 from strandline.state.database import Database, meta
 from strandline.state.marks import Marks
-from strandline.state.sqlite_file import Copy, kind_of, ours, refusal
+from strandline.state.sqlite_file import PrivateCopy, file_error, kind_of, write_refusal
 from support import refused
 
 
@@ -99,13 +99,13 @@ def test_a_place_where_no_file_can_be_is_unavailable(tmp_path, name):
 
 def test_a_file_that_can_be_written_needs_no_copy(sqlite_url, tmp_path):
     with Database(sqlite_url):
-        assert refusal(str(path_of(sqlite_url))) is None
-        assert Copy.needed(str(path_of(sqlite_url))) is None
-    assert Copy.needed(str(tmp_path / "missing.db")) is None
+        assert write_refusal(str(path_of(sqlite_url))) is None
+        assert PrivateCopy.if_needed(str(path_of(sqlite_url))) is None
+    assert PrivateCopy.if_needed(str(tmp_path / "missing.db")) is None
 
 
 def test_a_copy_is_taken_anew_when_the_file_has_changed(sqlite_url):
-    copy = Copy(str(path_of(sqlite_url)))
+    copy = PrivateCopy(str(path_of(sqlite_url)))
     with Database(sqlite_url) as state:
         for epoch in (3, 4):
             raise_epoch(state, epoch)
@@ -142,7 +142,7 @@ def test_an_error_of_sqlite_has_the_kind_that_says_what_to_do(code, kind):
 
 def test_a_full_disk_is_said_with_the_path(tmp_path):
     path = str(tmp_path / "state.db")
-    found = ours(error_of(sqlite3.SQLITE_FULL), path)
+    found = file_error(error_of(sqlite3.SQLITE_FULL), path)
     assert (type(found), found.fields["path"], found.fields["refusal"]) == (sl.Unavailable, path, "ENOSPC")
-    assert ours(error_of(sqlite3.SQLITE_CORRUPT), path) is None
-    assert ours(error_of(sqlite3.SQLITE_IOERR), path) is None, "nothing is in the way there"
+    assert file_error(error_of(sqlite3.SQLITE_CORRUPT), path) is None
+    assert file_error(error_of(sqlite3.SQLITE_IOERR), path) is None, "nothing is in the way there"

@@ -5,13 +5,12 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import typer
 from sqlalchemy import text
 from typer.testing import CliRunner
 
 import strandline as sl
 from receiving import asking
-from strandline.cli import token
+from strandline.cli import app
 from strandline.server import auth
 from strandline.server.app import make_app
 from strandline.state.database import Database
@@ -29,26 +28,26 @@ def test_a_token_has_its_role_until_it_is_revoked(tokens):
     writer, reader = tokens.add("edge", "writer"), tokens.add("dash", "reader")
     assert writer != reader
     assert [(token.name, token.role) for token in tokens.all()] == [("dash", "reader"), ("edge", "writer")]
-    assert role_of(writer, tokens.known()) == "writer"
-    assert role_of(reader, tokens.known()) == "reader"
+    assert role_of(writer, tokens.hashes()) == "writer"
+    assert role_of(reader, tokens.hashes()) == "reader"
     tokens.revoke("edge")
-    assert role_of(writer, tokens.known()) is None
-    assert role_of(reader, tokens.known()) == "reader"
+    assert role_of(writer, tokens.hashes()) is None
+    assert role_of(reader, tokens.hashes()) == "reader"
     with refused(sl.NotFound, token="edge"):
         tokens.revoke("edge")
 
 
 def test_what_is_no_token_has_no_role(tokens):
     secret = tokens.add("edge", "admin")
-    for other in ("", secret[:-1], secret + "x", secret.upper(), tokens.known()[0].hash, "ä"):
-        assert role_of(other, tokens.known()) is None
+    for other in ("", secret[:-1], secret + "x", secret.upper(), tokens.hashes()[0].hash, "ä"):
+        assert role_of(other, tokens.hashes()) is None
 
 
 def test_a_name_is_taken_until_its_token_is_revoked(tokens):
     first = tokens.add("edge", "writer")
     with refused(sl.Invalid, token="edge"):
         tokens.add("edge", "admin")
-    assert role_of(first, tokens.known()) == "writer"
+    assert role_of(first, tokens.hashes()) == "writer"
     tokens.revoke("edge")
     assert tokens.add("edge", "admin") != first
 
@@ -63,7 +62,7 @@ def test_of_threads_that_add_one_name_one_wins(tokens):
     with ThreadPoolExecutor(8) as pool:
         secrets = [secret for secret in pool.map(add, range(8)) if secret]
     assert len(secrets) == 1
-    assert role_of(secrets[0], tokens.known()) == "writer"
+    assert role_of(secrets[0], tokens.hashes()) == "writer"
 
 
 @pytest.mark.parametrize(
@@ -87,9 +86,6 @@ def test_the_state_holds_no_secret(tmp_path):
 
 @pytest.fixture
 def run(lake, items):
-    app = typer.Typer()
-    token.register(app)
-
     def call(*words):
         result = CliRunner().invoke(app, ["token", *words, "--lake", lake.storage.uri, "--json"])
         return result.exit_code, json.loads(result.stdout)
@@ -100,7 +96,7 @@ def run(lake, items):
 def test_the_verbs_add_list_and_revoke(lake, run):
     code, made = run("add", "edge", "--role", "writer")
     assert (code, made["role"]) == (0, "writer")
-    assert role_of(made["token"], Tokens(lake.state.database).known()) == "writer"
+    assert role_of(made["token"], Tokens(lake.state.database).hashes()) == "writer"
     code, listed = run("list")
     assert [(each["name"], each["role"]) for each in listed["tokens"]] == [("edge", "writer")]
     assert made["token"] not in json.dumps(listed)
@@ -117,8 +113,8 @@ def test_that_there_was_a_token_is_kept_for_good(tokens):
     assert tokens.were_made()
     tokens.revoke("edge")
     assert tokens.were_made()
-    assert (tokens.all(), tokens.known()) == ([], [])
-    assert role_of(secret, tokens.known()) is role_of("", tokens.known()) is None
+    assert (tokens.all(), tokens.hashes()) == ([], [])
+    assert role_of(secret, tokens.hashes()) is role_of("", tokens.hashes()) is None
     for name in ("", "edge"):
         with refused(sl.NotFound):
             tokens.revoke(name)

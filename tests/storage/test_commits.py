@@ -3,7 +3,7 @@
 import pytest
 
 import strandline as sl
-from strandline.storage.commits import FIRST, CommitLog, id_of, sealed, unsealed
+from strandline.storage.commits import FIRST, CommitLog, id_of, read_sealed, seal_actions
 from strandline.storage.delta import DeltaLog
 from support import refused
 
@@ -55,8 +55,8 @@ CATALOG = [{"commitId": "x", "tables": {}}]
 
 @pytest.mark.parametrize("actions", [ACTIONS, CATALOG], ids=["delta", "catalog"])
 def test_a_sealed_file_says_what_was_sealed(actions):
-    data, digest = sealed("a/0.json", actions, "beef")
-    found = unsealed("a/0.json", data)
+    data, digest = seal_actions("a/0.json", actions, "beef")
+    found = read_sealed("a/0.json", data)
     assert (found.digest, found.previous, id_of(found.actions)) == (digest, "beef", "x")
     assert len(found.actions) == len(actions) and found.actions[1:] == actions[1:]
 
@@ -73,9 +73,9 @@ def test_a_sealed_file_says_what_was_sealed(actions):
     ],
 )
 def test_a_file_that_is_cut_altered_or_foreign_is_not_what_was_sealed(change):
-    data, _ = sealed("a/0.json", ACTIONS, FIRST)
+    data, _ = seal_actions("a/0.json", ACTIONS, FIRST)
     with pytest.raises(ValueError):
-        unsealed("a/0.json", change(data))
+        read_sealed("a/0.json", change(data))
 
 
 def test_a_file_under_another_path_is_not_what_was_sealed(commits, storage):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import strandline as sl
-from strandline.storage.contract import Staged, cleared_away, inside
+from strandline.storage.contract import StagedFile, check_inside, cleared_away
 from strandline.storage.open import open_storage
 from support import refused
 
@@ -24,8 +24,8 @@ def test_a_storage_is_not_left_whatever_path_a_file_names(tmp_path, path):
         lambda: list(storage.list(path)),
         lambda: storage.output(path).__enter__(),
         lambda: storage.stage(path).__enter__(),
-        lambda: storage.publish([Staged("a", path, 1)]),
-        lambda: storage.publish([Staged(path, "a", 1)]),
+        lambda: storage.publish([StagedFile("a", path, 1)]),
+        lambda: storage.publish([StagedFile(path, "a", 1)]),
     ):
         with refused(sl.Corrupt, path=path):
             act()
@@ -39,12 +39,12 @@ def test_a_storage_is_not_left_whatever_path_a_file_names(tmp_path, path):
 
 @pytest.mark.parametrize("path", ["", "a", "a/b.parquet", "a..b/c", "...", "a/..b"])
 def test_a_path_that_stays_inside_is_taken_as_it_is(path):
-    assert inside(path) == path
+    assert check_inside(path) == path
 
 
 def test_a_staged_file_survives_being_written_down():
-    staged = Staged("a/b", "a/.tmp-1", 7, ("part 1", "part 2"))
-    assert Staged.from_dict(json.loads(json.dumps(staged.to_dict()))) == staged
+    staged = StagedFile("a/b", "a/.tmp-1", 7, ("part 1", "part 2"))
+    assert StagedFile.from_dict(json.loads(json.dumps(staged.to_dict()))) == staged
 
 
 def test_an_unfinished_file_that_was_cleared_away_is_a_conflict_by_its_path():

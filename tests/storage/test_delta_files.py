@@ -4,7 +4,7 @@ import pytest
 
 import strandline as sl
 from deltas import add
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.snapshot import NOTHING
 from support import refused
 
@@ -16,7 +16,7 @@ def chain(storage, log):
         add(log, f"f{version}")
         if version in (3, 5):
             log.checkpoint()
-    return Chain(storage, "t")
+    return CommitChain(storage, "t")
 
 
 def commit(version):
@@ -47,9 +47,9 @@ def test_the_newest_version_is_the_default_and_one_to_come_is_not_found(chain):
     with refused(sl.NotFound, version=9):
         chain.load(9)
     with refused(sl.NotFound):
-        Chain(chain.storage, "nowhere").load()
+        CommitChain(chain.storage, "nowhere").load()
     with refused(sl.NotFound, version=0):
-        Chain(chain.storage, "nowhere").load(0)
+        CommitChain(chain.storage, "nowhere").load(0)
 
 
 def test_reading_on_stops_where_it_is_told_to(chain):

@@ -128,13 +128,13 @@ def test_a_flipped_bit_anywhere_in_a_file_is_a_fault_of_that_file(repeated, part
     path = only_file(repeated, "log/")
     (file,) = repeated.log.refresh().snapshot.files.values()
     where = f"{repeated.log.folder}/{file.path}"
-    assert digest.fault(repeated.log.storage, where, file) == ""
+    assert digest.find_fault(repeated.log.storage, where, file) == ""
     at = parts_of(path)[part]
     for bit in (0, 3, 7):
         flip(path, at, bit)
-        assert digest.fault(repeated.log.storage, where, file) != ""
+        assert digest.find_fault(repeated.log.storage, where, file) != ""
         flip(path, at, bit)
-    assert digest.fault(repeated.log.storage, where, file) == ""
+    assert digest.find_fault(repeated.log.storage, where, file) == ""
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
@@ -220,10 +220,10 @@ def test_a_file_from_before_there_were_digests_is_read_to_verify_its_pages(repea
     (file,) = repeated.log.refresh().snapshot.files.values()
     old = type(file)(**{**vars(file), "crc": None})
     where = f"{repeated.log.folder}/{file.path}"
-    assert digest.fault(repeated.log.storage, where, old) == ""
+    assert digest.find_fault(repeated.log.storage, where, old) == ""
     flip(path, parts_of(path)[part])
     if part in ("a page", "a dictionary", "a page of codes", "the last magic", "the length of the footer"):
-        assert digest.fault(repeated.log.storage, where, old) != ""
+        assert digest.find_fault(repeated.log.storage, where, old) != ""
 
 
 def test_a_file_from_before_there_were_digests_that_lost_rows_is_noticed(repeated):
@@ -232,7 +232,7 @@ def test_a_file_from_before_there_were_digests_that_lost_rows_is_noticed(repeate
     rows = pq.read_table(path)
     pq.write_table(rows.slice(0, rows.num_rows - 1), path, write_page_checksum=True)
     old = type(file)(**{**vars(file), "crc": None, "size": path.stat().st_size})
-    fault = digest.fault(repeated.log.storage, f"{repeated.log.folder}/{file.path}", old)
+    fault = digest.find_fault(repeated.log.storage, f"{repeated.log.folder}/{file.path}", old)
     assert "1999 rows" in fault and "2000" in fault
 
 
@@ -273,8 +273,10 @@ def test_a_file_is_read_once_to_be_verified(repeated, tmp_path, monkeypatch):
     repeated.compact(full=True)
     repeated.upsert([{"id": 1, "name": "new"}])
     read = []
-    fault = digest.fault
-    monkeypatch.setattr(digest, "fault", lambda storage, path, *rest: read.append(path) or fault(storage, path, *rest))
+    fault = digest.find_fault
+    monkeypatch.setattr(
+        digest, "find_fault", lambda storage, path, *rest: read.append(path) or fault(storage, path, *rest)
+    )
     repeated.export(tmp_path / "out")
     assert len(read) == len(set(read)) == 2
     read.clear()
@@ -291,4 +293,4 @@ def test_a_file_written_in_pieces_has_the_digest_of_the_whole(tmp_path):
     rows = pa.table({"x": pa.array(range(100_000), pa.int64())})
     budget = writer.Budget(group_rows=10_000)
     files = list(writer.write_files(storage, "f", lambda: "a.parquet", rows.to_batches(), rows.schema, budget=budget))
-    assert [digest.fault(storage, f"f/{file.path}", file) for file in files] == [""]
+    assert [digest.find_fault(storage, f"f/{file.path}", file) for file in files] == [""]

@@ -1,7 +1,7 @@
 """A folder as a storage: files are there whole or not at all, and leftovers are told apart."""
 
 import strandline as sl
-from strandline.storage.contract import Staged
+from strandline.storage.contract import StagedFile
 from strandline.storage.open import LocalStorage
 from support import refused
 
@@ -12,7 +12,7 @@ def test_a_staged_file_that_was_cleared_away_while_it_was_written_is_a_conflict(
         storage.delete([info.path for info in storage.temporaries("")])
     assert list(storage.list("")) == []
     with refused(sl.Conflict):
-        storage.publish([Staged("a/b.parquet", "a/.tmp-x", 4)])
+        storage.publish([StagedFile("a/b.parquet", "a/.tmp-x", 4)])
 
 
 def test_a_temporary_file_that_a_crash_left_is_listed_apart(storage, tmp_path):

@@ -78,7 +78,7 @@ def test_a_file_that_could_not_be_opened_leaves_no_trace_behind(stored, monkeypa
 
 def test_an_outage_is_remembered_from_its_moment_on():
     outages, before = Outages(), time.monotonic()
-    with pytest.raises(BaseError), outages.noting():
+    with pytest.raises(BaseError), outages.record_errors():
         raise BaseError("no answer")
     assert str(outages.since(before)) == "no answer"
     assert outages.since(time.monotonic() + 1) is None

@@ -11,8 +11,8 @@ from strandline.storage.snapshot import (
     DataFile,
     Draft,
     actions_of,
-    applied,
-    check,
+    apply_commit,
+    check_draft,
     commit_info,
     data_file,
     new_file_name,
@@ -64,10 +64,12 @@ def test_a_commit_adds_removes_and_moves_and_leaves_the_rest():
     info = {"commitInfo": {"timestamp": 10, "doomed": ["z"]}}
     kept = {"txn": {"appId": "kept", "version": 1}}
     gone = {"txn": {"appId": "gone", "version": 1}}
-    first = applied(NOTHING, commit_of(info, file("a").add(), file("b").add(), kept, gone, {"metaData": {"name": "t"}}))
+    first = apply_commit(
+        NOTHING, commit_of(info, file("a").add(), file("b").add(), kept, gone, {"metaData": {"name": "t"}})
+    )
     forgotten = {"txn": {"appId": "gone", "version": 1, "lastUpdated": FORGOTTEN_MS}}
     earlier = {"commitInfo": {"timestamp": 4}}
-    second = applied(first, commit_of(earlier, file("a").remove(11), forgotten, digest="e"))
+    second = apply_commit(first, commit_of(earlier, file("a").remove(11), forgotten, digest="e"))
     assert (first.version, set(first.files), dict(first.txns)) == (0, {"a", "b"}, {"kept": 1, "gone": 1})
     assert (second.version, set(second.files), dict(second.txns)) == (1, {"b"}, {"kept": 1})
     assert (second.timestamp_ms, second.digest, second.doomed, second.metadata) == (10, "e", {"z"}, {"name": "t"})
@@ -75,16 +77,16 @@ def test_a_commit_adds_removes_and_moves_and_leaves_the_rest():
 
 
 def test_a_draft_claims_no_file_that_was_given_up():
-    snapshot = applied(NOTHING, commit_of({"commitInfo": {"timestamp": 1, "doomed": ["z"]}}))
-    check(Draft(add=[file("y")]), snapshot)
+    snapshot = apply_commit(NOTHING, commit_of({"commitInfo": {"timestamp": 1, "doomed": ["z"]}}))
+    check_draft(Draft(add=[file("y")]), snapshot)
     with refused(sl.Conflict, path="z"):
-        check(Draft(add=[file("z")]), snapshot)
+        check_draft(Draft(add=[file("z")]), snapshot)
 
 
 def test_a_draft_becomes_actions_that_give_it_back():
     draft = Draft(add=[file("a")], txns={"x": 1}, expiring_txns={"y": 2}, forgotten_txns={"w": 3}, doomed=["z"])
     actions = actions_of(draft, "WRITE", "id", 12, {"rows": 1})
-    found = applied(NOTHING, commit_of(*actions))
+    found = apply_commit(NOTHING, commit_of(*actions))
     assert (dict(found.txns), found.doomed, found.timestamp_ms) == ({"x": 1, "y": 2}, {"z"}, 12)
     assert found.files["a"].modified_ms == 12
     assert commit_info(actions)["operationMetrics"] == {"rows": "1"}

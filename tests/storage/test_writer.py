@@ -716,12 +716,12 @@ def test_rows_that_come_one_by_one_are_joined(storage):
     table = pa.table({f"c{at}": [str(row % 9) for row in range(3000)] for at in range(8)})
     (file,) = write(storage, table, batch_rows=1)
     assert groups(storage, file) == [3000]
-    pieces = list(writer._pieces(table.to_batches(max_chunksize=1)))
+    pieces = list(writer._resize_batches(table.to_batches(max_chunksize=1)))
     assert [piece.num_rows for piece in pieces] == [1024, 1024, 952]
 
 
 def test_large_batches_are_looked_at_in_pieces():
     batch = pa.record_batch({"text": ["x" * 10_000] * 5000})
-    pieces = list(writer._pieces([batch]))
+    pieces = list(writer._resize_batches([batch]))
     assert sum(piece.num_rows for piece in pieces) == 5000
     assert max(piece.nbytes for piece in pieces) <= 9 * MIB

@@ -8,7 +8,7 @@ import strandline as sl
 from strandline.cli import main
 from strandline.consumers import compaction, retention
 from strandline.engines.lanes import BaselineLane
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from support import ITEMS
 
 
@@ -68,7 +68,7 @@ def test_a_tick_goes_on_behind_a_table_that_cannot_be_folded(three, monkeypatch,
 
 
 def test_a_tick_tells_of_a_table_of_which_it_cannot_say_whether_it_is_due(three, monkeypatch):
-    fail_for_b(monkeypatch, retention, "due", ZeroDivisionError("division by zero"))
+    fail_for_b(monkeypatch, retention, "due_horizon", ZeroDivisionError("division by zero"))
     report = three.tick()
     assert [each.name for each in report.consumers if each.error] == ["retention/b"]
     assert [each.table for each in report.compacted if each.error is None] == ["a", "b", "c"]
@@ -77,7 +77,7 @@ def test_a_tick_tells_of_a_table_of_which_it_cannot_say_whether_it_is_due(three,
 
 
 def test_a_tick_goes_on_behind_a_table_whose_rows_cannot_expire(three, monkeypatch):
-    monkeypatch.setattr(retention, "due", lambda table: 1)
+    monkeypatch.setattr(retention, "due_horizon", lambda table: 1)
     report = three.tick()
     assert sorted(each.table for each in report.consumers if each.error is not None) == ["a", "b", "c"]
     assert sorted(each.table for each in report.compacted if each.error is None) == ["a", "b", "c"]
@@ -101,7 +101,7 @@ def test_the_command_line_tells_of_every_table_and_ends_with_1(three, monkeypatc
         "vacuum": [(table, "vacuum")],
         "tick": [(compaction, "fold_on_driver")],
         "status": [(sl.Table, "merge")],
-        "plan": [(retention, "due")],
+        "plan": [(retention, "due_horizon")],
     }[verb]:
         fail_for_b(monkeypatch, module, name, error)
     with pytest.raises(sl.Unavailable):
@@ -156,4 +156,4 @@ def test_an_interrupt_is_no_fault_of_a_table():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        guarded("t", interrupt)
+        try_table("t", interrupt)

@@ -154,9 +154,9 @@ def test_the_files_that_decide_are_those_of_the_log_and_with_versions_of_the_bas
         table = make_table(key=["id"], vnodes=1, **options)
         table.upsert([{"id": 1, "qty": 1}])
         table.compact(full=True)
-        assert table.merge().deciding() == {}
+        assert table.merge().deciding_files() == {}
         table.upsert([{"id": 1, "qty": 2}])
-        assert {path.split("/")[-2] for path in table.merge().deciding()} == parts
+        assert {path.split("/")[-2] for path in table.merge().deciding_files()} == parts
 
 
 def test_every_row_has_a_fate_and_only_the_rows_of_the_table_stay(items):

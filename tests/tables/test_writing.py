@@ -13,7 +13,7 @@ from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
 from strandline.engines.scan import spark_schema
 from strandline.model.change import DELETE, UPSERT
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 from strandline.model.types import storage_schema
 from strandline.tables import fold, writing
 from support import ITEMS, by_id, data_files, nothing_written, refused, rows_of
@@ -71,7 +71,7 @@ def spooled(table, rows, op=UPSERT):
     columns = definition.schema
     if op == DELETE:
         columns = pa.schema([definition.schema.field(name) for name in definition.key])
-    pieces = checked(rows, columns)
+    pieces = check_rows(rows, columns)
     return writing.write(table.log, pieces, definition, op, tokens=(), spark=table.spark, limit=DriverLimit(0, 1))
 
 

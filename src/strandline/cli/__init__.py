@@ -7,7 +7,6 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +15,8 @@ from typer.core import TyperGroup
 import strandline
 from strandline.cli.answer import print_error
 from strandline.cli.interrupts import obey_interrupts
-from strandline.cli.verb import DEBUG, DEFAULT_LAKE, JSON, GlobalOptions
-from strandline.engines.watch import was_work_stopped
+from strandline.cli.verb import APP, DEBUG, JSON, LAKE, PLACE, STATE, GlobalOptions, load_verb
+from strandline.engines.stoppable import was_work_stopped
 
 VERBS = (
     "demo", "init", "ingest", "rejects", "query", "export", "plan", "tick", "run", "status", "compact", "vacuum",
@@ -26,16 +25,14 @@ VERBS = (
 
 
 class Verbs(TyperGroup):
-    """The verbs by name. What one of them needs takes longer to load than the others need to run."""
+    """The verbs by name. Each loads when it is asked for: the libraries of one take longer than the work of another."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in VERBS and cmd_name not in self.commands:
-            part = typer.Typer()
-            import_module(f"strandline.cli.{cmd_name}").register(part)
-            self.commands.update(typer.main.get_group(part).commands)
+            self.commands.update(load_verb(cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -65,51 +62,26 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    lake: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH|URI",
-            envvar="STRANDLINE_LAKE",
-            help=f"The lake: a folder or s3://bucket/prefix; else {DEFAULT_LAKE}.",
-        ),
-    ] = None,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            envvar="STRANDLINE_APP",
-            help="Instead: a lake in a Python module, with the sinks that it declares.",
-        ),
-    ] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", envvar="STRANDLINE_STATE", help="The database of the lake's state; else a file in the lake."
-        ),
-    ] = None,
+    lake: Annotated[str | None, LAKE] = None,
+    app: Annotated[str | None, APP] = None,
+    state: Annotated[str | None, STATE] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    known = {name: value for name, value in (("lake", lake), ("app", app), ("state", state)) if value}
-    sources = {name: context.get_parameter_source(name) for name in known}
-    said = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    context.obj = GlobalOptions(
-        {name: value for name, value in known.items() if name in said},
-        {name: value for name, value in known.items() if name not in said},
-        debug,
-        as_json,
-    )
+    given = {name: value for name, value in (("lake", lake), ("app", app), ("state", state)) if value}
+    environment = {name: value for name in PLACE if (value := os.environ.get(f"STRANDLINE_{name.upper()}"))}
+    context.obj = GlobalOptions(given, environment, debug, as_json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end: 0 well, 1 an error, 2 a wrong call. Given `arguments`, the process goes on."""
+    """Run the command line and end: 0 well, 1 an error, 2 a usage error. Given `arguments`, the process goes on."""
     obey_interrupts()
     code = _run(list(sys.argv[1:] if arguments is None else arguments))
     if was_work_stopped() and arguments is None:
-        # A thread may be in the middle of DuckDB, which then could not end in order, or would speak of leaks.
+        # A thread may still be inside DuckDB, which then cannot end in order, or warns of leaks.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -126,7 +98,7 @@ def _run(words: Sequence[str]) -> int:
             raise
         code = end.code
     except Exception as error:
-        # The parser's own errors, of whichever click typer brings: a wrong call is JSON as well.
+        # The parser's own errors, of whichever click typer brings: a usage error is JSON as well.
         if not is_json or not hasattr(error, "format_message"):
             raise
         print_error("Usage", error.format_message(), "See: strandline --help", {}, is_json=True)

@@ -1,4 +1,4 @@
-"""What a verb has to say, for a person or as JSON, and the one place that prints it.
+"""The answer of a verb, for a person or as JSON, and the one place that prints it.
 
 A verb makes an `Answer`: a report, and the parts that a person sees. A part is a line, a line with a style (`note`,
 `warning`, `fault`) or a table (`Rows`). Parts are usually yielded by a generator, which does not run for `--json`.
@@ -11,7 +11,7 @@ import decimal
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
 
@@ -23,16 +23,15 @@ _PIPE_COLUMNS = 100_000
 
 
 class Reported(Protocol):
-    """Whatever can be told as JSON."""
+    """A report that can be printed as JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table for people. Numbers stand right, and so do the columns named in `numbers`; times are in UTC. A table that
-    is wider than the window is shown row by row, a line a value. Of rows after the first `most` only the count is
-    told."""
+    """A table for people. Numbers, and the columns named in `numbers`, are aligned right; times are in UTC. A table
+    wider than the window is shown row by row, one line for each value. Rows after the first `most` are only counted."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -40,22 +39,22 @@ class Rows:
     most: int | None = None
 
 
-Part = str | Text | Rows | Callable[[Console], None]
+Part = str | Text | Rows
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`data` is the JSON document; `show` is the same for a person; `code` is the process's exit code."""
+    """`data` is the JSON document, `show` the same for a person. The process ends with 1 unless it `is_well`."""
 
     data: Reported | Mapping[str, Any]
     show: Part | Iterable[Part]
-    code: int = 0
+    is_well: bool = True
 
 
-def would(what: str, data: Reported | Mapping[str, Any]) -> Answer:
-    """The answer of a dry run: what would happen, and that it did not."""
-    facts = data if isinstance(data, Mapping) else data.to_dict()
-    return Answer({**facts, "is_dry_run": True}, [f"Would {what}.", "Nothing was written."])
+def preview(text: str, data: Reported | Mapping[str, Any]) -> Answer:
+    """The answer of a dry run. `text` says what would happen."""
+    report = data if isinstance(data, Mapping) else data.to_dict()
+    return Answer({**report, "is_dry_run": True}, [text, "Nothing was written."])
 
 
 def note(text: str) -> Text:
@@ -71,22 +70,22 @@ def fault(title: str, text: str = "") -> Text:
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Words and what they are, a line each."""
+    """Names and values, a line each."""
     return (f"{word:16}{fact}" for word, fact in pairs)
 
 
 def stdout() -> Console:
-    """Where answers go. A pipe has no width: lines are long there rather than cut."""
-    return _console(sys.stdout)
+    """Where answers go. A pipe has no width: long lines are not cut there."""
+    return _make_console(sys.stdout)
 
 
 def stderr() -> Console:
     """Where progress and errors go."""
-    return _console(sys.stderr)
+    return _make_console(sys.stderr)
 
 
-def _console(file: TextIO) -> Console:
-    # Brackets in names and texts are just that.
+def _make_console(file: TextIO) -> Console:
+    # Brackets in names and texts are not markup.
     width = None if file.isatty() else _PIPE_COLUMNS
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width)
 
@@ -99,15 +98,11 @@ def print_answer(answer: Answer, *, is_json: bool) -> None:
 
 
 def show(out: Console, parts: Part | Iterable[Part]) -> None:
-    """Print parts for a person. Lines are not broken here, so that a command in one can be copied."""
+    """Print parts for a person. Lines are not wrapped, so that a command in one can be copied."""
     if isinstance(parts, str | Text):
         out.print(parts, soft_wrap=True)
     elif isinstance(parts, Rows):
-        show_rows(out, parts.columns, parts.rows[: parts.most], numbers=parts.numbers)
-        if parts.most is not None and len(parts.rows) > parts.most:
-            out.print(f"… and {len(parts.rows) - parts.most:,} more")
-    elif callable(parts):
-        parts(out)
+        _show_rows(out, parts)
     else:
         for part in parts:
             show(out, part)
@@ -142,27 +137,26 @@ def plain(value: Any) -> Any:
     return value
 
 
-def show_rows(
-    out: Console, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Collection[str] = ()
-) -> None:
-    """Print the table that `Rows` describes."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    numbers = {*numbers, *(name for at, name in enumerate(columns) if any(isinstance(row[at], int) for row in rows))}
-    widths = [
-        max(len(name), *(row[at].cell_len for row in cells)) if cells else len(name) for at, name in enumerate(columns)
-    ]
-    if sum(widths) + 2 * len(widths) > out.width:
-        _show_records(out, columns, cells)
-        return
+def _show_rows(out: Console, table: Rows) -> None:
+    rows = table.rows[: table.most]
+    cells = [[_format_cell(value) for value in row] for row in rows]
     made = Grid(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
-    for row in cells:
-        made.add_row(*row)
-    out.print(made)
+    width = 0
+    for at, name in enumerate(table.columns):
+        is_number = name in table.numbers or any(isinstance(row[at], int) for row in rows)
+        made.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+        width += max([len(name), *(row[at].cell_len for row in cells)]) + 2
+    if width > out.width:
+        _show_records(out, table.columns, cells)
+    else:
+        for row in cells:
+            made.add_row(*row)
+        out.print(made)
+    if len(rows) < len(table.rows):
+        out.print(f"… and {len(table.rows) - len(rows):,} more")
 
 
-def _cell(value: object) -> Text:
+def _format_cell(value: object) -> Text:
     if isinstance(value, Text):
         return value
     if isinstance(value, int):
@@ -194,7 +188,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """A text of at most so many characters."""
+    """A text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -10,14 +10,10 @@ import typer
 
 from strandline.cli.answer import Answer, Part, counted, size
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.backup import BackupReport
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "backup")(backup)
 
 
 def backup(
@@ -35,14 +31,14 @@ def backup(
 
 def _tell(report: BackupReport, dest: str) -> Iterator[Part]:
     if report.files_copied:
-        yield f"Copied {copied(report)}."
+        yield f"Copied {describe_copy(report)}."
     else:
         there = counted(report.files_skipped, "file is", "files are")
         yield f"Nothing is new: {there} in {report.uri} already."
     yield f"The backup is a lake: strandline --lake {shlex.quote(dest)} status"
 
 
-def copied(report: BackupReport) -> str:
+def describe_copy(report: BackupReport) -> str:
     """What a copy did, in words."""
     tables = counted(len(report.tables), "table")
     done = f"{counted(report.files_copied, 'file')}, {size(report.bytes_copied)}"

@@ -10,9 +10,9 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size
 from strandline.cli.broken import broken_data, broken_parts, degraded_parts
-from strandline.cli.options import TableNames
+from strandline.cli.options import DryRun, TableNames
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
     from strandline.consumers.compaction_plan import CompactPlan
 
 
-def register(app: typer.Typer) -> None:
-    verb(app, "compact")(compact)
-
-
 def compact(
     call: Call,
     names: TableNames = None,
     full: Annotated[bool, typer.Option("--all", help="Fold every change, also where that is not due yet.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is due and why; write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Fold the log into the baseline where that is due, so that reads have less to merge.
 
@@ -38,12 +34,12 @@ def compact(
         plans = lake.plan_compaction(names or (), full=full)
         is_broken = any(isinstance(plan, BrokenTable) for plan in plans)
         data = {"lake": lake.storage.uri, "is_dry_run": True, "tables": [broken_data(plan) for plan in plans]}
-        return Answer(data, _tell_plans(call, lake, plans), 1 if is_broken else 0)
+        return Answer(data, _tell_plans(call, lake, plans), is_well=not is_broken)
     with progress_bar("Compacting") as progress:
         done = lake.compact(names or (), full=full, progress=progress)
     reports = [each for each in done if not isinstance(each, BrokenTable)]
     left = {each.table: lake.table(each.table).plan_compaction(full=True) for each in reports}
-    data = {"lake": lake.storage.uri, "is_dry_run": False, "tables": [_data(each, left) for each in done]}
+    data = {"lake": lake.storage.uri, "is_dry_run": False, "tables": [_make_data(each, left) for each in done]}
     is_well = len(reports) == len(done) and not any(each.degraded for each in reports)
 
     def tell() -> Iterator[Part]:
@@ -55,10 +51,10 @@ def compact(
         if any(each.vnodes for each in reports):
             yield note(f"What was folded and replaced stays until: {call.command('vacuum')}")
 
-    return Answer(data, tell(), 0 if is_well else 1)
+    return Answer(data, tell(), is_well=is_well)
 
 
-def _data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) -> dict[str, Any]:
+def _make_data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) -> dict[str, Any]:
     if isinstance(done, BrokenTable):
         return broken_data(done)
     return {**done.to_dict(), "waiting_rows": left[done.table].waiting_rows}
@@ -76,14 +72,14 @@ def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan
         said = f"{counted(len(due.due), 'vnode is', 'vnodes are')} due, and another compaction is at work on them"
         yield f"{name}: {said}. See: {call.command(f'table pins {name}')}"
     elif not report.degraded:
-        yield _idle(call, left)
+        yield _describe_idle(call, left)
     yield from degraded_parts(
         call, name, (f"vnode {each.vnode}: {each.message}: {each.path}" for each in report.degraded)
     )
 
 
-def _idle(call: Call, left: CompactPlan) -> str:
-    """Nothing is due; `left` is what a full compaction would do."""
+def _describe_idle(call: Call, left: CompactPlan) -> str:
+    """A table with nothing due. `left` is the plan of a full compaction."""
     if not left.due:
         return f"{left.table}: everything is folded, up to seq {left.upto}."
     expired = sum(need.expired for need in left.due)
@@ -106,7 +102,7 @@ def _tell_plans(call: Call, lake: sl.Lake, plans: list[CompactPlan | BrokenTable
 
 def _tell_plan(call: Call, plan: CompactPlan, table: sl.Table) -> Iterator[Part]:
     if not plan.due:
-        yield _idle(call, table.plan_compaction(full=True))
+        yield _describe_idle(call, table.plan_compaction(full=True))
         return
     waiting = counted(plan.waiting_rows, "change waits", "changes wait")
     due = f"{len(plan.due):,} of {counted(table.definition.vnodes, 'vnode')}"

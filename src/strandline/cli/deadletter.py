@@ -1,9 +1,8 @@
-"""Look at what destinations refused for good, send it again, or forget it."""
+"""See rows that a destination refused, send them again or drop them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, cut, facts, moment, note
 from strandline.cli.options import Yes
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, group
+from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
@@ -28,14 +27,9 @@ _SHOWN = 20
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Dead letters, by as much of their ids as tells them apart; with --all sinks."),
+    typer.Argument(metavar="ID", help="Ids of dead letters, or unique beginnings of them; with --all names of sinks."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All of them, or those of the sinks that are named instead of ids.")]
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"list": list_, "show": show, "replay": replay, "drop": drop}
-    group(app, "deadletter", "See rows that a destination refused, send them again or drop them.", verbs)
+All = Annotated[bool, typer.Option("--all", help="All dead letters, or all of the named sinks.")]
 
 
 def list_(
@@ -45,7 +39,7 @@ def list_(
 ) -> Answer:
     """List the dead letters, the newest first."""
     lake = call.lake()
-    whole = _letters(call, lake, sink)
+    whole = _find_letters(call, lake, sink)
     found = whole[:limit]
     data = {"lake": lake.storage.uri, "deadletters": [letter.to_dict() for letter in found]}
     if not found:
@@ -89,13 +83,13 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
             )
         )
         yield ""
-        yield from _rows("Keys", keys)
+        yield from _tell_rows("Keys", keys)
         if rows is None:
             yield f"It cannot be sent again: {why}"
             return
         yield ""
         if rows.num_rows:
-            yield from _rows("Rows as they are now", rows)
+            yield from _tell_rows("Rows as they are now", rows)
         if gone := letter.rows - rows.num_rows:
             then = ": a replay sends deletes" if letter.is_by_key else ""
             yield f"{counted(gone, 'row is', 'rows are')} not there any more, or not to be sent{then}."
@@ -104,7 +98,7 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
 
 
 def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
-    """Send dead letters again: for each key what it is now. What arrives is a dead letter no more.
+    """Send dead letters again: for each key its current row. Letters that arrive are removed.
 
     When a sink's destination does not answer, its other letters are not tried. Ends with 1 when some stay."""
     lake = call.lake()
@@ -124,7 +118,7 @@ def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
         elif failed:
             yield f"{len(done) - len(failed):,} of {len(done):,} arrived; the rest stays."
 
-    return Answer({"replayed": [each.to_dict() for each in done]}, tell(), 1 if failed else 0)
+    return Answer({"replayed": [each.to_dict() for each in done]}, tell(), is_well=not failed)
 
 
 def _tell_failed(call: Call, failed: Sequence[ReplayReport], ids: Mapping[str, str]) -> Iterator[Part]:
@@ -135,9 +129,9 @@ def _tell_failed(call: Call, failed: Sequence[ReplayReport], ids: Mapping[str, s
         groups.setdefault((each.consumer, each.error.kind, each.error.message), []).append(each)
     for (consumer, _, _), (first, *rest) in groups.items():
         assert first.error is not None
-        yield partial(sinks.show_failure, call=call, name=ids[first.id], error=first.error)
+        yield from sinks.failure_parts(call, ids[first.id], first.error)
         if rest:
-            # Who was tried has an error of its own.
+            # A letter that was tried has an error of its own.
             is_tried = any(each.error is not first.error for each in rest)
             more = counted(len(rest), "more letter", "more letters")
             yield f"  {more} of {consumer}: {'the same' if is_tried else 'not tried'}."
@@ -157,32 +151,32 @@ def drop(call: Call, words: Words = None, is_all: All = False, yes: Yes = False)
     return Answer(data, f"Dropped {what}." if count else "There are no dead letters.")
 
 
-def _letters(call: Call, lake: sl.Lake, sink: str | None) -> list[DeadLetter]:
+def _find_letters(call: Call, lake: sl.Lake, sink: str | None) -> list[DeadLetter]:
     """The dead letters of a sink, or of all. A name that no sink has is an error."""
     if sink is not None:
-        sinks.named(call, lake, [sink])
+        sinks.choose(call, lake, [sink])
     return lake.state.letters.all(sink, limit=None) if lake.has_state else []
 
 
 def _choose(call: Call, lake: sl.Lake, words: Sequence[str] | None, is_all: bool) -> list[DeadLetter]:
-    """The letters that a call means, each once."""
+    """The letters that the arguments name, each once."""
     if not words and not is_all:
         raise typer.BadParameter("name dead letters by their ids, or give --all")
     if is_all:
         chosen = dict.fromkeys(words) if words else [None]
-        return [letter for sink in chosen for letter in _letters(call, lake, sink)]
+        return [letter for sink in chosen for letter in _find_letters(call, lake, sink)]
     return list({(letter := lake.state.letters.get(word)).id: letter for word in words or ()}.values())
 
 
 def _shorten(ids: Sequence[str]) -> dict[str, str]:
-    """Each id by as much of its beginning as tells it from the others."""
+    """The shortest beginnings of ids that tell them apart."""
     chars = _ID_CHARS
     while len({id[:chars] for id in ids}) < len(set(ids)):
         chars += 1
     return {id: id[:chars] for id in ids}
 
 
-def _rows(title: str, rows: pa.Table) -> Iterator[Part]:
+def _tell_rows(title: str, rows: pa.Table) -> Iterator[Part]:
     shown = [[_cut(str(value)) for value in row.values()] for row in rows.slice(0, _SHOWN).to_pylist()]
     more = f", the first {_SHOWN} of {rows.num_rows:,}" if rows.num_rows > _SHOWN else ""
     yield Text(f"{title}{more}", "bold")
@@ -195,3 +189,6 @@ def _status(letter: DeadLetter) -> str:
 
 def _cut(text: str) -> str:
     return cut(" ".join(text.split()), 80)
+
+
+VERBS = {"list": list_, "show": show, "replay": replay, "drop": drop}

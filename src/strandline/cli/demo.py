@@ -12,14 +12,10 @@ import typer
 from rich.text import Text
 
 from strandline.cli.answer import Answer, show, stdout
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.demo.tour import Stop
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "demo", has_lake=False)(demo)
 
 
 def demo(

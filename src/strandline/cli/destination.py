@@ -1,4 +1,4 @@
-"""Where a sink goes, as people type it."""
+"""A sink's destination and start, as people type them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import typer
 
 import strandline as sl
-from strandline.cli.options import pairs
+from strandline.cli.options import parse_pairs
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
     from strandline.sinks.contract import Sink
     from strandline.sinks.definition import Start
 
-BACKFILL = "backfill"
+BACKFILL, HEAD = "backfill", "head"
 # Such as htp://host/path or localhost:8701/path. A folder of that name can be written with ./ before it.
 _ADDRESS = re.compile(r"(?!s3:|file:)[a-z0-9.+-]+:(//|\d+(/|\Z))", re.IGNORECASE)
 
 
-def destination(
+def make_sink(
     to: str,
     *,
     kind: str | None = None,
@@ -31,7 +31,7 @@ def destination(
 ) -> Sink:
     """The sink for a text such as `https://…`, a folder or `s3://bucket/prefix`, or with a kind the name of an Iceberg
     table. Options of other kinds are refused."""
-    kind = kind or _guessed(to)
+    kind = kind or _guess_kind(to)
     for option, value, own in (
         ("token", token, "http"),
         ("receiver", receiver, "http"),
@@ -44,11 +44,11 @@ def destination(
     if kind == "http":
         return sl.HttpSink(to, token=token, receiver=receiver or "strandline")
     if kind == "iceberg":
-        return sl.IcebergSink(pairs(catalog or (), "--catalog", "uri=https://…"), to)
+        return sl.IcebergSink(parse_pairs(catalog or (), "--catalog", "uri=https://…"), to)
     return sl.DeltaSink(to) if kind == "delta" else sl.ParquetSink(to)
 
 
-def _guessed(to: str) -> str:
+def _guess_kind(to: str) -> str:
     if to.lower().startswith(("http://", "https://")):
         return "http"
     if _ADDRESS.match(to):
@@ -59,9 +59,9 @@ def _guessed(to: str) -> str:
     return "parquet"
 
 
-def start_of(text: str) -> Start:
-    if text in (BACKFILL, "head"):
+def parse_start(text: str) -> Start:
+    if text in (BACKFILL, HEAD):
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, head or a seq")
+    raise typer.BadParameter(f"--start is {text!r}; expected {BACKFILL}, {HEAD} or a seq")

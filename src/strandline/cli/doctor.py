@@ -10,16 +10,12 @@ from rich.text import Text
 
 from strandline.cli.answer import Answer, Part, counted, fault, note, warning
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.doctor import Report
     from strandline.pipeline.recover_marks import RecoveredSink
     from strandline.storage.open import Storage
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "doctor")(doctor)
 
 
 def doctor(
@@ -33,12 +29,12 @@ def doctor(
         list[str] | None, typer.Option(metavar="SINK", help="With --adopt-state: retire this sink unasked.")
     ] = None,
 ) -> Answer:
-    """Examine the lake: does everything hold that should, and what waits to be done?
+    """Examine the lake: find damage, and work that waits to be done.
 
     Ends with 1 when something is wrong.
 
-    With --adopt-state, after the state of the lake's sinks was lost or put back from an old copy: ask every destination
-    how far it has come, and go on from there. Ends with 1 when a sink waits for you to say where it goes on."""
+    With --adopt-state, after the state of the lake's sinks was lost or restored from an old copy: ask every destination
+    how far it has come, and go on from there. Ends with 1 when you must say where a sink goes on."""
     if adopt_state:
         return _adopt(call, skip or ())
     if skip:
@@ -64,7 +60,7 @@ def _examine(call: Call, storage: Storage, deep: bool, repair: bool) -> Answer:
     with progress_bar("Examining") as progress:
         files = examine(storage, deep=deep, repair=repair, progress=progress)
     report = add_state(files, call.lake)
-    return Answer(report, _tell(call, report, files.is_damaged), 0 if report.is_sound else 1)
+    return Answer(report, _tell(call, report, files.is_damaged), is_well=report.is_sound)
 
 
 def _tell(call: Call, report: Report, is_damaged: bool) -> Iterator[Part]:
@@ -96,7 +92,8 @@ def _adopt(call: Call, skip: Sequence[str]) -> Answer:
     is_lost = not lake.state.registry.all()
     found = lake.adopt_state(skip=skip)
     data = {"lake": lake.storage.uri, "sinks": [each.to_dict() for each in found]}
-    return Answer(data, _tell_adopt(call, found, is_lost), 1 if any(each.is_undecided for each in found) else 0)
+    is_well = not any(each.is_undecided for each in found)
+    return Answer(data, _tell_adopt(call, found, is_lost), is_well=is_well)
 
 
 def _tell_adopt(call: Call, found: Sequence[RecoveredSink], is_lost: bool) -> Iterator[Part]:

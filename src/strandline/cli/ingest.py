@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, size, warning
-from strandline.cli.options import ClusterBy, VersionColumn, Vnodes, names
+from strandline.cli.options import ClusterBy, DryRun, VersionColumn, Vnodes, parse_names
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     from strandline.jobs.ingest.job import FileReport, IngestReport
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "ingest")(ingest)
 
 
 def ingest(
@@ -34,7 +30,7 @@ def ingest(
     vnodes: Vnodes = None,
     version_column: VersionColumn = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Load the good rows and keep the bad ones aside.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be loaded; write nothing.")] = False,
+    dry_run: DryRun = False,
     again: Annotated[bool, typer.Option("--again", help="Load files even if they are loaded already.")] = False,
     file_format: Annotated[
         Literal["jsonl", "csv", "parquet"] | None,
@@ -52,8 +48,8 @@ def ingest(
         report = lake.ingest(
             table,
             files,
-            key=names(key) if key is not None or no_key else None,
-            cluster_by=names(cluster_by),
+            key=parse_names(key) if key is not None or no_key else None,
+            cluster_by=parse_names(cluster_by),
             vnodes=vnodes,
             version=version_column,
             rejects=rejects,
@@ -69,7 +65,7 @@ def ingest(
 def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
     moved = [file for file in report.files if file.action != "skip"]
     if moved:
-        yield _rows(moved, report.is_dry)
+        yield _list_files(moved, report.is_dry)
     skipped = report.count("skip")
     if report.is_dry:
         total = size(sum(file.bytes for file in moved))
@@ -94,17 +90,17 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         yield warning(f"{counted(report.rejects, 'row')} did not fit and {are} kept aside. See: {see}")
 
 
-def _rows(files: list[FileReport], is_dry: bool) -> Rows:
+def _list_files(files: list[FileReport], is_dry: bool) -> Rows:
     counts = () if is_dry else ("ROWS", "BAD", "SEQ")
     rows = []
     for file in files:
         what = {"load": f"all ({file.why})", "continue": f"the rest ({file.why})"}[file.action]
         done = () if is_dry else (file.rows, file.rejects, file.seq)
-        rows.append((_short(file.file), what, size(file.bytes), *done))
+        rows.append((_shorten_path(file.file), what, size(file.bytes), *done))
     return Rows(("FILE", "WHAT", "BYTES", *counts), rows, numbers=("BYTES",), most=20)
 
 
-def _short(file: str) -> str:
+def _shorten_path(file: str) -> str:
     """A path as a person would type it from here."""
     relative = os.path.relpath(file) if file.startswith("/") else file
     return file if relative.startswith("../..") else relative

@@ -9,11 +9,7 @@ import typer
 
 import strandline as sl
 from strandline.cli.answer import Answer, counted
-from strandline.cli.verb import Call, verb
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "init")(init)
+from strandline.cli.verb import Call
 
 
 def init(

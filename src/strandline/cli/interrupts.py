@@ -1,4 +1,4 @@
-"""What a signal that asks a process to stop means to it: the first one is obeyed, a later one ends it at once."""
+"""Signals that stop a process: the first one ends it in order, a later one at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ECHO_S = 0.5
 Handler = Callable[[int, FrameType | None], None]
 
 
-def obeying(first: Callable[[], None]) -> Handler:
-    """A handler that calls `first` at the first signal. What follows within half a second is its echo: `timeout`, for
-    one, reaches a process by its id and by its group. A later one ends the process."""
+def make_handler(first: Callable[[], None]) -> Handler:
+    """A handler that calls `first` at the first signal. Signals within half a second after it are ignored: `timeout`,
+    for example, sends one to the process and one to its group. A later one ends the process."""
     heard_s: float | None = None
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal heard_s
-        # Taken first: a second signal cannot come between the question and the answer below.
+        # Before the check below: a second signal may come between the two.
         now_s = time.monotonic()
         if heard_s is None:
             heard_s = now_s
@@ -34,11 +34,10 @@ def obeying(first: Callable[[], None]) -> Handler:
 
 
 def obey_interrupts() -> None:
-    """Let the first Ctrl-C of this process raise `KeyboardInterrupt`, unless it is to be ignored or is someone else's
-    to hear."""
+    """Let the first Ctrl-C raise `KeyboardInterrupt`, unless the process ignores it or has a handler already."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, obeying(_interrupt))
+        signal.signal(signal.SIGINT, make_handler(_interrupt))
 
 
 def _interrupt() -> None:

@@ -1,92 +1,82 @@
-"""Look at the marks of sinks, start a sink again, retire it."""
+"""See how far sinks are, start one again, retire one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, counted
+from strandline.cli.answer import Answer, Part, counted, facts, fault, preview
+from strandline.cli.destination import BACKFILL, HEAD
 from strandline.cli.options import DryRun, Yes
 from strandline.cli.sink import SinkName
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
-from strandline.pipeline import commands
-from strandline.pipeline.lag import Lag
-from strandline.pipeline.status import ConsumerStatus
-from strandline.sinks.definition import BACKFILL, HEAD, Start
 
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(name="mark", help="See how far sinks are, start one again, retire one.")
-    verb(group, "show")(show)
-    verb(group, "reset")(reset)
-    verb(group, "retire")(retire)
-    app.add_typer(group, no_args_is_help=True)
+if TYPE_CHECKING:
+    from strandline.pipeline.commands import ResetReport
+    from strandline.pipeline.lag import Lag
+    from strandline.pipeline.status import ConsumerStatus
+    from strandline.sinks.definition import Start
 
 
 def show(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sink; all of them without a name.")] = None,
 ) -> Answer:
-    """Show how far each sink is: marks, lag, what it has begun, what it did last."""
+    """Show how far each sink is: marks, lag, batches under way, its last run."""
     lake = call.lake()
-    found = sinks.all_of(call, lake, None if name is None else [name])
+    found = sinks.find(call, lake, None if name is None else [name])
 
-    def render(out: Console) -> None:
+    def tell() -> Iterator[Part]:
         for at, sink in enumerate(found):
             if at:
-                out.print()
-            out.print(f"{sink.name}: {sink.table} → {sink.destination}", soft_wrap=True)
-            for word, fact in sinks.facts(sink):
-                out.print(f"{word:16}{fact}", soft_wrap=True)
+                yield ""
+            yield f"{sink.name}: {sink.table} → {sink.destination}"
+            yield from facts(sinks.progress_of(sink))
             if sink.error:
-                out.print(Text.assemble(("failed: ", "bold red"), sink.error), soft_wrap=True)
+                yield fault("failed: ", sink.error)
         if not found:
-            out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
+            yield sinks.no_sinks(call)
 
-    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, render)
+    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, tell())
 
 
 def reset(
     call: Call,
     name: SinkName,
     to: Annotated[int | None, typer.Option(metavar="SEQ", min=0, help="Send only the changes after this seq.")] = None,
-    head: Annotated[bool, typer.Option("--head", help="Send only what comes from now on.")] = False,
+    head: Annotated[bool, typer.Option("--head", help="Send only changes from now on.")] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
     """Start a sink again: by default the table as it is will be sent once more. Asks first.
 
-    It becomes a new life: its destination takes what comes as if from another sender."""
+    The sink begins a new life: to its destination it is another sender."""
+    from strandline.pipeline import commands
+
     if head and to is not None:
         raise typer.BadParameter("give --to or --head, not both")
     start: Start = HEAD if head else BACKFILL if to is None else to
     lake = call.lake()
-    (sink,) = sinks.all_of(call, lake, [name])
+    (sink,) = sinks.find(call, lake, [name])
     planned = commands.reset(lake, name, start, dry_run=True)
-    will = _will(planned, sink)
+    will = _describe_reset(planned, sink)
     if dry_run:
-        return _only_said(will, asdict(planned))
+        return preview(will, asdict(planned))
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} starts again", table=planned.table)
     done = commands.reset(lake, name, start)
-
-    def render(out: Console) -> None:
-        out.print(f"Sink {name} is in life {done.life} now. It begins with: {call.command(f'tick {name}')}")
-
-    return Answer(asdict(done), render)
+    begins = f"It begins with: {call.command(f'tick {name}')}"
+    return Answer(asdict(done), f"Sink {name} is in life {done.life} now. {begins}")
 
 
-def _will(planned: commands.ResetReport, sink: ConsumerStatus) -> str:
-    """What starting again causes."""
+def _describe_reset(planned: ResetReport, sink: ConsumerStatus) -> str:
     rows = f"about {counted(planned.rows, 'row')}"
-    lost = "" if sink.lag.is_none or sink.is_retired else f" {_unsent(sink.lag)}."
+    lost = "" if sink.lag.is_none or sink.is_retired else f" {_describe_loss(sink.lag)}."
     if planned.start == BACKFILL:
         what, lost = f"the table {planned.table} as it is, {rows}, will be sent to {planned.destination} again", ""
     elif planned.start == HEAD:
@@ -102,35 +92,28 @@ def _will(planned: commands.ResetReport, sink: ConsumerStatus) -> str:
 
 
 def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False) -> Answer:
-    """Let a sink send nothing more, and keep the log for it no more. Asks first."""
+    """Retire a sink: it sends nothing more, and the log is no longer kept for it. Asks first."""
+    from strandline.pipeline import commands
+
     lake = call.lake()
-    (sink,) = sinks.all_of(call, lake, [name])
+    (sink,) = sinks.find(call, lake, [name])
+    again = f"To start it again: {call.command(f'mark reset {name}')}"
     if sink.is_retired and not sink.error:
-        raise Invalid(f"sink {name!r} is retired already", hint=_revive(call, name), consumer=name)
+        raise Invalid(f"sink {name!r} is retired already", hint=again, consumer=name)
     planned = commands.retire(lake, name, dry_run=True)
-    rest = "Everything was sent" if planned.lag.is_none else _unsent(planned.lag)
+    rest = "Everything was sent" if planned.lag.is_none else _describe_loss(planned.lag)
     will = f"Sink {name!r} ({planned.table} → {planned.destination}) retires. {rest}; the log is no longer kept for it."
     data = {**asdict(planned), "lag": planned.lag.to_dict()}
     if dry_run:
-        return _only_said(will, data)
+        return preview(will, data)
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} is retired", table=planned.table)
     commands.retire(lake, name)
-
-    def render(out: Console) -> None:
-        out.print(f"Sink {name} is retired. {_revive(call, name)}", soft_wrap=True)
-
-    return Answer(data, render)
+    return Answer(data, f"Sink {name} is retired. {again}")
 
 
-def _unsent(lag: Lag) -> str:
+def _describe_loss(lag: Lag) -> str:
     return f"What was not sent, {counted(lag.commits, 'commit')} ({counted(lag.rows, 'row')}), never will be"
 
 
-def _only_said(will: str, data: Mapping[str, Any]) -> Answer:
-    """The answer of a dry run."""
-    return Answer({**data, "is_dry_run": True}, lambda out: out.print(f"{will}\nNothing was written.", soft_wrap=True))
-
-
-def _revive(call: Call, name: str) -> str:
-    return f"To start it again: {call.command(f'mark reset {name}')}"
+VERBS = {"show": show, "reset": reset, "retire": retire}

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and how their texts are taken."""
+"""Arguments and options that several verbs share, and the parsers of their texts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.")]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
 TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; write nothing.")]
+Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; write nothing.")]
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]
 ClusterBy = Annotated[str | None, typer.Option(metavar="A,B", help="Of a new table: columns that repeat together.")]
 Vnodes = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help=f"Of a new table: its parts, a power of two; {VNODES} if not said."),
+    typer.Option(metavar="N", min=1, help=f"Of a new table: its parts, a power of two; default {VNODES}."),
 ]
 VersionColumn = Annotated[
     str | None, typer.Option(metavar="A", help="Of a new table: an older value here never replaces a newer row.")
 ]
 
 
-def names(text: str | None) -> tuple[str, ...]:
+def parse_names(text: str | None) -> tuple[str, ...]:
     """The names in a text such as `a,b`."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
-    """What texts such as `name=value` say."""
+def parse_pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
+    """The pairs in texts such as `name=value`."""
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
@@ -49,17 +50,17 @@ def pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:
     return found
 
 
-def settings(texts: Sequence[str]) -> dict[str, str]:
-    """What texts such as `keep=7d` set: settings of `TableSettings`, and `time`."""
+def parse_settings(texts: Sequence[str]) -> dict[str, str]:
+    """The settings in texts such as `keep=7d`: those of `TableSettings`, and `time`."""
     known = ["time", *(field.name for field in fields(TableSettings))]
-    found = pairs(texts, "the setting", "keep=7d")
+    found = parse_pairs(texts, "the setting", "keep=7d")
     for name in found:
         if name not in known:
             raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
     return dict(found)
 
 
-def length(text: str | None, option: str) -> float | None:
+def parse_length(text: str | None, option: str) -> float | None:
     """The seconds of a length of time such as `7d`; None when none is given."""
     try:
         return None if text is None else duration.seconds(text, option)
@@ -67,6 +68,6 @@ def length(text: str | None, option: str) -> float | None:
         raise typer.BadParameter(error.message) from error
 
 
-def seq_or_time(text: str | None) -> int | str | None:
-    """A seq, or else a time for the table to make sense of."""
+def parse_seq_or_time(text: str | None) -> int | str | None:
+    """A seq, or the text of a time, which the table parses."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else text

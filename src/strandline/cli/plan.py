@@ -2,68 +2,66 @@
 
 from __future__ import annotations
 
-import typer
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, show_rows, size
-from strandline.cli.broken import show_broken
-from strandline.cli.verb import Call, verb
-from strandline.consumers.plan import ConsumerPlan
-from strandline.consumers.work import NOTHING, SNAPSHOT
-from strandline.lake import Lake
-from strandline.pipeline.plan import Plan
+from strandline.cli.answer import Answer, Part, Rows, note, size
+from strandline.cli.broken import broken_parts
+from strandline.cli.verb import Call
 
-_NUMBERS = ("ROWS", "BYTES")
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "plan")(plan)
+if TYPE_CHECKING:
+    import strandline as sl
+    from strandline.consumers.plan import ConsumerPlan
+    from strandline.pipeline.plan import Plan
 
 
 def plan(call: Call) -> Answer:
-    """Show what a tick would do: what each sink would send, which tables would be folded or let rows expire.
+    """Show what a tick would do: the changes that each sink would send, the tables that would be folded, and those of
+    which rows would expire.
 
     Ends with 1 when a consumer cannot run or a table is broken."""
-    lake = call.lake()
+    return preview_tick(call, call.lake())
+
+
+def preview_tick(call: Call, lake: sl.Lake, names: list[str] | None = None) -> Answer:
+    """What a tick, or a tick of these sinks alone, would do. Nothing is written."""
     sinks.check_state(lake)
-    return planned(call, lake, lake.plan())
-
-
-def planned(call: Call, lake: Lake, found: Plan) -> Answer:
-    """A plan as an answer; nothing of it is done."""
+    found = lake.plan(only=names)
     data = {"lake": lake.storage.uri, "is_dry_run": True, **found.to_dict()}
-    return Answer(data, lambda out: _show(out, call, found), 0 if found.is_well else 1)
+    return Answer(data, _tell(call, found), is_well=found.is_well)
 
 
-def _show(out: Console, call: Call, found: Plan) -> None:
-    good = [each for each in found.consumers if each.error is None]
-    if good:
-        columns = ("CONSUMER", "TABLE", "DESTINATION", "SEQ", *_NUMBERS, "ENGINE", "WHY")
-        show_rows(out, columns, [_row(each) for each in good], numbers=_NUMBERS)
+def _tell(call: Call, found: Plan) -> Iterator[Part]:
+    if rows := [_make_row(each) for each in found.consumers if each.error is None]:
+        columns = ("CONSUMER", "TABLE", "DESTINATION", "SEQ", "ROWS", "BYTES", "ENGINE", "WHY")
+        yield Rows(columns, rows, numbers=("BYTES",))
     for each in found.consumers:
         if each.error is not None:
-            sinks.show_failure(out, call, each.name, each.error)
+            yield from sinks.failure_parts(call, each.name, each.error)
     if not found.sinks:
-        out.print(f"There are no sinks. Add one: {sinks.adding(call)}")
-    show_broken(out, call, found.broken)
+        yield sinks.no_sinks(call)
+    yield from broken_parts(call, found.broken)
     if found.is_idle:
-        out.print("A tick would do nothing: everything is up to date.")
-    out.print(Text("Nothing was written.", "dim"))
+        yield "A tick would do nothing: everything is up to date."
+    yield note("Nothing was written.")
 
 
-def _row(plan: ConsumerPlan) -> tuple[str, ...]:
-    seqs = rows = size_ = engine = ""
-    if plan.works:
-        moved = [work for work in plan.works if work.source != NOTHING] or plan.works
-        seqs = f"{min(work.after for work in moved):,} → {max(work.upto for work in moved):,}"
-        rows, size_ = f"{plan.rows:,}", size(plan.bytes)
-        engine = "spark" if any(work.engine == "spark" for work in plan.works) else "driver"
-    return plan.name, plan.table, plan.destination, seqs, rows, size_, engine, _why(plan)
+def _make_row(plan: ConsumerPlan) -> tuple[object, ...]:
+    from strandline.consumers.work import NOTHING
+
+    who = (plan.name, plan.table, plan.destination)
+    if not plan.works:
+        return *who, "", "", "", "", _explain(plan)
+    moved = [work for work in plan.works if work.source != NOTHING] or plan.works
+    seqs = f"{min(work.after for work in moved):,} → {max(work.upto for work in moved):,}"
+    engine = "spark" if any(work.engine == "spark" for work in plan.works) else "driver"
+    return *who, seqs, plan.rows, size(plan.bytes), engine, _explain(plan)
 
 
-def _why(plan: ConsumerPlan) -> str:
+def _explain(plan: ConsumerPlan) -> str:
+    from strandline.consumers.work import NOTHING, SNAPSHOT
+
     if plan.is_retired:
         return "retired"
     new = [work for work in plan.works if not work.is_replay]

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, if a person looks at it."""
+"""A progress bar on stderr, if that is a terminal."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ _SUCH_AS = "Such as: --app pipeline:lake"
 
 
 def find(app: str) -> sl.Lake:
-    """The lake that a module holds; it has the sinks that the module declares. `Invalid` says what is not as it should
-    be, with the file and line of an error in the module."""
+    """The lake of a module, with the sinks that the module declares. `Invalid` names the file and line of an error in
+    the module."""
     path, _, name = app.partition(":")
     name = name or _NAME
     if path.endswith(".py"):
@@ -26,7 +26,7 @@ def find(app: str) -> sl.Lake:
         raise Invalid(f"app {app!r} names a file", hint=f"Name the module: --app {module_name}:{name}", app=app)
     if not all(part.isidentifier() for part in [*path.split("."), name]):
         raise Invalid(f"app is {app!r}; expected a module and the name of a lake in it", hint=_SUCH_AS, app=app)
-    module = _imported(path, app)
+    module = _import_module(path, app)
     where = getattr(module, "__file__", None) or path
     if not hasattr(module, name):
         lakes = sorted(each for each, value in vars(module).items() if isinstance(value, sl.Lake))
@@ -38,12 +38,12 @@ def find(app: str) -> sl.Lake:
     return found
 
 
-def _imported(name: str, app: str) -> ModuleType:
+def _import_module(name: str, app: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path[:1]:
         sys.path.insert(0, here)
     try:
-        # What a program prints must not get between the lines of an answer.
+        # The program's own output must not mix with the answer.
         with redirect_stdout(sys.stderr):
             return import_module(name)
     except ModuleNotFoundError as error:
@@ -53,14 +53,14 @@ def _imported(name: str, app: str) -> ModuleType:
                 hint="Go to the folder that has it, or set PYTHONPATH.",
                 app=app,
             ) from error
-        raise _failed(error, name, app) from error
+        raise _describe_failure(error, name, app) from error
     except (Exception, SystemExit) as error:
-        raise _failed(error, name, app) from error
+        raise _describe_failure(error, name, app) from error
 
 
-def _failed(error: BaseException, name: str, app: str) -> Invalid:
+def _describe_failure(error: BaseException, name: str, app: str) -> Invalid:
     """An error inside the module, by the place in the user's own code."""
-    file, line = _place(error)
+    file, line = _find_place(error)
     said = (
         error.message if isinstance(error, StrandlineError) else error.msg if isinstance(error, SyntaxError) else error
     )
@@ -72,7 +72,7 @@ def _failed(error: BaseException, name: str, app: str) -> Invalid:
     return Invalid(f"app {app!r}: {file}, line {line}: {what}", hint=hint, app=app, module=name, file=file, line=line)
 
 
-def _place(error: BaseException) -> tuple[str, int]:
+def _find_place(error: BaseException) -> tuple[str, int]:
     if isinstance(error, SyntaxError) and error.filename:
         return os.path.relpath(error.filename), error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)

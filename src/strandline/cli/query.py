@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, cut, note, plain
-from strandline.cli.verb import Call, verb
+from strandline.cli.options import parse_length
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
-from strandline.model import duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "query")(query)
 
 
 def query(
@@ -33,7 +29,7 @@ def query(
     timeout: Annotated[str | None, typer.Option(metavar="30s", help="Stop it after this long.")] = None,
     max_rows: Annotated[int | None, typer.Option(metavar="N", help="Refuse a result of more rows.")] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(metavar="N", help="Refuse a larger result; 1/8 of this machine's memory if not said.")
+        int | None, typer.Option(metavar="N", help="Refuse a larger result; default 1/8 of this machine's memory.")
     ] = None,
 ) -> Answer:
     """Ask a question in SQL (DuckDB's). With --json or --csv every row is printed. Ctrl-C ends it."""
@@ -41,27 +37,30 @@ def query(
         raise typer.BadParameter("give --csv or --json, not both")
     result = call.lake().sql(
         sys.stdin.read() if sql == "-" else sql,
-        timeout_s=None if timeout is None else duration.seconds(timeout, "--timeout"),
+        timeout_s=parse_length(timeout, "--timeout"),
         max_rows=max_rows,
         max_bytes=max_bytes,
     )
+    if as_csv:
+        _print_csv(result)
+        raise typer.Exit
     data = {
         "columns": [{"name": field.name, "type": str(field.type)} for field in result.schema],
-        "rows": _rows(result) if call.is_json else [],
+        "rows": _read_rows(result) if call.is_json else [],
         "count": result.num_rows,
     }
-    return Answer(data, (lambda _: _print_csv(result)) if as_csv else _tell(result, limit))
+    return Answer(data, _tell(result, limit))
 
 
 def _print_csv(result: pa.Table) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(result.column_names)
     for batch in result.to_batches(max_chunksize=10_000):
-        for row in _rows(batch):
-            writer.writerow(["" if value is None else _text(value) for value in row.values()])
+        for row in _read_rows(batch):
+            writer.writerow(["" if value is None else _format_value(value) for value in row.values()])
 
 
-def _rows(part: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+def _read_rows(part: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         return list(part.to_pylist())
     except (OverflowError, ValueError) as error:
@@ -73,18 +72,18 @@ def _rows(part: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 def _tell(result: pa.Table, limit: int) -> Iterator[Part]:
     numbers = {f.name for f in result.schema if str(f.type).startswith(("int", "uint", "half", "float", "double"))}
-    rows = [[_cell(value) for value in row.values()] for row in _rows(result.slice(0, limit))]
+    rows = [[_format_cell(value) for value in row.values()] for row in _read_rows(result.slice(0, limit))]
     yield Rows(result.column_names, rows, numbers)
     count = counted(result.num_rows, "row")
     more = f"{count}, the first {limit:,} shown. All of them: --csv, --json or --limit {result.num_rows}"
     yield note(more if result.num_rows > limit else count)
 
 
-def _cell(value: object) -> Part:
-    return note("null") if value is None else cut(_text(value).replace("\n", "⏎"), 60)
+def _format_cell(value: object) -> Part:
+    return note("null") if value is None else cut(_format_value(value).replace("\n", "⏎"), 60)
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     """A value as text: nested ones and truth values as JSON writes them."""
     made = plain(value)
     return made if isinstance(made, str) else json.dumps(made, ensure_ascii=False)

@@ -8,11 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, cut
-from strandline.cli.verb import Call, verb
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "rejects")(rejects)
+from strandline.cli.verb import Call
 
 
 def rejects(

@@ -8,14 +8,10 @@ import typer
 
 import strandline as sl
 from strandline.cli.answer import Answer
-from strandline.cli.backup import copied
+from strandline.cli.backup import describe_copy
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.errors import NotFound
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "restore")(restore)
 
 
 def restore(
@@ -32,4 +28,4 @@ def restore(
     except NotFound as error:
         hint = "Name the place that a backup was made to: strandline backup DEST"
         raise NotFound(f"{error.message}; nothing was restored", hint=hint, path=source) from error
-    return Answer(report, [f"Restored {copied(report)}.", f"See: {call.command('status')}"])
+    return Answer(report, [f"Restored {describe_copy(report)}.", f"See: {call.command('status')}"])

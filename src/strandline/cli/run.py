@@ -1,4 +1,4 @@
-"""Send what is new, again and again."""
+"""Send the new changes, again and again."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from strandline.cli.answer import Answer, moment, plain, stderr, stdout
-from strandline.cli.interrupts import obeying
-from strandline.cli.options import length
-from strandline.cli.tick import did
-from strandline.cli.verb import Call, verb
+from strandline.cli.answer import Answer, fault, moment, note, plain, show, stderr, stdout
+from strandline.cli.interrupts import make_handler
+from strandline.cli.options import parse_length
+from strandline.cli.tick import describe_run
+from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
 from strandline.model import duration
-from strandline.pipeline import runner
-from strandline.pipeline.runner import TickReport
 
-
-def register(app: typer.Typer) -> None:
-    verb(app, "run")(run)
+if TYPE_CHECKING:
+    import strandline as sl
 
 
 def run(
@@ -36,31 +33,33 @@ def run(
 ) -> Answer:
     """Tick again and again, until Ctrl-C or SIGTERM.
 
-    The first one lets the tick under way end, a second one does not wait for it. Tells of ticks that did something;
+    The first signal waits for the tick under way; a second one stops at once. Prints the ticks that did something;
     with --json one document a line."""
-    every_s = length(every, "--every")
+    from strandline.pipeline import runner
+
+    every_s = parse_length(every, "--every")
     if not every_s:
         raise typer.BadParameter("--every must be longer than 0s")
     lake = call.lake()
     voice = _Voice(call)
-    voice.say(f"A tick of {lake.storage.uri} every {duration.shown(every_s)}; times are UTC. Ctrl-C ends it.")
+    voice.say(f"A tick of {lake.storage.uri} every {duration.to_text(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
-    with _stopping() as stop, ThreadPoolExecutor(1) as worker:
-        worker.submit(runner.run, lake, every_s, stop=stop, heard=voice.tell).result()
-    # All that it had to say is said.
+    with _stop_on_signal() as stop, ThreadPoolExecutor(1) as worker:
+        worker.submit(runner.run, lake, every_s, stop=stop, on_report=voice.tell).result()
+    # Each tick was printed as it ended.
     raise typer.Exit
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def _stop_on_signal() -> Iterator[threading.Event]:
     """An event that the first signal sets; the second ends the process."""
     stop = threading.Event()
 
     def end() -> None:
         stop.set()
-        stderr().print(Text("Stopping when the tick under way is done; once more to stop at once.", "dim"))
+        show(stderr(), note("Stopping when the tick under way is done; once more to stop at once."))
 
-    hear = obeying(end)
+    hear = make_handler(end)
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
@@ -70,7 +69,8 @@ def _stopping() -> Iterator[threading.Event]:
 
 
 class _Voice:
-    """Tells of each tick that did something, and once when there is nothing more to do or only to wait for sinks."""
+    """Prints each tick that did something. Of idle ticks in a row it prints the first, and each that waits for other
+    sinks than the one before."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -78,52 +78,45 @@ class _Voice:
 
     def say(self, text: str | Text) -> None:
         if not self._call.is_json:
-            stdout().print(text, soft_wrap=True)
+            show(stdout(), text)
             sys.stdout.flush()
 
-    def tell(self, heard: TickReport | StrandlineError) -> None:
+    def tell(self, heard: sl.TickReport | StrandlineError) -> None:
         now = dt.datetime.now(dt.UTC)
-        before, self._waited_for = self._waited_for, _waited_for(heard)
+        before, self._waited_for = self._waited_for, _find_waits(heard)
         if self._waited_for is not None and self._waited_for == before:
             return
         if self._call.is_json and self._waited_for != ():
-            document = {"at": now.isoformat(timespec="milliseconds"), **_data(heard)}
+            document = {"at": now.isoformat(timespec="milliseconds"), **_make_report(heard)}
             sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
             sys.stdout.flush()
-        parts = list(self._parts(heard)) or ["Up to date"]
-        self.say(Text.assemble((f"{moment(now)}  ", "dim"), Text("; ").join(map(_text, parts))))
+        parts = list(self._describe(heard)) or [Text("Up to date")]
+        self.say(Text.assemble(note(f"{moment(now)}  "), Text("; ").join(parts)))
 
-    def _parts(self, heard: TickReport | StrandlineError) -> Iterator[str | Text]:
+    def _describe(self, heard: sl.TickReport | StrandlineError) -> Iterator[Text]:
         if isinstance(heard, StrandlineError):
             hint = f" {self._call.for_lake(heard.hint)}" if heard.hint else ""
-            yield Text.assemble((f"{heard.kind}: ", "bold red"), f"{heard.message}.{hint}")
+            yield fault(f"{heard.kind}: ", f"{heard.message}.{hint}")
             return
         for each in heard.consumers:
             if each.is_busy:
-                yield f"{each.name}: left to another runner"
-            elif done := did(each):
-                yield f"{each.name}: {done}"
+                yield Text(f"{each.name}: left to another runner")
+            elif done := describe_run(each):
+                yield Text(f"{each.name}: {done}")
             if each.error is not None:
-                yield Text.assemble((f"{each.name}: {each.error.kind}: ", "bold red"), each.error.message)
+                yield fault(f"{each.name}: {each.error.kind}: ", each.error.message)
         for table in heard.broken:
-            yield Text.assemble((f"{table.name}: {table.kind}: ", "bold red"), table.message)
+            yield fault(f"{table.name}: {table.kind}: ", table.message)
         if heard.working:
-            yield f"still at work: {', '.join(heard.working)}"
+            yield Text(f"still at work: {', '.join(heard.working)}")
 
 
-def _waited_for(heard: TickReport | StrandlineError) -> tuple[str, ...] | None:
-    """The consumers that are all that is left of a tick that did nothing else; None of one that did something or
-    failed."""
+def _find_waits(heard: sl.TickReport | StrandlineError) -> tuple[str, ...] | None:
+    """The consumers that an otherwise idle tick still waits for. None when the tick did something or failed."""
     if isinstance(heard, StrandlineError) or heard.consumers or heard.broken:
         return None
     return heard.working
 
 
-def _text(part: str | Text) -> Text:
-    return part if isinstance(part, Text) else Text(part)
-
-
-def _data(heard: TickReport | StrandlineError) -> dict[str, object]:
-    if isinstance(heard, TickReport):
-        return heard.to_dict()
-    return {"error": {**heard.to_dict(), **heard.fields}}
+def _make_report(heard: sl.TickReport | StrandlineError) -> dict[str, object]:
+    return {"error": {**heard.to_dict(), **heard.fields}} if isinstance(heard, StrandlineError) else heard.to_dict()

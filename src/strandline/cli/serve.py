@@ -9,11 +9,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer
-from strandline.cli.verb import Call, verb
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "serve")(serve)
+from strandline.cli.verb import Call
 
 
 def serve(
@@ -26,7 +22,7 @@ def serve(
     body_rows: Annotated[int, typer.Option(min=1, help="How many rows a body may have.")] = 1_000_000,
     body_columns: Annotated[int, typer.Option(min=1, help="How many columns, and fields of them, it may have.")] = 4096,
     table_columns: Annotated[int, typer.Option(min=1, help="How many columns senders may grow a table to.")] = 1000,
-    queue_mib: Annotated[int, typer.Option(min=1, help="What all requests under way may hold.")] = 1024,
+    queue_mib: Annotated[int, typer.Option(min=1, help="The memory for the bodies of all requests under way.")] = 1024,
     queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may be under way.")] = 1000,
     commit_rows: Annotated[int, typer.Option(min=1, help="How many rows may share a commit.")] = 200_000,
     linger_ms: Annotated[float, typer.Option(min=0, help="How long a commit waits for requests on their way.")] = 5,
@@ -34,7 +30,7 @@ def serve(
 ) -> Answer:
     """Serve the lake over HTTP: POST /ingest/TABLE, GET /status, GET /healthz.
 
-    Ctrl-C or SIGTERM stops it: what is under way is committed and answered first."""
+    Ctrl-C or SIGTERM stops it. Requests under way are committed and answered first."""
     # The server's libraries load late: no other verb needs them.
     from strandline.server import run
 
@@ -43,8 +39,8 @@ def serve(
     has_state = lake.storage.is_local or lake.has_state
 
     def listening(url: str) -> None:
-        said = json.dumps({"lake": lake.storage.uri, "url": url})
-        sys.stdout.write(f"{said if call.is_json else f'Serving {lake.storage.uri} on {url}'}\n")
+        document = json.dumps({"lake": lake.storage.uri, "url": url})
+        sys.stdout.write(f"{document if call.is_json else f'Serving {lake.storage.uri} on {url}'}\n")
         sys.stdout.flush()
 
     run.serve(
@@ -63,5 +59,5 @@ def serve(
         table_columns=table_columns,
         evolve=not no_evolve,
     )
-    # All that it had to say was said when it began to listen.
+    # The one line of its output was printed when it began to listen.
     raise typer.Exit

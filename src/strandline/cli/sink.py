@@ -1,4 +1,4 @@
-"""Add sinks and look at them."""
+"""Add sinks, which send a table's changes, and look at them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, warning
-from strandline.cli.destination import BACKFILL, destination, start_of
-from strandline.cli.options import Yes, names, pairs
-from strandline.cli.verb import Call, group
+from strandline.cli.destination import BACKFILL, make_sink, parse_start
+from strandline.cli.options import Where, Yes, parse_names, parse_pairs
+from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"add": add, "list": list_, "show": show}
-    group(app, "sink", "Add sinks, which send a table's changes, and look at them.", verbs)
 
 
 def add(
@@ -40,7 +35,7 @@ def add(
         Kind | None,
         typer.Option(help="What DEST is; else http for an address of a server, parquet for all others."),
     ] = None,
-    where: Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")] = None,
+    where: Where = None,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, and the key.")] = None,
     mask: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=HOW", help="Hide a column: hash, null or redact. Repeatable.")
@@ -61,18 +56,18 @@ def add(
 ) -> Answer:
     """Add a sink, which every tick of the lake then serves, or change one.
 
-    To change one asks first. What is given is all that counts; another destination or table is a new life, which starts
-    again."""
-    begin, masks = start_of(start), pairs(mask or (), "--mask", "email=hash")
+    Asks before it changes one. Options that are not given take their defaults, not their earlier values. With another
+    destination or table the sink begins a new life: it starts again."""
+    begin, masks = parse_start(start), parse_pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
         raise Invalid(f"sink {name!r} is declared in {call.app}", hint="Change it there.", consumer=name)
     made = lake.sink(
         name,
         table,
-        to=destination(to, kind=kind, token=token, receiver=receiver, catalog=catalog),
+        to=make_sink(to, kind=kind, token=token, receiver=receiver, catalog=catalog),
         where=where,
-        columns=None if columns is None else names(columns),
+        columns=None if columns is None else parse_names(columns),
         mask=masks,
         salt=salt,
         deletes=deletes,
@@ -80,22 +75,22 @@ def add(
     )
     planned = lake.plan_sink(made)
     if planned.is_change and not yes:
-        _ask(call, planned)
+        _confirm_change(call, planned)
     done = lake.add_sink(made)
     return Answer(done, _tell(call, done, begin))
 
 
 def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
-    """What became of a sink, and what it sends first."""
+    """What changed, and what the sink sends first."""
     plan, before, after = done.plan, done.change.before, done.change.after
     name = plan.name
     if after.is_new:
         whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
-        first = whole if start == BACKFILL else f"it starts at {_beginning(start)}"
+        first = whole if start == BACKFILL else f"it starts at {_describe_start(start)}"
         what = "Added the sink {}" if before is None else f"Sink {{}} starts again as a new life ({after.why})"
         yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
-        how = _changes(done.change) if after.why else ""
+        how = _describe_changes(done.change) if after.why else ""
         yield f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
     for other in done.change.shared_with:
         yield warning(f"Sink {other} goes to {plan.destination} as well: the rows of both will be there.")
@@ -103,43 +98,43 @@ def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
         yield f"Send it: {call.command(f'tick {name}')}"
 
 
-def _changes(change: SinkChange) -> str:
+def _describe_changes(change: SinkChange) -> str:
     """What differs between a sink on record and the same sink as it is declared now."""
     assert change.before is not None
-    was, now = dict(_facts(change.before.definition)), dict(_facts(change.after.consumer.definition))
+    was, now = dict(_list_facts(change.before.definition)), dict(_list_facts(change.after.consumer.definition))
     keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
     return "; ".join(f"{key}: {was.get(key, 'none')} → {now.get(key, 'none')}" for key in keys) or change.after.why
 
 
-def _ask(call: Call, change: SinkChange) -> None:
-    """Before a sink that lives becomes another one, or sends something else."""
+def _confirm_change(call: Call, change: SinkChange) -> None:
+    """Ask before an active sink is changed."""
     before, after = change.before, change.after
     assert before is not None
-    why = f"It goes on from where it is, with {_changes(change)}."
+    why = f"It goes on from where it is, with {_describe_changes(change)}."
     if after.is_new:
         why = f"{after.why[:1].upper()}{after.why[1:]}: it starts again, and sends nothing more to where it was."
     question = f"There is a sink {before.name}: {before.table} → {before.destination}. {why} Go on?"
     call.confirm(question, f"sink {before.name!r} is changed", table=after.consumer.table)
 
 
-def _beginning(start: str | int) -> str:
+def _describe_start(start: str | int) -> str:
     return f"what comes after seq {start}" if isinstance(start, int) else "what comes next"
 
 
 def list_(call: Call) -> Answer:
     """List the sinks."""
     lake = call.lake()
-    found = [sink for sink in sinks.all_of(call, lake) if sink.kind in get_args(Kind)]
+    found = [sink for sink in sinks.find(call, lake) if sink.kind in get_args(Kind)]
     rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
     shown = Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
-    none = f"There are no sinks. Add one: {sinks.adding(call)}"
-    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, shown if found else none)
+    data = {"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}
+    return Answer(data, shown if found else sinks.no_sinks(call))
 
 
 def show(call: Call, name: SinkName) -> Answer:
     """Show a sink: what it sends where, how far it is, and its lives."""
     lake = call.lake()
-    (found,) = sinks.all_of(call, lake, [name])
+    (found,) = sinks.find(call, lake, [name])
     lives = lake.state.registry.history(name) if lake.has_state else []
     declared = lake.declared.get(name)
     now = next((life for life in lives if life.generation == found.generation), None)
@@ -148,7 +143,7 @@ def show(call: Call, name: SinkName) -> Answer:
 
     def tell() -> Iterator[Part]:
         yield f"{name}: {found.table} → {found.destination}"
-        yield from facts([*_facts(definition), *sinks.facts(found)])
+        yield from facts([*_list_facts(definition), *sinks.progress_of(found)])
         if lives:
             yield ""
             state = "retired" if found.is_retired else "now"
@@ -161,8 +156,8 @@ def show(call: Call, name: SinkName) -> Answer:
     return Answer(data, tell())
 
 
-def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A definition for people; it holds no secrets. That of a consumer which is no sink says nothing here."""
+def _list_facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A sink's definition, without secrets, for people; nothing for other consumers."""
     if "to" not in definition:
         return []
     to = {key: value for key, value in definition["to"].items() if key not in ("kind", "uri", "url") and value}
@@ -178,5 +173,8 @@ def _facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("mask", ", ".join(f"{key}={how}" for key, how in definition["mask"].items()) or "none"),
         *([("salt", definition["salt"])] if definition["salt"] else []),
         ("deletes", "sent" if definition["deletes"] else "not sent"),
-        ("start", "with the table as it is" if start == BACKFILL else f"with {_beginning(start)}"),
+        ("start", "with the table as it is" if start == BACKFILL else f"with {_describe_start(start)}"),
     ]
+
+
+VERBS = {"add": add, "list": list_, "show": show}

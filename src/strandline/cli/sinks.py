@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
-from strandline.cli.answer import counted, moment, size
+from strandline.cli.answer import Part, counted, fault, moment, note, size
 from strandline.cli.verb import Call
 from strandline.errors import Conflict, NotFound, StrandlineError
-from strandline.lake import Lake
-from strandline.pipeline.lag import Lag
-from strandline.pipeline.status import ConsumerStatus
-from strandline.state.leases import place_of
-from strandline.state.marks import SavedReceipt
+
+if TYPE_CHECKING:
+    import strandline as sl
+    from strandline.pipeline.lag import Lag
+    from strandline.pipeline.status import ConsumerStatus
+    from strandline.state.marks import SavedReceipt
 
 
-def named(call: Call, lake: Lake, names: Sequence[str] | None) -> list[str]:
-    """The sinks that a call names, which must be there, each once; all without names."""
-    known = list(lake.all_known())
+def choose(call: Call, lake: sl.Lake, names: Sequence[str] | None) -> list[str]:
+    """The named sinks, each once, or all sinks without names. `NotFound` when there is no sink of a name."""
+    known = list(lake.consumer_states())
     for name in names or ():
         if name not in known:
-            way = f"Sinks: {', '.join(known)}" if known else f"There are none yet. Add one: {adding(call)}"
+            way = f"Sinks: {', '.join(known)}" if known else no_sinks(call)
             raise NotFound(f"there is no sink {name!r}", hint=way, consumer=name)
     return list(dict.fromkeys(names)) if names else known
 
 
-def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[ConsumerStatus]:
-    """The sinks that a call names, or all, as they are now. A state that does not belong to the lake is an error."""
+def find(call: Call, lake: sl.Lake, names: Sequence[str] | None = None) -> list[ConsumerStatus]:
+    """The status of the named sinks, or of all. `Conflict` when the state does not belong to the lake."""
     check_state(lake)
-    chosen = named(call, lake, names)
+    chosen = choose(call, lake, names)
     found = lake.status()
     if found.state_fault:
         message, _, hint = found.state_fault.partition("\n")
@@ -40,18 +39,18 @@ def all_of(call: Call, lake: Lake, names: Sequence[str] | None = None) -> list[C
     return [sink for sink in found.marked if sink.name in chosen]
 
 
-def check_state(lake: Lake) -> None:
-    """What a tick checks first: `Conflict` unless lake and state belong together."""
+def check_state(lake: sl.Lake) -> None:
+    """The first check of a tick: `Conflict` unless lake and state belong together."""
     if lake.has_state:
         lake.state.epoch.check()
 
 
-def adding(call: Call) -> str:
-    return call.command("sink add NAME TABLE --to DEST")
+def no_sinks(call: Call) -> str:
+    return f"There are no sinks. Add one: {call.command('sink add NAME TABLE --to DEST')}"
 
 
-def facts(sink: ConsumerStatus) -> list[tuple[str, str]]:
-    """How far a sink is, for people."""
+def progress_of(sink: ConsumerStatus) -> list[tuple[str, str]]:
+    """How far a sink is, as `facts` for people."""
     begun = f"{counted(sink.intents, 'batch', 'batches')}, which the next tick repeats" if sink.intents else "nothing"
     return [
         ("life", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
@@ -105,7 +104,9 @@ def last_text(last: SavedReceipt | None) -> str:
 
 
 def state_text(sink: ConsumerStatus) -> str:
-    """In a word or two; what an error says has a line of its own."""
+    """One or two words. The text of an error is shown on a line of its own."""
+    from strandline.state.leases import place_of
+
     if sink.is_retired:
         return "retired" if sink.error is None else "waits for you"
     if sink.owner is not None:
@@ -115,8 +116,8 @@ def state_text(sink: ConsumerStatus) -> str:
     return "never ran" if sink.last is None else "ok"
 
 
-def show_failure(out: Console, call: Call, name: str, error: StrandlineError) -> None:
-    """Why a sink could not do its work, and what to do."""
-    out.print(Text.assemble((f"{name}: {error.kind}: ", "bold red"), error.message), soft_wrap=True)
+def failure_parts(call: Call, name: str, error: StrandlineError) -> Iterator[Part]:
+    """Why a consumer could not do its work, and what to do."""
+    yield fault(f"{name}: {error.kind}: ", error.message)
     if error.hint:
-        out.print(Text(f"  {call.for_lake(error.hint)}", "dim"), soft_wrap=True)
+        yield note(f"  {call.for_lake(error.hint)}")

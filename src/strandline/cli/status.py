@@ -2,102 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, counted, moment, show_rows, size
-from strandline.cli.broken import show_broken, show_degraded
-from strandline.cli.verb import Call, verb
-from strandline.pipeline.status import ConsumerStatus, Status, TableStatus
+from strandline.cli.answer import Answer, Part, Rows, counted, fault, note, size, warning
+from strandline.cli.broken import broken_parts, degraded_parts
+from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
 
-_NUMBERS = ("ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE")
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "status")(status)
+if TYPE_CHECKING:
+    from strandline.pipeline.status import ConsumerStatus, Status, TableStatus
 
 
 def status(
     call: Call,
     exact: Annotated[bool, typer.Option("--exact", help="Count rows where statistics only give a bound.")] = False,
 ) -> Answer:
-    """Show what the lake holds: rows, seqs, files, what is not folded yet; and how far its sinks are.
+    """Show what the lake holds: rows, seqs, files, changes that are not folded yet; and how far its sinks are.
 
     Ends with 1 when something is wrong."""
     found = call.lake().status(exact=exact)
-    return Answer(found.to_dict(), lambda out: _show(out, call, found), 0 if found.is_healthy else 1)
+    return Answer(found, _tell(call, found), is_well=found.is_healthy)
 
 
-def _show(out: Console, call: Call, found: Status) -> None:
-    out.print(f"Lake {found.uri}, {counted(len(found.tables), 'table')}")
-    good = [table for table in found.tables if isinstance(table, TableStatus)]
+def _tell(call: Call, found: Status) -> Iterator[Part]:
+    yield f"Lake {found.uri}, {counted(len(found.tables), 'table')}"
+    good = [table for table in found.tables if not isinstance(table, BrokenTable)]
     if good:
-        columns = ("TABLE", "KEY", *_NUMBERS, "LAG", "LAST COMMIT (UTC)")
-        show_rows(out, columns, [_row(table) for table in good], numbers=_NUMBERS)
+        columns = ("TABLE", "KEY", "ROWS", "OLDEST", "HEAD", "FOLDED TO", "LOG", "BASELINE", "LAG", "LAST COMMIT (UTC)")
+        yield Rows(columns, [_make_row(table) for table in good], numbers=("ROWS", "LOG", "BASELINE"))
     if any(not table.is_exact for table in good):
-        out.print(Text("≤ is an upper bound from statistics; --exact counts.", "dim"))
+        yield note("≤ is an upper bound from statistics; --exact counts.")
     for table in good:
         if table.rejects:
             see = call.command(f"rejects {table.name}")
-            out.print(f"{table.name}: {counted(table.rejects, 'row was', 'rows were')} refused. See: {see}")
+            yield f"{table.name}: {counted(table.rejects, 'row was', 'rows were')} refused. See: {see}"
         if table.pins:
-            out.print(f"{table.name}: {counted(table.pins, 'pin')}. See: {call.command(f'table pins {table.name}')}")
+            yield f"{table.name}: {counted(table.pins, 'pin')}. See: {call.command(f'table pins {table.name}')}"
         if table.waits_for:
-            said = f"{table.name}: rows past their retention stay, because of {table.waits_for}"
-            out.print(Text(said, "yellow"), soft_wrap=True)
+            yield warning(f"{table.name}: rows past their retention stay, because of {table.waits_for}")
     for table in good:
-        show_degraded(out, call, table.name, table.degraded)
-    show_broken(out, call, (table for table in found.tables if isinstance(table, BrokenTable)))
+        yield from degraded_parts(call, table.name, table.degraded)
+    yield from broken_parts(call, found.tables)
     if not found.tables:
-        out.print(f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}")
+        yield f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}"
     if found.marked:
-        _show_consumers(out, call, found.marked)
+        yield ""
+        rows = [_make_consumer_row(each) for each in found.marked]
+        yield Rows(("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
+    for each in found.marked:
+        yield from _tell_problems(call, each)
     if found.state_fault:
-        out.print(Text.assemble(("state: ", "bold red"), call.for_lake(found.state_fault)), soft_wrap=True)
+        yield fault("state: ", call.for_lake(found.state_fault))
 
 
-def _show_consumers(out: Console, call: Call, found: Sequence[ConsumerStatus]) -> None:
-    out.print()
-    rows = [
-        (
-            sink.name,
-            sink.table,
-            sink.destination,
-            "" if sink.is_retired else sinks.lag_text(sink.lag),
-            sinks.last_text(sink.last),
-            sinks.state_text(sink),
-        )
-        for sink in found
-    ]
-    show_rows(out, ("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE"), rows)
-    for sink in found:
-        if sink.error is not None:
-            said = f"{sink.name}: " if sink.is_retired else f"{sink.name} failed: "
-            out.print(Text.assemble((said, "bold red"), sink.error), soft_wrap=True)
-        if sink.error is not None and sink.is_retired:
-            out.print(f"  {call.command(f'mark reset {sink.name}')}, or {call.command(f'mark retire {sink.name}')}")
-        if sink.letters:
-            see = call.command(f"deadletter list {sink.name}")
-            out.print(f"{sink.name}: {counted(sink.letters, 'dead letter')}. See: {see}", soft_wrap=True)
-
-
-def _row(table: TableStatus) -> list[str]:
+def _make_row(table: TableStatus) -> tuple[object, ...]:
     lag = f"{counted(table.lag_commits, 'commit')}, {counted(table.lag_rows, 'row')}" if table.lag_commits else "none"
-    return [
+    return (
         table.name,
         ",".join(table.key) or "(append-only)",
         f"{'' if table.is_exact else '≤ '}{table.rows:,}",
-        f"{table.oldest_seq:,}",
-        f"{table.head:,}",
-        f"{table.folded_to:,}",
+        table.oldest_seq,
+        table.head,
+        table.folded_to,
         f"{table.log_files:,} / {size(table.log_bytes)}",
         f"{table.baseline_files:,} / {size(table.baseline_bytes)}",
         lag,
-        moment(table.last_commit_at),
-    ]
+        table.last_commit_at,
+    )
+
+
+def _make_consumer_row(each: ConsumerStatus) -> tuple[str, ...]:
+    lag = "" if each.is_retired else sinks.lag_text(each.lag)
+    return each.name, each.table, each.destination, lag, sinks.last_text(each.last), sinks.state_text(each)
+
+
+def _tell_problems(call: Call, each: ConsumerStatus) -> Iterator[Part]:
+    name = each.name
+    if each.error is not None:
+        yield fault(f"{name}: " if each.is_retired else f"{name} failed: ", each.error)
+        if each.is_retired:
+            yield f"  {call.command(f'mark reset {name}')}, or {call.command(f'mark retire {name}')}"
+    if each.letters:
+        see = call.command(f"deadletter list {name}")
+        yield f"{name}: {counted(each.letters, 'dead letter')}. See: {see}"

@@ -1,4 +1,4 @@
-"""Make, list and end the tokens of a lake's server."""
+"""Make, list and end the tokens of the lake's server."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer, Rows
-from strandline.cli.verb import Call, group
+from strandline.cli.verb import Call
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.")]
-
-
-def register(app: typer.Typer) -> None:
-    verbs = {"add": add, "list": list_, "revoke": revoke}
-    group(app, "token", "Make, list and end the tokens of the lake's server.", verbs)
 
 
 def add(
@@ -40,3 +35,6 @@ def revoke(call: Call, name: Name) -> Answer:
     """End a token: who uses it is refused from now on."""
     call.lake().revoke_token(name)
     return Answer({"name": name, "is_revoked": True}, f"Token {name} is revoked.")
+
+
+VERBS = {"add": add, "list": list_, "revoke": revoke}

@@ -10,9 +10,9 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, counted, note, size, warning
 from strandline.cli.broken import broken_data, broken_parts
-from strandline.cli.options import TableNames, length
+from strandline.cli.options import DryRun, TableNames, parse_length
 from strandline.cli.progress import progress_bar
-from strandline.cli.verb import Call, verb
+from strandline.cli.verb import Call
 from strandline.model import duration
 from strandline.tables.broken import BrokenTable
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from strandline.jobs.leftovers import Leftover
     from strandline.jobs.vacuum import VacuumReport
     from strandline.lake import LakeVacuum
-
-
-def register(app: typer.Typer) -> None:
-    verb(app, "vacuum")(vacuum)
 
 
 def vacuum(
@@ -36,28 +32,28 @@ def vacuum(
         str | None,
         typer.Option(metavar="TIME", help="How long a file must be unneeded to go, instead of the table's setting."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go; write nothing.")] = False,
+    dry_run: DryRun = False,
 ) -> Answer:
     """Trim the log behind what must stay readable, and delete the files that nothing needs.
 
     Without names also what lies outside of tables: files of dropped ones, unfinished files. Ends with 1 when a table
     could not be done."""
-    keep_s, grace_s = length(keep, "--keep"), length(grace, "--grace")
+    keep_s, grace_s = parse_length(keep, "--keep"), parse_length(grace, "--grace")
     lake = call.lake()
     with progress_bar("Vacuuming") as progress:
         found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
     data = {**found.to_dict(), "lake": lake.storage.uri, "tables": [broken_data(table) for table in found.tables]}
     is_broken = any(isinstance(table, BrokenTable) for table in found.tables)
-    return Answer(data, _tell(call, lake, found), 1 if is_broken else 0)
+    return Answer(data, _tell(call, lake, found), is_well=not is_broken)
 
 
 def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:
     for table in found.tables:
         if not isinstance(table, BrokenTable):
-            yield f"{table.table}: {_summary(table)}."
-            yield from (note(f"  {text}") for text in _notes(call, table))
+            yield f"{table.table}: {_describe_vacuum(table)}."
+            yield from (note(f"  {text}") for text in _list_notes(call, table))
     for leftover in found.leftovers:
-        yield _leftover(lake, leftover, found.is_dry_run)
+        yield _describe_leftover(lake, leftover, found.is_dry_run)
     yield from broken_parts(call, found.tables)
     if not found.tables and not found.leftovers:
         yield "There is nothing to vacuum."
@@ -65,7 +61,7 @@ def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:
         yield "Nothing was written."
 
 
-def _summary(report: VacuumReport) -> str:
+def _describe_vacuum(report: VacuumReport) -> str:
     trim, delete = ("would trim", "delete") if report.is_dry_run else ("trimmed", "deleted")
     done = []
     if report.trimmed_files:
@@ -78,23 +74,23 @@ def _summary(report: VacuumReport) -> str:
     return " and ".join(done) or "nothing to trim, nothing to delete"
 
 
-def _notes(call: Call, report: VacuumReport) -> Iterator[str]:
+def _list_notes(call: Call, report: VacuumReport) -> Iterator[str]:
     if report.trimmed_files and report.grace_s:
-        yield f"Trimmed files are deleted by a vacuum {duration.shown(report.grace_s)} or more later."
+        yield f"Trimmed files are deleted by a vacuum {duration.to_text(report.grace_s)} or more later."
     elif report.trimmed_files and report.is_dry_run:
         yield "Without a grace time trimmed files are deleted at once."
     if report.waiting_files:
         waiting = f"{counted(report.waiting_files, 'file')}, {size(report.waiting_bytes)}"
-        yield f"{waiting}: no longer needed, deleted {duration.shown(report.grace_s)} after that at the earliest."
+        yield f"{waiting}: no longer needed, deleted {duration.to_text(report.grace_s)} after that at the earliest."
     if report.is_held:
         who = report.held_by.who
-        who = f"keep ({duration.shown(report.keep_s)})" if who == "the setting keep" else who
+        who = f"keep ({duration.to_text(report.keep_s)})" if who == "the setting keep" else who
         yield f"Readable from seq {report.oldest} on; {who} keeps it so."
     if report.is_unfolded:
         yield f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}"
 
 
-def _leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:
+def _describe_leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:
     name = f"{found.table}: " if found.table else ""
     files = counted(len(found.infos), "file")
     if found.is_deletable:

@@ -1,4 +1,4 @@
-"""What every verb shares: which lake it is about, `--json`, `--debug`, errors without a stack trace, the exit code."""
+"""What every verb shares: the choice of the lake, `--json`, `--debug`, errors without a stack trace, the exit code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -22,52 +23,59 @@ from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 
 DEFAULT_LAKE = "./lake"
 
-_PLACE = {
-    "lake": typer.Option(metavar="PATH|URI", help="The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE)."),
-    "app": typer.Option(metavar="MODULE:NAME", help="Instead: a lake in a Python module (or STRANDLINE_APP)."),
-    "state": typer.Option(metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE)."),
-}
+LAKE = typer.Option(
+    metavar="PATH|URI", help=f"The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE); else {DEFAULT_LAKE}."
+)
+APP = typer.Option(
+    metavar="MODULE:NAME",
+    help="Instead: a lake in a Python module, with the sinks that it declares (or STRANDLINE_APP).",
+)
+STATE = typer.Option(
+    metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE); else a file in the lake."
+)
+PLACE = {"lake": LAKE, "app": APP, "state": STATE}
 _COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|table|tick|token)\b)")
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 JSON = typer.Option("--json", help="Print one JSON document.")
 DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")
+_WITHOUT_LAKE = ("demo",)
 
 
 @dataclass(frozen=True)
 class GlobalOptions:
-    """What was said before the verb, and what only the environment says: `lake`, `app` and `state`."""
+    """The options before the verb. `lake`, `app` and `state` are `given` as options or come from the `environment`."""
 
-    said: Mapping[str, str] = field(default_factory=dict, hash=False)
+    given: Mapping[str, str] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     is_debug: bool = False
     is_json: bool = False
 
     def call(self, after: Mapping[str, str], *, is_json: bool, is_debug: bool) -> Call:
-        """One call of a verb that takes a lake. What is said in it counts before the environment; a program says
-        itself which lake and which state."""
-        said, known = {**self.said, **after}, self.environment
-        if "app" in said and "lake" in said:
+        """One call of a verb, with the options `after` it. Options take precedence over environment variables. An app
+        has its own lake and state."""
+        given, known = {**self.given, **after}, self.environment
+        if "app" in given and "lake" in given:
             raise typer.BadParameter("give --app or --lake, not both")
-        if not said.keys() & {"app", "lake"} and known.keys() >= {"app", "lake"}:
+        if not given.keys() & {"app", "lake"} and known.keys() >= {"app", "lake"}:
             raise typer.BadParameter("STRANDLINE_APP and STRANDLINE_LAKE are both set; give --app or --lake")
-        app = None if "lake" in said else said.get("app", known.get("app"))
-        if app is not None and "state" in said:
-            raise typer.BadParameter("--state goes with --lake; of an --app the program says where its state is")
+        app = None if "lake" in given else given.get("app", known.get("app"))
+        if app is not None and "state" in given:
+            raise typer.BadParameter("--state goes with --lake; an --app has its own state")
         return Call(
-            said.get("lake", known.get("lake", DEFAULT_LAKE)),
+            given.get("lake", known.get("lake", DEFAULT_LAKE)),
             is_json or self.is_json,
             is_debug or self.is_debug,
-            is_lake_given=bool(said.keys() & {"app", "lake"}),
+            is_lake_given=bool(given.keys() & {"app", "lake"}),
             app=app,
-            state=None if app else said.get("state", known.get("state")),
-            is_state_given="state" in said,
+            state=None if app else given.get("state", known.get("state")),
+            is_state_given="state" in given,
         )
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a verb. `is_lake_given` says whether the lake was said in this call. With `app`, `found` is the lake
-    of that program, and `path` is where it is."""
+    """One call of a verb. With `is_lake_given` an option names the lake, not the environment. With `app`, `found` is
+    the lake of that program, and `path` is its place."""
 
     path: str
     is_json: bool
@@ -79,7 +87,7 @@ class Call:
     found: sl.Lake | None = None
 
     def with_app(self) -> Call:
-        """The same with the program's lake, if a program is named."""
+        """The same call, with the lake of the app if there is one."""
         if self.app is None:
             return self
         lake = project.find(self.app)
@@ -105,7 +113,7 @@ class Call:
             raise Invalid(f"{self.path} is a file; a lake is a folder", hint="Name another path.", path=self.path)
 
     def confirm(self, question: str, refusal: str, *, table: str) -> None:
-        """Ask a person before what cannot be undone; a program has to say --yes."""
+        """Ask a person before a step that cannot be undone; a program has to give --yes."""
         if self.is_json:
             raise Invalid(f"{refusal} only with --yes", hint="Add --yes.", table=table)
         typer.confirm(question, abort=True)
@@ -124,49 +132,50 @@ class Call:
         return _COMMAND.sub(lambda _: self.command(""), text)
 
 
-def group(app: typer.Typer, name: str, help: str, verbs: Mapping[str, Any]) -> None:
-    """Make functions the verbs of a group."""
-    made = typer.Typer(name=name, help=help, no_args_is_help=True)
-    for each, function in verbs.items():
-        verb(made, each)(function)
-    app.add_typer(made)
+def load_verb(name: str) -> Mapping[str, Any]:
+    """The command of a verb, by name. Its module has a function of that name; that of a group has `VERBS`, its verbs by
+    name, and a docstring, which is the group's help."""
+    module = import_module(f"strandline.cli.{name}")
+    part = typer.Typer()
+    if hasattr(module, "VERBS"):
+        group = typer.Typer(name=name, help=module.__doc__, no_args_is_help=True)
+        for each, function in module.VERBS.items():
+            _add_verb(group, each, function)
+        part.add_typer(group)
+    else:
+        _add_verb(part, name, getattr(module, name))
+    return typer.main.get_group(part).commands
 
 
-def verb(
-    app: typer.Typer, name: str, *, has_lake: bool = True
-) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> None:
     """Make a function a verb. Its first parameter is the `Call`; the others are the verb's arguments and options."""
+    has_lake = name not in _WITHOUT_LAKE
 
-    def decorate(function: Callable[..., Answer]) -> Callable[..., Answer]:
-        def run(context: typer.Context, **values: Any) -> None:
-            root = context.obj if isinstance(context.obj, GlobalOptions) else GlobalOptions()
-            if root.said and not has_lake:
-                raise typer.BadParameter(f"{name} takes no --{next(iter(root.said))}")
-            after = {option: said for option in _PLACE if (said := values.pop(option, None))}
-            root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
-            call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
-            raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
+    def run(context: typer.Context, **values: Any) -> None:
+        root: GlobalOptions = context.obj
+        if root.given and not has_lake:
+            raise typer.BadParameter(f"{name} takes no --{next(iter(root.given))}")
+        after = {option: value for option in PLACE if (value := values.pop(option, None))}
+        root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
+        call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
+        raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
 
-        signature = inspect.signature(function, eval_str=True)
-        _, *own = signature.parameters.values()
-        shared = [
-            *(_option(each, Annotated[str | None, option], None) for each, option in _PLACE.items() if has_lake),
-            _option("as_json", Annotated[bool, JSON], False),
-            _option("debug", Annotated[bool, DEBUG], False),
-        ]
-        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
-        setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        # Paragraphs stay, lines are for the window to break.
-        run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-        app.command(name)(run)
-        return function
-
-    return decorate
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = [
+        *(_make_option(each, Annotated[str | None, option], None) for each, option in PLACE.items() if has_lake),
+        _make_option("as_json", Annotated[bool, JSON], False),
+        _make_option("debug", Annotated[bool, DEBUG], False),
+    ]
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]
+    setattr(run, "__signature__", inspect.Signature(parameters))  # noqa: B010
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    # Paragraphs stay; the window breaks the lines.
+    run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
+    app.command(name)(run)
 
 
-def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+def _make_option(name: str, annotation: Any, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -174,11 +183,11 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
     try:
         answer = act()
         print_answer(answer, is_json=call.is_json)
-        return answer.code
+        return 0 if answer.is_well else 1
     except StrandlineError as error:
-        return _fail(call, error.kind, error.message, _hint(call, error), error.fields)
+        return _fail(call, error.kind, error.message, _find_hint(call, error), error.fields)
     except BrokenPipeError:
-        # Whoever read us has enough; nothing more may be written, also not at exit.
+        # The reader of the pipe is gone. Nothing more may be written, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -186,7 +195,7 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
             "Stopped", "on your request", "The next run goes on from what is there: run it again.", {}, is_json=False
         )
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-            # Python would wait for them; whatever they do may be killed at any moment.
+            # Python would wait for these threads. Their work may be killed at any moment.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(130)
@@ -200,8 +209,8 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         return _fail(call, "Internal", f"{type(error).__name__}: {error}", hint, {})
 
 
-def _hint(call: Call, error: StrandlineError) -> str | None:
-    """The error's hint, for this lake; of what is not kept, what is; on S3 without keys, that they are missing."""
+def _find_hint(call: Call, error: StrandlineError) -> str | None:
+    """The error's hint, for this lake. Without one: the oldest readable seq, or that the keys for S3 are missing."""
     if error.hint:
         error.hint = call.for_lake(error.hint)
     if isinstance(error, NotRetained) and error.hint is None and "oldest" in error.fields:
@@ -209,8 +218,8 @@ def _hint(call: Call, error: StrandlineError) -> str | None:
     is_remote = "s3://" in call.path + error.message and error.kind == "Unavailable"
     if not is_remote or (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         return error.hint
-    said = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."
-    return f"{error.hint}\n{said}" if error.hint else said
+    keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set: S3 needs them unless this machine has a role."
+    return f"{error.hint}\n{keys}" if error.hint else keys
 
 
 def _fail(call: Call, kind: str, message: str, hint: str | None, fields: dict[str, Any]) -> int:

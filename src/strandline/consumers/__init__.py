@@ -1,1 +1,1 @@
-"""Everything that reads a table's log and moves a mark: one cursor a file."""
+"""Everything that reads a table's log and moves a mark: one consumer a file."""

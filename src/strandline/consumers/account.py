@@ -1,7 +1,7 @@
-"""The account of a fold, made up before it commits: no row of the baseline and no change is unaccounted for.
+"""Check a fold before it commits: every row of the baseline and every change must be accounted for.
 
-For each vnode: rows of the baseline that stay + that go = what its commits say. Rows that come + that are expired at
-once = the keys whose last change is an upsert. Rows written = rows that stay + rows that come.
+For each vnode: kept rows + removed rows = the rows of the baseline, by its commits. Added rows + rows that expired at
+once = the keys whose last change is an upsert. Written rows = kept rows + added rows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from strandline.tables.merge import TableAt, vnodes_of
 
 @dataclass(frozen=True)
 class ExpectedRows:
-    """What a fold has to account for: rows of the baseline and winning upserts by vnode, changes in all; None where
-    that is not known."""
+    """What a fold has to account for: rows of the baseline and winning upserts by vnode, and the number of changes;
+    None when unknown."""
 
     base: Mapping[int, int]
     upserts: Mapping[int, int] | None = None
@@ -34,7 +34,7 @@ def rows_by_vnode(files: Sequence[DataFile]) -> Counter[int]:
 
 
 def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
-    """How many changes these vnodes have, if each log file is of them alone and none of its changes is folded."""
+    """The number of changes of these vnodes; None when a log file holds other vnodes or folded changes too."""
     rows = 0
     for seq, file in part.log_files():
         touched = vnodes_of(file, part.baseline.vnodes)
@@ -44,10 +44,10 @@ def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
     return rows
 
 
-def check(
+def check_counts(
     part: TableAt, expected: ExpectedRows, counts: Mapping[tuple[int, int], int], added: Sequence[DataFile]
 ) -> None:
-    """`Corrupt` when the fold did not read what the commits say there is, `Internal` when it did not write what it has
+    """`Corrupt` when the fold read other row counts than the commits name, `Internal` when it did not write all that it
     read."""
     table = part.log.storage.url(part.log.folder)
     written = rows_by_vnode(added)

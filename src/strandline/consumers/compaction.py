@@ -1,11 +1,10 @@
 """Fold the log into the baseline, the neediest vnodes first.
 
-A vnode is due when its unfolded changes are many against its folded rows, lie in many files, are old, or when many
-of its rows are expired (see `TableSettings`). One commit takes the old files away, brings the new ones and moves the
-marks of just those vnodes, so compactors of other vnodes do not disturb it and one of the same vnodes loses.
+A vnode is due when its unfolded changes are many compared with its folded rows, lie in many files or are old, or when
+many of its rows are expired (see `TableSettings`). One commit removes the old files, adds the new ones and moves the
+marks of those vnodes. So compactors of other vnodes do not disturb it, and a rival for the same vnodes loses.
 
-After a crash: either the commit landed, files and marks together, or the new files are orphans and the old fold
-holds.
+After a crash: the commit landed with files and marks, or the new files are orphans and the old fold is valid.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import Any
 
 from strandline.consumers.compaction_plan import VnodeNeed, plan_of
 from strandline.consumers.contract import ConsumerReport, LaneEnd, Receipt
-from strandline.consumers.damage import Degraded, damage
+from strandline.consumers.damage import DegradedVnode, find_damage
 from strandline.consumers.feed import RangeSize
 from strandline.consumers.fold_files import discard, fold_on_driver, fold_on_spark
-from strandline.consumers.loop import adding_up, run_own
+from strandline.consumers.loop import run_own, sum_steps
 from strandline.consumers.work import LOG, Work
 from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit
 from strandline.errors import Conflict, Corrupt
 from strandline.progress import Progress, silent
 from strandline.state.marks import ConsumerState
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.collection import Tables
-from strandline.tables.fold_problems import Health
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.merge import TableAt
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.store import TableStore
@@ -39,8 +38,8 @@ SPARK_VNODES = 1024
 
 @dataclass(frozen=True)
 class CompactReport:
-    """What a compaction did. `claimed` is how many due vnodes another process is folding; `degraded` are those that
-    could not be folded."""
+    """What a compaction did. `claimed` counts the due vnodes that another process is folding; `degraded` are the vnodes
+    that could not be folded."""
 
     table: str
     upto: int
@@ -52,16 +51,15 @@ class CompactReport:
     seconds: float
     engine: str
     claimed: int
-    degraded: tuple[Degraded, ...] = ()
+    degraded: tuple[DegradedVnode, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Compaction:
-    """The fold of one table as a consumer: its marks are in the baseline's commits. One object is one compaction: what
-    arrives while it works is for the next one, so a vnode is folded once. With `full`, every vnode that has changes is
-    due."""
+    """The fold of one table as a consumer: its marks are in the baseline's commits. One object is one compaction, which
+    folds a vnode once: later changes are left to the next one. With `full`, every vnode with changes is due."""
 
     kind = "compaction"
     destination = "baseline"
@@ -75,17 +73,17 @@ class Compaction:
         self._removed_files = 0
         self._folded: set[int] = set()
         self._reported: set[int] = set()
-        self.degraded: dict[int, Degraded] = {}
+        self.degraded: dict[int, DegradedVnode] = {}
         self.claimed = 0
 
     def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
         return self.due_works()
 
     def due_works(self) -> Sequence[Work]:
-        """The due vnodes: all in one work when they are few enough for the driver, otherwise in groups, so that what is
-        done is kept when a later group fails."""
+        """The due vnodes: in one work when the driver can fold them, otherwise in groups, so that finished groups are
+        kept when a later one fails."""
         merge = self._table.merge()
-        due = self._due(merge)
+        due = self._find_due(merge)
         if not due:
             return ()
         log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
@@ -93,17 +91,17 @@ class Compaction:
         is_small = self._limit.holds(rows=rows, raw_bytes=sum(need.base_bytes for need in due) + log_bytes)
         size = len(due) if is_small else SPARK_VNODES
         engine = "driver" if is_small else "spark"
-        return [self._work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
+        return [self._make_work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
 
-    def _due(self, merge: TableAt) -> list[VnodeNeed]:
-        """The due vnodes that nobody is folding, the neediest first."""
+    def _find_due(self, merge: TableAt) -> list[VnodeNeed]:
+        """The due vnodes that no other process is folding, the neediest first."""
         done = self._folded | set(self.degraded)
         due = [need for need in plan_of(self._table, merge, self._is_full, None)[0].due if need.vnode not in done]
-        claimed = self._claimed() if due else set()
+        claimed = self._claimed_vnodes() if due else set()
         self.claimed = sum(need.vnode in claimed for need in due)
         return [need for need in due if need.vnode not in claimed]
 
-    def _work(self, merge: TableAt, due: Sequence[VnodeNeed], engine: str) -> Work:
+    def _make_work(self, merge: TableAt, due: Sequence[VnodeNeed], engine: str) -> Work:
         after = min(merge.baseline.marks[need.vnode] for need in due)
         files = merge.log_files()
         extent = RangeSize(
@@ -116,8 +114,8 @@ class Compaction:
         why = f"{due[0].why} in vnode {due[0].vnode}"
         return Work(self._table, after, merge.seq, LOG, vnodes, extent, merge.definition.schema_id, engine, why=why)
 
-    def _claimed(self) -> set[int]:
-        """Vnodes that another compactor has been folding for a while."""
+    def _claimed_vnodes(self) -> set[int]:
+        """The vnodes that another compactor has pinned."""
         pins = self._table.pins.all(is_strict=False)
         if not pins:
             return set()
@@ -125,14 +123,14 @@ class Compaction:
         return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
     def run(self, work: Work) -> Receipt:
-        """Fold the vnodes of a work that are still due, up to the head; a vnode with a damaged file is left out."""
+        """Fold the vnodes of a work that are still due, up to the head, except those with a damaged file."""
         receipt = Receipt()
         with self._table.folding:
             merge = self._table.merge()
-            due = {need.vnode for need in self._due(merge)}
+            due = {need.vnode for need in self._find_due(merge)}
             try:
                 while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
-                    if not (found := self._fold(merge, chosen, work.engine, receipt)):
+                    if not (found := self._fold_vnodes(merge, chosen, work.engine, receipt)):
                         self._folded |= set(chosen)
                         receipt.facts["upto"] = merge.seq
                         break
@@ -142,16 +140,18 @@ class Compaction:
         receipt.facts |= {"vnodes": len(self._folded), "claimed": self.claimed}
         new = sorted(set(self.degraded) - self._reported)
         self._reported |= set(new)
-        receipt.ends = {(vnode,): LaneEnd(error=_not_folded(self.degraded[vnode])) for vnode in new}
+        receipt.ends = {(vnode,): LaneEnd(error=_degraded_error(self.degraded[vnode])) for vnode in new}
         return receipt
 
     def _save_health(self) -> None:
         if self.degraded or self._folded:
             degraded = {str(vnode): asdict(found) for vnode, found in sorted(self.degraded.items())}
-            Health(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
+            FoldProblems(self._table.log.storage, self._table.entry.folder).write(degraded, self._folded)
 
-    def _fold(self, merge: TableAt, chosen: Sequence[int], engine: str, receipt: Receipt) -> dict[int, Degraded]:
-        """Fold vnodes in one commit. When a file is damaged nothing is folded: the vnodes that need the file."""
+    def _fold_vnodes(
+        self, merge: TableAt, chosen: Sequence[int], engine: str, receipt: Receipt
+    ) -> dict[int, DegradedVnode]:
+        """Fold vnodes in one commit. When a file is damaged, nothing is folded; returns the vnodes that need it."""
         table = self._table
         claim = new_pin(
             "compaction", vnodes=tuple(chosen), writes_since_s=table.log.storage.now_s(),
@@ -163,7 +163,7 @@ class Compaction:
             try:
                 added, removed = write(table, part)
             except Exception as error:
-                found = damage(table, part, error)
+                found = find_damage(table, part, error)
                 if not found:
                     raise
                 return found
@@ -194,10 +194,10 @@ class Compaction:
 def compact(
     table: TableStore, *, full: bool = False, driver_rows: int = BULK.rows, progress: Progress = silent
 ) -> CompactReport:
-    """Fold every due vnode up to the head; nothing when none is."""
+    """Fold every due vnode up to the head."""
     consumer = Compaction(table, full=full, driver_rows=driver_rows)
     works = consumer.due_works()
-    step = adding_up(progress, sum(work.extent.rows for work in works))
+    step = sum_steps(progress, sum(work.extent.rows for work in works))
     done = ConsumerReport(name=consumer.name, table=table.name, kind=consumer.kind, destination=consumer.destination)
     run_own(consumer, works, consumer.due_works, report=done, step=step)
     return CompactReport(
@@ -218,20 +218,20 @@ def compact(
 def compact_tables(
     tables: Tables, names: Iterable[str], *, full: bool = False, progress: Progress = silent
 ) -> list[CompactReport | BrokenTable]:
-    """Compact these tables; one that is broken does not keep the others from it."""
+    """Compact these tables; a broken table does not stop the others."""
 
     def act(name: str) -> CompactReport:
         return compact(tables.table(name), full=full, progress=progress)
 
-    return [guarded(name, partial(act, name)) for name in names]
+    return [try_table(name, partial(act, name)) for name in names]
 
 
 def _is_worth_moving(merge: TableAt, vnode: int) -> bool:
-    """Marks of vnodes without changes move for free; with very many vnodes not in every commit."""
+    """Whether to move the mark of a vnode without changes; in large tables not with every commit."""
     return merge.baseline.vnodes <= 64 or merge.seq - merge.baseline.marks[vnode] >= 100
 
 
-def _not_folded(found: Degraded) -> Corrupt:
+def _degraded_error(found: DegradedVnode) -> Corrupt:
     return Corrupt(
         f"vnode {found.vnode} is not folded: {found.message}: {found.path}",
         hint="See what is affected: strandline doctor --deep",

@@ -18,8 +18,8 @@ from strandline.tables.store import TableStore
 
 @dataclass(frozen=True)
 class VnodeNeed:
-    """What a vnode's fold would do. `rows` is how many changes wait, evenly spread over each file's hashes; `why`
-    says why it is due, and is empty when it is not."""
+    """What a vnode's fold would do. `rows` estimates its waiting changes, by spreading those of each file evenly; `why`
+    says why the vnode is due, and is empty when it is not."""
 
     vnode: int
     rows: int
@@ -31,7 +31,7 @@ class VnodeNeed:
 
     @property
     def ratio(self) -> float:
-        """How much of it is new or expired, against what is folded."""
+        """New and expired rows per folded row."""
         return (self.rows + self.expired) / max(1, self.base_rows)
 
 
@@ -49,12 +49,12 @@ class CompactPlan:
 
 
 def plan(table: TableStore, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
-    """Which vnodes are due, from commit files and statistics alone; with `full`, every one that has changes."""
+    """Which vnodes are due, from commit files and statistics alone; with `full`, every vnode with changes."""
     return plan_of(table, table.merge(), full, now)[0]
 
 
 def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:
-    """The plan, and the vnodes without changes: their marks move for free."""
+    """The plan, and the vnodes without changes, whose marks can move without a fold."""
     definition, marks = merge.definition, np.array(merge.baseline.marks)
     count = len(marks)
     rows, files, oldest_ms = np.zeros(count), np.zeros(count, int), np.full(count, np.inf)
@@ -85,7 +85,7 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
         elif is_scattered[vnode]:
             why = f"changes lie in {files[vnode]:,} files"
         elif is_old[vnode]:
-            why = "changes wait for too long"
+            why = "changes have waited too long"
         elif is_expired[vnode]:
             why = f"{base.expired[vnode]:,} of {base.rows[vnode]:,} rows are expired"
         sizes = (int(base.rows[vnode]), int(base.bytes[vnode]), int(base.expired[vnode]))
@@ -97,7 +97,7 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
 
 @dataclass(frozen=True)
 class _Base:
-    """What each vnode's baseline files hold."""
+    """The contents of the baseline files, by vnode."""
 
     rows: np.ndarray
     bytes: np.ndarray
@@ -106,7 +106,7 @@ class _Base:
 
 
 def _base_of(merge: TableAt) -> _Base:
-    """Counted once for a baseline version, so that looking again costs what is new in the log."""
+    """The contents of the baseline, counted once for each version of it."""
     definition, state = merge.definition, merge.baseline
     place = (definition.schema_id, merge.horizon)
     if place not in state.counted:
@@ -117,13 +117,13 @@ def _base_of(merge: TableAt) -> _Base:
             base.rows[vnode] += file.rows
             base.bytes[vnode] += file.raw_bytes
             base.expired[vnode] += expired_rows(file, definition, merge.horizon)
-            base.is_stale[vnode] |= has_dropped(file, definition)
+            base.is_stale[vnode] |= has_dropped_column(file, definition)
         state.counted.clear()
         state.counted[place] = base
     found: _Base = state.counted[place]
     return found
 
 
-def has_dropped(file: DataFile, definition: TableDef) -> bool:
+def has_dropped_column(file: DataFile, definition: TableDef) -> bool:
     """Whether a file still holds a column that the table has dropped."""
-    return schema_id_of(file) in definition.shed
+    return schema_id_of(file) in definition.stale_schemas

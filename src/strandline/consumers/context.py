@@ -1,4 +1,4 @@
-"""What consumers work with: the tables of a lake, what its state remembers, and what this process declares."""
+"""What consumers work with: the tables and the state of a lake, and the consumers that this process declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.sinks.contract import Producer
 from strandline.sinks.definition import SinkDef
 from strandline.state import database, epoch
 from strandline.state.consumers import ConsumerRecord
-from strandline.state.intents import busy
+from strandline.state.intents import open_conflict
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
 from strandline.state.state import State, open_database
@@ -52,7 +52,7 @@ class Context(Tables):
 
     @property
     def state(self) -> State:
-        """What consumers remember: who they are, marks, leases, dead letters. A missing database is made."""
+        """The records, marks, leases and dead letters of consumers. A missing database is made."""
         with self._opening:
             if self._state is None:
                 lake_id = self.catalog.ensure_lake().lake_id
@@ -62,32 +62,32 @@ class Context(Tables):
 
     @property
     def has_state(self) -> bool:
-        """Whether there is a state to ask, or was one; otherwise no sink has ever run here."""
+        """Whether a state exists or existed; otherwise no sink has ever run here."""
         if self._state is not None or self._state_url is not None:
             return True
         is_here = self.storage.is_local and self.storage.exists(database.FILE)
         return is_here or self.storage.exists(epoch.FILE)
 
-    def known(self, name: str) -> ConsumerState:
-        """What the state has of a consumer: its record, marks and open intents."""
-        return self.state.marks.known(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
+    def consumer_state(self, name: str) -> ConsumerState:
+        """A consumer on record: its marks and open intents."""
+        return self.state.marks.consumer_states(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
 
-    def all_known(self) -> dict[str, ConsumerState]:
-        """Every consumer with marks, by name: those that are declared here and those that the state has."""
-        known = self.state.marks.known() if self.has_state else {}
+    def consumer_states(self) -> dict[str, ConsumerState]:
+        """Every consumer with marks, by name: those declared here and those on record."""
+        known = self.state.marks.consumer_states() if self.has_state else {}
         names = sorted({*self.declared, *self.consumers, *known})
         return {name: known.get(name, ConsumerState()) for name in names}
 
     def producer(self, record: ConsumerRecord) -> Producer:
-        """Who delivers, as a destination knows it."""
+        """The identity of a consumer towards its destination."""
         lake_id = self.catalog.refresh().lake_id
         life = (record.table_generation, record.generation, record.began_ms)
         return Producer(lake_id, record.name, record.table, *life)
 
     def check_sink(self, declared: SinkDef) -> None:
-        """A sink's table and columns are known, and its destination lies outside the lake. Columns may have gone since
-        it ran first; with a new one a plan is stricter."""
-        declared.shape(self.table(declared.table).definition, with_salt=False)
+        """`Invalid` unless a sink's table and columns exist and its destination lies outside the lake. Dropped columns
+        are allowed here; the plan of a new sink refuses them."""
+        declared.outgoing(self.table(declared.table).definition, with_salt=False)
         if is_inside(declared.to.destination, self.storage):
             raise Invalid(
                 f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",
@@ -101,7 +101,7 @@ class Context(Tables):
 
 @dataclass(frozen=True)
 class StateReaders:
-    """Who reads a table of the lake, by its state."""
+    """The readers of a table, by the lake's state."""
 
     context: Context
     entry: Entry
@@ -112,7 +112,7 @@ class StateReaders:
         table = self.context.open_table(self.entry)
         state = self.context.state
         state.epoch.check(trimmed_epoch=table.log.refresh().epoch)
-        return state.marks.slowest_by(self.entry.generation, table.definition.vnodes)
+        return state.marks.slowest_consumers(self.entry.generation, table.definition.vnodes)
 
     def renewed_epoch(self) -> int:
         return self.context.state.epoch.renew() if self.context.has_state else 0
@@ -131,10 +131,10 @@ class StateReaders:
                     if consumer.table_generation == self.entry.generation and not consumer.is_retired
                 ]
                 for consumer in mine:
-                    stack.enter_context(state.leases.held(consumer.lease, this_worker(), title=consumer.title))
+                    stack.enter_context(state.leases.hold(consumer.lease, this_worker(), title=consumer.title))
                 for consumer in mine:
                     for intent in state.marks.intents(consumer):
-                        raise busy(consumer.name, intent, "the past of its table cannot change")
-                # A copy of the state with something under way would repeat it over other rows from here on.
+                        raise open_conflict(consumer.name, intent, "the history of its table cannot change")
+                # From here on, an old copy of the state would repeat its open intents over other rows.
                 state.epoch.renew()
             yield

@@ -1,7 +1,7 @@
-"""What follows a log: a consumer, and what it says of its plans and runs.
+"""A consumer, which follows a table's log, and the values that it returns.
 
 A consumer plans its work from commit files and marks alone (`plan`), and does one piece of work at a time (`run`).
-Everything around that is the loop's: leases, intents, epochs, marks, crash points, receipts (see `loop`).
+The loop does the rest: leases, intents, epochs, marks, crash points, receipts (see `loop`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strandline.tables.collection import Tables
 
 @dataclass(frozen=True)
 class LaneStart:
-    """A lane before it begins: it is done already, it is to be cut in a way that has to be kept, or it cannot begin."""
+    """A lane before it begins: it is done already, has cuts to save with its intent, or cannot begin."""
 
     is_done: bool = False
     cuts: Any = None
@@ -28,8 +28,8 @@ class LaneStart:
 
 @dataclass(frozen=True)
 class LaneEnd:
-    """How a lane ended. `dead` rows were refused for good. With `cuts` it has stopped, and runs again when they are
-    saved. With `error` it failed: its vnodes stay where they are."""
+    """How a lane ended. `dead` rows were refused for good. With `cuts` it has stopped, and runs again after they are
+    saved. With `error` it failed: the marks of its vnodes stay."""
 
     dead: tuple[RefusedRows, ...] = ()
     cuts: Any = None
@@ -39,8 +39,8 @@ class LaneEnd:
 @dataclass(kw_only=True)
 class Receipt:
     """What a run did. `rows` and `bytes` were written or sent, `rows_read` and `bytes_read` were read for it;
-    `withheld` rows passed without leaving, `dead` ones were refused for good. `facts` are a consumer's own. `ends` says
-    how lanes ended, by their vnodes; a lane that is not in it is done."""
+    `withheld` rows were not sent, `dead` ones were refused for good. `facts` are a consumer's own. `ends` says how
+    lanes ended, by their vnodes; a lane that is missing there is done."""
 
     rows: int = 0
     bytes: int = 0
@@ -62,11 +62,11 @@ _KEPT = (*_COUNTS, "facts", "replays", "is_full", "after", "upto", "seconds")
 
 @dataclass(kw_only=True)
 class ConsumerReport(Receipt):
-    """What a tick did for one consumer; marks moved from `after` to `upto`, None when none did.
+    """What a tick did for one consumer; marks moved from `after` to `upto`, both None when no mark moved.
 
     `replays` counts the lanes that repeated an earlier run; `is_full` says that the whole table was read. `is_busy`:
-    another runner works on it. `why` says what is not as it was. `lost` are columns that its condition names and the
-    table has no more. `errors` is everything that went wrong, `error` the first of it."""
+    another runner works on it. `why` says what has changed. `lost` are dropped columns that its condition names.
+    `errors` are all errors, `error` is the first."""
 
     name: str
     table: str
@@ -89,7 +89,7 @@ class ConsumerReport(Receipt):
 
     @property
     def is_all_refused(self) -> bool:
-        """Whether the destination took nothing and refused something: it may be the wrong one."""
+        """Whether the destination took no row and refused some: it may be the wrong destination."""
         return bool(self.dead) and not self.rows
 
     @property
@@ -97,18 +97,18 @@ class ConsumerReport(Receipt):
         return not self.errors and not self.is_all_refused
 
     def add(self, receipt: Receipt) -> None:
-        """Count a run in."""
+        """Add the counts of a run."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(receipt, name))
         self.facts |= receipt.facts
 
     def reach(self, after: int, upto: int) -> None:
-        """Marks moved over a range."""
+        """Note that marks moved over a range."""
         self.after = after if self.after is None else min(self.after, after)
         self.upto = upto if self.upto is None else max(self.upto, upto)
 
     def receipt(self) -> dict[str, Any]:
-        """What the state keeps of it."""
+        """The receipt that the state keeps."""
         error = None if self.error is None else self.error.to_dict()
         return {**{name: getattr(self, name) for name in _KEPT}, "error": error}
 
@@ -119,8 +119,8 @@ class ConsumerReport(Receipt):
 
 
 class Consumer(Protocol):
-    """Something that follows the log of a table. One whose effect carries its own mark, such as a fold, is all of this;
-    one with marks in the state is a `LogConsumer`."""
+    """Follows the log of a table. A consumer whose effect carries its own mark, such as a fold, implements this alone;
+    a consumer with marks in the state is a `LogConsumer`."""
 
     @property
     def name(self) -> str: ...
@@ -130,7 +130,7 @@ class Consumer(Protocol):
 
     @property
     def table(self) -> str:
-        """The name of the table that it follows."""
+        """The name of its table."""
         ...
 
     @property
@@ -139,10 +139,10 @@ class Consumer(Protocol):
         ...
 
     def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
-        """What it has to do now, from commit files and marks; no data file is read. `known` is what the state has of
-        it."""
+        """The works to do now, from commit files and marks; no data file is read. `known` is its record in the
+        state."""
         ...
 
     def run(self, work: Work) -> Receipt:
-        """Do one piece of work. `Conflict` when another process was quicker and it has to be planned again."""
+        """Do one piece of work. `Conflict` when another process was faster: then it is planned again."""
         ...

@@ -1,4 +1,4 @@
-"""When a fold fails: which file is at fault, and which vnodes cannot be folded because of it."""
+"""Find the damaged files behind a failed fold, and the vnodes that cannot be folded because of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from strandline.tables.store import TableStore
 
 
 @dataclass(frozen=True)
-class Degraded:
-    """A vnode that could not be folded, and the file at fault; reads of other vnodes go on."""
+class DegradedVnode:
+    """A vnode that could not be folded, and the damaged file; other vnodes can still be read."""
 
     vnode: int
     path: str
     message: str
 
 
-def damage(table: TableStore, part: TableAt, error: Exception) -> dict[int, Degraded]:
-    """The vnodes that a failed fold cannot do, each with the file at fault; empty when no file is.
+def find_damage(table: TableStore, part: TableAt, error: Exception) -> dict[int, DegradedVnode]:
+    """The vnodes that cannot be folded, each with its damaged file; empty when no file is damaged.
 
-    `Conflict` when a file at fault is no longer the table's: someone folded and cleaned faster than we read."""
+    `Conflict` when such a file is no longer part of the table: another process folded and cleaned up first."""
     if isinstance(error, Conflict | Unavailable):
         return {}
     files: list[tuple[str, DataFile, Collection[int]]] = [
@@ -41,17 +41,17 @@ def damage(table: TableStore, part: TableAt, error: Exception) -> dict[int, Degr
     for path, fault in damaged_files(part.log.storage, {path: file for path, (file, _) in by_path.items()}, error):
         file, vnodes = by_path[path]
         if file.path not in live:
-            raise Conflict("the table was folded meanwhile; nothing was changed") from error
+            raise Conflict("another process folded the table; nothing was changed") from error
         for vnode in set(vnodes) & set(part.only or ()):
-            degraded[vnode] = Degraded(vnode, part.log.storage.url(path), fault)
+            degraded[vnode] = DegradedVnode(vnode, part.log.storage.url(path), fault)
     if degraded:
         table.forget_folds()
     return degraded
 
 
 def damaged_files(storage: Storage, files: Mapping[str, DataFile], error: Exception) -> Iterator[tuple[str, str]]:
-    """Of the files that a failed job read, by their paths, the damaged ones, and what is wrong with each."""
+    """The paths of the damaged files among those that a failed job read, each with its fault."""
     named = set(re.findall(r"[^\s/'\"]+\.parquet", str(error)))
-    # An error that names no file may still come from one.
+    # Without a file name in the error, every file is suspect.
     suspects = [path for path in files if path.rsplit("/", 1)[1] in named] or list(files)
-    return ((path, fault) for path in suspects if (fault := digest.fault(storage, path, files[path])))
+    return ((path, fault) for path in suspects if (fault := digest.find_fault(storage, path, files[path])))

@@ -1,7 +1,7 @@
-"""Take a feed's rows through the lanes of a sink: on the driver when they are few, in Spark tasks when they are many.
+"""Run a feed's rows through the lanes of a sink: on the driver when they are few, in Spark tasks when they are many.
 
-Either way the same lane functions see the same rows. In Spark they are the last operator and their results are
-collected once. A lane that gets no rows still runs, so that it can tell its destination that there were none.
+Either way the same lane functions get the same rows. In Spark the lane is the last operator, and its results are
+collected once. A lane without rows runs too, since its destination must learn that there were none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.engines.spark import collected, run_lane, running, session, tasks_for
+from strandline.engines.spark import collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
 from strandline.model.types import conform_batches
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from strandline.consumers.feed import Feed
 
 Results = dict[str, list[Result]]
-"""What the lanes of each batch did, by the batch's id."""
+"""The results of the lanes, by the batch's id."""
 
 _PACKED = "batch string, result binary"
 _PACKED_SCHEMA = pa.schema([("batch", pa.string()), ("result", pa.binary())])
@@ -41,7 +41,7 @@ class LaneRun:
     lane: Lane
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
-        """What the lane says; what it did not mean to raise as well."""
+        """The results of the lane; an exception becomes a result too."""
         try:
             yield from self.lane(rows)
         except StrandlineError as error:
@@ -53,22 +53,22 @@ class LaneRun:
 
 
 def deliver(feed: Feed | None, runs: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
-    """Run the lanes over the feed's rows, or over none; their results, and how many Spark jobs that took."""
+    """Run the lanes over the feed's rows, or over none; returns their results and the number of Spark jobs."""
     results: Results = defaultdict(list)
     jobs = 0
     if feed is not None:
-        with feed.kept():
+        with feed.hold_files():
             if is_on_spark:
-                jobs = _on_spark(feed, runs, results, is_ordered)
+                jobs = _deliver_on_spark(feed, runs, results, is_ordered)
             else:
-                _on_driver(feed, runs, results)
+                _deliver_on_driver(feed, runs, results)
     for run in runs:
         if run.batch.id not in results:
             results[run.batch.id] = list(run.run(iter(())))
     return results, jobs
 
 
-def _on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) -> None:
+def _deliver_on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) -> None:
     with feed.batches() as rows:
         if len(runs) == 1:
             results[runs[0].batch.id] += runs[0].run(rows)
@@ -84,7 +84,7 @@ def _on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) -> None:
             results[run.batch.id] += done
 
 
-def _on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
+def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
     from pyspark.sql import functions as F
 
     table = feed.table
@@ -96,26 +96,28 @@ def _on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered:
         places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
         frame = frame.repartitionById(len(runs), F.element_at(places, F.col(VNODE) + 1))
     else:
-        by = [f"`{name}`" for name in feed.shape.cluster_by] or [VNODE]
+        by = [f"`{name}`" for name in feed.outgoing.cluster_by] or [VNODE]
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
     frame = frame.sortWithinPartitions(*[f"`{name}`" for name in feed.order])
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
-    with running(spark, row_bytes) as job:
+    with running_job(spark, row_bytes) as job:
         try:
-            rows = collected(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
+            rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
         except StrandlineError:
             raise
         except Exception as error:
-            _blame(feed, error)
-            said = str(error).strip().splitlines()
-            raise Unavailable(f"the Spark job of a sink failed: {said[0] if said else type(error).__name__}") from error
+            _raise_damage(feed, error)
+            lines = str(error).strip().splitlines()
+            raise Unavailable(
+                f"the Spark job of a sink failed: {lines[0] if lines else type(error).__name__}"
+            ) from error
     for row in rows:
         results[row["batch"]].append(pickle.loads(row["result"]))
     return job.count
 
 
-def _blame(feed: Feed, error: Exception) -> None:
-    # Loaded late: Spark tasks use this module and need not have the library that it looks into files with.
+def _raise_damage(feed: Feed, error: Exception) -> None:
+    # Loaded late: Spark tasks import this module, and may lack the library that reads the files.
     from strandline.consumers.damage import damaged_files
 
     storage = feed.table.log.storage
@@ -129,7 +131,7 @@ def _blame(feed: Feed, error: Exception) -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a Spark task runs: the lane of the rows that it gets, which are of one batch."""
+    """The function of a Spark task: runs the lane of its rows, which all belong to one batch."""
 
     runs: Mapping[int, LaneRun]
     schema: pa.Schema

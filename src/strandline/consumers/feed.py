@@ -1,9 +1,9 @@
-"""The rows of one range on their way out: changes in `(after, upto]`, or a table as it is at a seq.
+"""The rows of one range to send: the changes in `(after, upto]`, or the table at a seq.
 
-A new consumer gets the table as it is at one seq, each row as an upsert with that seq (its own, in a table without a
-key), and from there on the changes. What a feed holds is a function of the log alone, so reading it again, on another
-machine or by the other engine, gives the same rows; `kept_schema` fixes the columns too, so that a column that came
-meanwhile changes nothing.
+A new consumer gets the table at one seq, each row as an upsert with that seq (in a table without a key, with its own),
+and from there on the changes. A feed depends on the log alone, so reading it again, on another machine or with the
+other engine, gives the same rows. `log_with_schema` fixes the columns too, so that a column added later changes
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
-from strandline.sinks.contract import incoming
+from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RangeSize:
-    """How much a range holds, by statistics: data commits, rows, file bytes and bytes in memory. Files of which only
-    some vnodes are wanted count as a whole."""
+    """The size of a range, by statistics: data commits, rows, file bytes and bytes in memory. Files count as a whole,
+    even if only some of their vnodes are wanted."""
 
     commits: int
     rows: int
@@ -46,7 +46,7 @@ class RangeSize:
     raw_bytes: int
 
 
-def extent_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
+def size_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
     return RangeSize(
         len({seq for seq, _ in files}),
         sum(file.rows for _, file in files),
@@ -56,16 +56,16 @@ def extent_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
 
 
 @contextmanager
-def conformed(relation: Any, schema: pa.Schema, batch_rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
+def conform_relation(relation: Any, schema: pa.Schema, batch_rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
     """The rows of a DuckDB relation, with exactly the columns of `schema`."""
-    # A lane may stop early, and a transaction does not end while a result is open.
+    # Closed even if a lane stops early: a transaction cannot end while a result is open.
     with relation.to_arrow_reader(batch_rows) as reader:
         yield schemas.conform_batches(reader, schema)
 
 
-def kept_schema(log: LogState, schema_id: int) -> LogState:
-    """The log with the columns that it had under that schema. No file of a range that was planned under it has later
-    ones: a column comes by a commit of its own, which the range does not reach."""
+def log_with_schema(log: LogState, schema_id: int) -> LogState:
+    """The log with the columns of an earlier schema. A range that was planned under it has no file with later columns:
+    a column is added by a separate commit behind the range."""
     definition = log.definition
     if schema_id >= definition.schema_id:
         return log
@@ -75,12 +75,12 @@ def kept_schema(log: LogState, schema_id: int) -> LogState:
 
 
 class Feed:
-    """One range of some vnodes, in the shape in which it leaves."""
+    """One range of some vnodes, as it is sent."""
 
     def __init__(
         self,
         table: TableStore,
-        shape: Outgoing,
+        outgoing: Outgoing,
         log: LogState,
         after: int,
         upto: int,
@@ -90,8 +90,8 @@ class Feed:
         is_ordered: bool,
     ) -> None:
         self.table = table
-        self.shape = shape
-        self.definition: TableDef = shape.definition
+        self.outgoing = outgoing
+        self.definition: TableDef = outgoing.definition
         self._log = log
         self.after, self.upto = after, upto
         self.vnodes = tuple(sorted(vnodes))
@@ -104,17 +104,17 @@ class Feed:
             files = [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
         else:
             files = self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
-        self.extent = extent_of(files)
+        self.extent = size_of(files)
         base = self._merge.baseline.folder if self._merge else ""
         self.files = {f"{log.folder if seq else base}/{file.path}": file for seq, file in files}
         self._batch_rows = writer.batch_rows([file for _, file in files])
         own = [SEQ, *(self.definition.key or [ROW])]
-        self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*shape.cluster_by, *own]))
-        self.schema = incoming(shape.schema, self.definition.key)
+        self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*outgoing.cluster_by, *own]))
+        self.schema = lane_schema(outgoing.schema, self.definition.key)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keeps the files of a long read from being cleaned away; that they are not trimmed the marks see to."""
+    def hold_files(self) -> Iterator[None]:
+        """Protects the files of a long read from clean-up; the marks protect them from trimming."""
         baseline = self._merge.baseline.version if self._merge else None
         pin = new_pin("sink", seq=self.upto if self._merge else self.after, log_version=self._log.head)
         with self.table.pins.held(replace(pin, baseline_version=baseline)):
@@ -122,28 +122,28 @@ class Feed:
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        """The rows in order, through DuckDB, from files that are not damaged."""
-        self._verify(self.files)
+        """The rows in order, through DuckDB, from verified files."""
+        self._verify_files(self.files)
         with (
             self.table.duck.transaction() as cursor,
-            # The order is in the text: a relation that is ordered later is bound, and its files are opened, twice.
-            conformed(
-                cursor.sql(f"{self._sql(cursor)} ORDER BY {listed(self.order)}"), self.schema, self._batch_rows
+            # The order is part of the statement: ordering a relation later would open its files twice.
+            conform_relation(
+                cursor.sql(f"{self._select_sql(cursor)} ORDER BY {listed(self.order)}"), self.schema, self._batch_rows
             ) as rows,
         ):
             yield rows
 
-    def _verify(self, files: Mapping[str, DataFile], spark: SparkSession | None = None) -> None:
+    def _verify_files(self, files: Mapping[str, DataFile], spark: SparkSession | None = None) -> None:
         self.table.verify(files, spark=spark, is_folded=self._merge is not None)
 
-    def matching(self, keys: pa.Table, proved: set[str]) -> pa.Table:
-        """The rows that have one of these identities: the key as it leaves, or `_seq` and `_row`; from files that are
-        not damaged. `proved` are the paths of those that were looked at a moment ago, and grows."""
+    def find_rows(self, keys: pa.Table, proved: set[str]) -> pa.Table:
+        """The rows with one of these identities: the key as it is sent, or `_seq` and `_row`. `proved` are the paths of
+        files that were verified already; it grows."""
         if fresh := {path: file for path, file in self.files.items() if path not in proved}:
-            self._verify(fresh)
+            self._verify_files(fresh)
             proved.update(fresh)
         with self.table.duck.transaction() as cursor:
-            rows = self._sql(cursor)
+            rows = self._select_sql(cursor)
             cursor.register("_wanted", keys)
             try:
                 using = listed(keys.column_names)
@@ -152,45 +152,46 @@ class Feed:
                 cursor.unregister("_wanted")
         return schemas.conform(table, self.schema)
 
-    def _sql(self, cursor: object) -> str:
+    def _select_sql(self, cursor: object) -> str:
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.pinned_fold(cursor, self._merge)
-            rows = duck_sql(self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            rows = duck_sql(self._merge, fold, self.outgoing.columns_to_read, self.outgoing.predicate, hidden=True)
             seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
             hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
-            return (
-                f"SELECT {', '.join([*hidden, *self.shape.snapshot(is_duckdb=True)])} FROM ({rows}){self._only(VNODE)}"
-            )
-        changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.shape.needed], None)
+            exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=True)]
+            return f"SELECT {', '.join(exprs)} FROM ({rows}){self._vnode_filter(VNODE)}"
+        changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read], None)
         vnode = f"({HASH} >> {shift_for(self.definition.vnodes)})"
-        op, *columns = self.shape.duckdb()
+        op, *columns = self.outgoing.duckdb_exprs()
         exprs = [op, f"{vnode} AS {VNODE}", SEQ, *row, *columns]
-        return f"SELECT {', '.join(exprs)} FROM ({changes}){self._only(vnode)}"
+        return f"SELECT {', '.join(exprs)} FROM ({changes}){self._vnode_filter(vnode)}"
 
-    def _only(self, vnode: str) -> str:
+    def _vnode_filter(self, vnode: str) -> str:
         return "" if self._is_all else f" WHERE {vnode} IN ({', '.join(map(str, self.vnodes))})"
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The same rows as a DataFrame, in no order."""
         from pyspark.sql import functions as F
 
-        self._verify(self.files, spark)
+        self._verify_files(self.files, spark)
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
-            rows = spark_frame(spark, self._merge, fold, self.shape.needed, self.shape.predicate, hidden=True)
+            rows = spark_frame(
+                spark, self._merge, fold, self.outgoing.columns_to_read, self.outgoing.predicate, hidden=True
+            )
             hidden = [
                 f"'{UPSERT}' AS {OP}",
                 f"CAST({VNODE} AS INT) AS {VNODE}",
                 SEQ if row else f"{self.upto}L AS {SEQ}",
                 *row,
             ]
-            exprs = [*hidden, *self.shape.snapshot(is_duckdb=False)]
+            exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=False)]
         else:
-            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.shape.needed])
+            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read])
             rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
-            op, *columns = self.shape.spark()
+            op, *columns = self.outgoing.spark_exprs()
             exprs = [op, VNODE, SEQ, *row, *columns]
         if not self._is_all:
             rows = rows.where(F.col(VNODE).isin(list(self.vnodes)))
@@ -198,7 +199,7 @@ class Feed:
 
 
 def files_of(log: LogState, after: int, upto: int, vnodes: Sequence[int], of: int) -> list[tuple[int, DataFile]]:
-    """The log files in `(after, upto]` that may have changes of these vnodes of a table that has `of` of them."""
+    """The log files in `(after, upto]` that may have changes of these vnodes, out of `of` in the table."""
     files = log.files(after, upto)
     if len(vnodes) == of:
         return files

@@ -1,4 +1,4 @@
-"""A consumer with marks in the state: what a new kind of consumer is made from (see `docs/extending.md`)."""
+"""A consumer with marks in the state: the base of every new kind of consumer (see `docs/extending.md`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from strandline.consumers.ranges import Ranges
 from strandline.consumers.work import Work
 from strandline.model.definition import check_name
 from strandline.sinks.contract import Producer
-from strandline.sinks.definition import BACKFILL, Start, checked_start
-from strandline.state.consumers import ConsumerRecord, checked_name
+from strandline.sinks.definition import BACKFILL, Start, check_start
+from strandline.state.consumers import ConsumerRecord, check_consumer_name
 from strandline.state.intents import Intent
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
@@ -22,36 +22,36 @@ from strandline.tables.store import TableStore
 class LogConsumer(ABC):
     """Follows the log of one table. A subclass has a `kind` and a `destination`, and does its effect in `run`.
 
-    The loop takes its lease, saves what it is about to do, calls `run`, and moves its marks when `run` has returned.
-    After a crash in between, `run` gets the same work once more, with the same `work.token`: an effect that is bound to
-    the token, such as `table.upsert(…, token=work.token)`, counts once."""
+    The loop takes its lease, saves its intents, calls `run`, and then moves its marks. After a crash in between, `run`
+    gets the same work again, with the same `work.token`. An effect bound to the token, such as `table.upsert(…,
+    token=work.token)`, counts once."""
 
     kind: ClassVar[str]
     lanes: int = 1
-    """Into how many parts of separate vnodes a large range may be cut, which succeed or fail alone."""
+    """Into how many lanes a large range may be cut. Each has its own vnodes and succeeds or fails alone."""
 
     def __init__(self, name: str, table: str, *, start: Start = BACKFILL) -> None:
-        self.name = checked_name(name)
+        self.name = check_consumer_name(name)
         self.table = check_name(table)
-        self.start = checked_start(start, name)
+        self.start = check_start(start, name)
 
     @property
     @abstractmethod
     def destination(self) -> str:
-        """A text that identifies where its effect goes. Another destination is another life of the consumer, which
-        begins at its start."""
+        """A text that identifies where its effect goes. A new destination begins a new life of the consumer, from
+        `start`."""
 
     @property
     def title(self) -> str:
-        """How it is called in a sentence."""
+        """Its name in messages."""
         return f"{self.kind} {self.name!r}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What the state keeps of its definition, as JSON: everything that its effect depends on, and no secret."""
+        """The definition that the state keeps, as JSON: everything that its effect depends on, without secrets."""
         return {"start": self.start}
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
-        """The columns that it needs and the table has no more; `Invalid` when it cannot follow the table at all."""
+        """The dropped columns that it needs; `Invalid` when it cannot follow the table at all."""
         return ()
 
     def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
@@ -61,18 +61,18 @@ class LogConsumer(ABC):
         return ranges.works(known)
 
     def prepare(self, work: Work, record: ConsumerRecord, producer: Producer) -> list[LaneStart]:
-        """Make ready for a work, before its intents are saved: how each lane starts. `record` is the consumer as the
-        state has it, `producer` its identity for others."""
+        """Prepare a work before its intents are saved; returns how each lane starts. `record` is the consumer on
+        record, `producer` its identity towards its destination."""
         return [LaneStart() for _ in work.lanes]
 
     @abstractmethod
     def run(self, work: Work) -> Receipt:
-        """Do a work whose intents are saved. Whatever it raises leaves them open: the next tick repeats it."""
+        """Do a work whose intents are saved. An exception leaves them open: the next tick repeats the work."""
 
     def finish(self, intent: Intent) -> None:
-        """Make a lane that has run count. Repeated after a crash, so it must not matter how often it is called."""
+        """Make a lane's effect count. It is called again after a crash, so it must be idempotent."""
         return
 
     def close(self) -> None:
-        """Let go of what `prepare` opened."""
+        """Close what `prepare` opened."""
         return

@@ -1,15 +1,15 @@
 """The one loop: a range, its effect, its mark.
 
-A consumer with marks in the state works under its lease. For each range its lanes are made ready; then the intents are
-saved and the lake is told a new epoch, so that a copy of the state from before them is known as an old one; then the
-consumer runs; then its effect is made to count; then the marks move and close the intents, in one transaction, under
-the fence of the lease. A lane that fails leaves its intent open and its vnodes where they were; the others go on.
+A consumer with marks in the state works under its lease. For each range: its lanes are prepared; the intents are saved
+and a new epoch is recorded in the lake, so that an older copy of the state is recognised; the consumer runs; its effect
+is made to count; the marks move and close the intents, in one transaction, under the fence of the lease. A lane that
+fails leaves its intent open and its marks unmoved; the others continue.
 
 A consumer whose effect carries its own mark (a fold, an expiry: one commit holds both) needs none of that. It is
-planned again when another process was quicker.
+planned again when another process was faster.
 
 After a crash: an open intent names the range that was under way. It is repeated first, over the same rows with the same
-cuts and ids, although newer rows have arrived; what its destination holds already is not done again.
+cuts and ids, even if newer rows have arrived. Its destination skips what it already holds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport, LaneEnd, LaneStart, Receipt
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.plan import ConsumerPlan, plan_marked
-from strandline.consumers.registration import Resolved
+from strandline.consumers.registration import ResolvedConsumer
 from strandline.consumers.work import SNAPSHOT, Work
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Internal, StrandlineError
@@ -34,17 +34,17 @@ from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
 
 Step = Callable[[int, str], None]
-"""Told how many rows of a plan are done, and for whom."""
+"""Called with the number of rows done, and the consumer's name."""
 
 _ATTEMPTS = 10
 
 
-def _unwatched(rows: int, name: str) -> None:
-    """For callers who do not watch."""
+def _ignore_step(rows: int, name: str) -> None:
+    """For callers without progress."""
 
 
-def adding_up(progress: Progress, whole: int) -> Step:
-    """A step that adds up what any number of threads have done of a whole; it never goes back."""
+def sum_steps(progress: Progress, whole: int) -> Step:
+    """A step that sums up the rows of any number of threads; progress never goes back."""
     lock, done = threading.Lock(), 0
     progress(0, whole, "")
 
@@ -58,21 +58,21 @@ def adding_up(progress: Progress, whole: int) -> Step:
 
 
 def run_marked(
-    context: Context, plan: ConsumerPlan, *, lease_s: float = LENGTH_S, step: Step = _unwatched
+    context: Context, plan: ConsumerPlan, *, lease_s: float = LENGTH_S, step: Step = _ignore_step
 ) -> ConsumerReport:
-    """Do what is due for a consumer with marks in the state, under its lease; what goes wrong is in the report."""
+    """Run a consumer with marks in the state under its lease; errors are in the report."""
     report = report_of(plan)
-    with _timing(report), collecting(plan.title, report.errors), ExitStack() as stack:
+    with _measure_time(report), collect_errors(plan.title, report.errors), ExitStack() as stack:
         if plan.error is not None and plan.known.consumer is None:
             raise plan.error
         try:
             leases = context.state.leases
-            lease = leases.held(lease_of(plan.name), this_worker(), lease_s, title=plan.title)
+            lease = leases.hold(lease_of(plan.name), this_worker(), lease_s, title=plan.title)
             held = stack.enter_context(lease)
         except Conflict as error:
             report.is_busy, report.why = True, error.message
             return report
-        _Marked(context, plan, held, report, step).run()
+        _MarkedRun(context, plan, held, report, step).run()
     return report
 
 
@@ -82,12 +82,12 @@ def run_own(
     replan: Callable[[], Sequence[Work]],
     *,
     report: ConsumerReport,
-    step: Step = _unwatched,
+    step: Step = _ignore_step,
 ) -> None:
     """Do the works of a consumer whose effect carries its own mark. What is done is in the report, also when a later
     work fails; a receipt says in its facts from which seq (`after`) to which (`upto`) its marks moved."""
     lost = 0
-    with _timing(report):
+    with _measure_time(report):
         while works:
             try:
                 for work in works:
@@ -99,14 +99,14 @@ def run_own(
                     step(work.extent.rows, consumer.name)
                 break
             except Conflict:
-                # Another process was quicker; what it did is no longer due.
+                # Another process was faster; its part is no longer due.
                 lost += 1
                 if lost == _ATTEMPTS:
                     raise
                 works = replan()
 
 
-class _Marked:
+class _MarkedRun:
     """One consumer at work, under its lease."""
 
     def __init__(
@@ -115,7 +115,7 @@ class _Marked:
         self._context = context
         self._state = context.state
         self._plan = plan
-        self._held = held
+        self._lease = held
         self._report = report
         self._step = step
         self._record: ConsumerRecord | None = plan.known.consumer
@@ -123,22 +123,22 @@ class _Marked:
         self._started_s = time.monotonic()
 
     def run(self) -> None:
-        """Do what is due by now, and keep a receipt of it."""
+        """Run the due works, and keep a receipt."""
         report, title = self._report, self._plan.title
-        with collecting(title, report.errors):
+        with collect_errors(title, report.errors):
             self._run_works()
-        with collecting(title, report.errors):
+        with collect_errors(title, report.errors):
             has_news = report.upto is not None or report.errors
-            if self._record is not None and not self._record.is_retired and has_news and not self._held.is_given_back:
-                self._state.marks.advance(self._record, {}, fence=self._held.fence, receipt=self._receipt(report))
+            if self._record is not None and not self._record.is_retired and has_news and not self._lease.is_given_back:
+                self._state.marks.advance(self._record, {}, fence=self._lease.fence, receipt=self._receipt_body(report))
 
     def _run_works(self) -> None:
         """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their
         vnodes."""
         for is_again in (False, True):
-            known = self._context.known(self._plan.name)
+            known = self._context.consumer_state(self._plan.name)
             self._record = known.consumer or self._record
-            # What was put together before the lease still holds, unless another runner was here in between.
+            # The plan from before the lease is still valid, unless another runner worked in between.
             if self._plan.error is not None or self._plan.known != known or self._plan.resolved is None:
                 self._plan = plan_marked(self._context, self._plan.name, known)
                 self._report.is_new |= self._plan.is_new
@@ -153,7 +153,7 @@ class _Marked:
             if plan.is_retired:
                 return
             assert plan.resolved is not None
-            self._record = self._register(plan.resolved)
+            self._record = self._register_consumer(plan.resolved)
             is_all = not any(work.is_replay for work in plan.works)
             for at, work in enumerate(plan.works):
                 self._run_work(plan.resolved.consumer, work, is_last=is_all and at + 1 == len(plan.works))
@@ -161,28 +161,28 @@ class _Marked:
             if is_all:
                 return
 
-    def _register(self, found: Resolved) -> ConsumerRecord:
-        """The consumer as the state has it from here on, with marks to move."""
+    def _register_consumer(self, found: ResolvedConsumer) -> ConsumerRecord:
+        """Register the consumer if needed, and set its first marks."""
         record, marks = found.known.consumer, found.known.marks
-        if found.facts is not None and (found.registered.is_new or found.registered.why):
+        if found.facts is not None and (found.registration.is_new or found.registration.why):
             record = self._state.registry.register(self._plan.name, **found.facts).consumer
-            # The lake knows of it before anything of it leaves.
+            # The lake must know the consumer before its first row is sent.
             self._state.epoch.renew()
             marks = self._state.marks.load(record)
         assert record is not None
         missing = {vnode: 0 for vnode in range(found.table.definition.vnodes) if vnode not in marks}
         if missing:
-            self._state.marks.start(record, missing, self._held.fence)
+            self._state.marks.start(record, missing, self._lease.fence)
         return record
 
     def _run_work(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
-        """Run one work, for the lanes that have not failed before it. With the last lane of the last work the receipt
-        is kept and the lease is given back in the same transaction."""
-        work = _select(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
+        """Run one work, without the lanes that failed before. The transaction of the last lane of the last work also
+        keeps the receipt and gives the lease back."""
+        work = _select_lanes(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
         if not work.lanes:
             return
         try:
-            begun = self._begin(work, self._prepare(consumer, work))
+            begun = self._begin_lanes(work, self._prepare_lanes(consumer, work))
             if begun.lanes:
                 self._report.is_full |= work.source == SNAPSHOT
                 self._report.replays += len(begun.lanes) if work.is_replay else 0
@@ -190,17 +190,17 @@ class _Marked:
         finally:
             consumer.close()
 
-    def _prepare(self, consumer: LogConsumer, work: Work) -> Sequence[LaneStart]:
+    def _prepare_lanes(self, consumer: LogConsumer, work: Work) -> Sequence[LaneStart]:
         assert self._record is not None
         try:
-            self._held.check()
+            self._lease.check()
             return consumer.prepare(work, self._record, self._context.producer(self._record))
         except StrandlineError as error:
             return [LaneStart(error=error) for _ in work.lanes]
 
-    def _begin(self, work: Work, starts: Sequence[LaneStart]) -> Work:
-        """Save the intents of the lanes that have something to do. What was begun before and is done already only moves
-        its marks."""
+    def _begin_lanes(self, work: Work, starts: Sequence[LaneStart]) -> Work:
+        """Save the intents of the lanes that have something to do. A repeated lane that is already done only moves its
+        marks."""
         chosen = []
         for at, start in enumerate(starts):
             try:
@@ -209,12 +209,12 @@ class _Marked:
                 if start.is_done and not work.is_replay:
                     raise Internal(f"{self._plan.title} says that work is done which was never begun")
                 if start.is_done:
-                    self._advance(work.intents[at])
+                    self._advance_marks(work.intents[at])
                 else:
                     chosen.append(at)
             except StrandlineError as error:
-                self._block(work.lanes[at], error)
-        left = _select(work, chosen)
+                self._block_vnodes(work.lanes[at], error)
+        left = _select_lanes(work, chosen)
         if not left.lanes:
             return left
         try:
@@ -223,19 +223,19 @@ class _Marked:
                 return left
             assert self._record is not None
             cuts = [starts[at].cuts for at in chosen]
-            drafts = [_draft(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
-            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._held.fence)))
+            drafts = [_draft_intent(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
+            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._lease.fence)))
         except StrandlineError as error:
-            self._block(left.vnodes, error)
-            return _select(left, [])
+            self._block_vnodes(left.vnodes, error)
+            return _select_lanes(left, [])
 
     def _run_lanes(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
-        """Run the lanes until each is done or has failed; a lane may stop to have its cuts saved first."""
+        """Run the lanes until each is done or has failed; a lane may stop in between to have its cuts saved."""
         while work.lanes:
             try:
                 receipt = consumer.run(work)
             except StrandlineError as error:
-                self._block(work.vnodes, error)
+                self._block_vnodes(work.vnodes, error)
                 return
             self._check_receipt(receipt, work)
             self._report.add(receipt)
@@ -243,11 +243,11 @@ class _Marked:
             for at, (lane, intent) in enumerate(zip(work.lanes, work.intents, strict=True)):
                 is_final = is_last and not again and at + 1 == len(work.lanes)
                 try:
-                    cuts = self._settle(consumer, intent, receipt, lane, is_last=is_final)
+                    cuts = self._finish_lane(consumer, intent, receipt, lane, is_last=is_final)
                     if cuts is not None:
-                        again.append((lane, self._state.marks.save_cuts(intent, cuts, self._held.fence)))
+                        again.append((lane, self._state.marks.save_cuts(intent, cuts, self._lease.fence)))
                 except StrandlineError as error:
-                    self._block(lane, error)
+                    self._block_vnodes(lane, error)
             lanes, intents = tuple(lane for lane, _ in again), tuple(intent for _, intent in again)
             work = self._renew_epoch(replace(work, lanes=lanes, intents=intents))
 
@@ -260,71 +260,71 @@ class _Marked:
             raise Internal(f"{self._plan.title} reports on vnodes {unknown[0]}, which are no lane of its work")
 
     def _renew_epoch(self, work: Work) -> Work:
-        """The lanes whose cuts were saved, when the lake has a new epoch: a copy of the state without the cuts would
-        cut otherwise."""
+        """Record a new epoch after cuts were saved: an older copy of the state would cut otherwise. Returns the work,
+        or no lanes when that failed."""
         try:
             if work.lanes:
                 self._state.epoch.renew()
             return work
         except StrandlineError as error:
-            self._block(work.vnodes, error)
-            return _select(work, [])
+            self._block_vnodes(work.vnodes, error)
+            return _select_lanes(work, [])
 
-    def _settle(
+    def _finish_lane(
         self, consumer: LogConsumer, intent: Intent, receipt: Receipt, lane: tuple[int, ...], *, is_last: bool
     ) -> object:
-        """Make a lane count and move its marks; the cuts to save when the lane asks for that first."""
+        """Make a lane's effect count and move its marks; or return the cuts that must be saved first."""
         end = receipt.ends.get(lane, LaneEnd())
         if end.dead:
             assert self._record is not None
-            # Before the mark passes them; saving them again after a crash changes nothing.
+            # Before the mark passes their rows; saving them again after a crash changes nothing.
             self._state.letters.save(self._record, intent.id, end.dead)
             crash_point("loop.letters_saved")
         if end.error is not None:
             raise end.error
         if end.cuts is not None:
             return end.cuts
-        self._held.check()
+        self._lease.check()
         crash_point("loop.lanes_done")
         consumer.finish(intent)
         crash_point("loop.finished")
-        self._advance(intent, is_last=is_last and not self._report.errors)
+        self._advance_marks(intent, is_last=is_last and not self._report.errors)
         return None
 
-    def _advance(self, intent: Intent, *, is_last: bool = False) -> None:
+    def _advance_marks(self, intent: Intent, *, is_last: bool = False) -> None:
         assert self._record is not None
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
-        # Up to where a consumer starts it takes its place in the log; nothing of that was to be done.
+        # The range before a consumer's start only places its marks, so it does not count as reached.
         start = intent.definition.get("start")
         moved = replace(self._report)
         moved.reach(max(intent.after, start if isinstance(start, int) else 0), intent.upto)
         self._state.marks.advance(
             self._record,
             moves,
-            fence=self._held.fence,
+            fence=self._lease.fence,
             intent=intent,
-            receipt=self._receipt(moved) if is_last else None,
-            releases=self._held.lease if is_last else None,
+            receipt=self._receipt_body(moved) if is_last else None,
+            releases=self._lease.lease if is_last else None,
         )
-        self._held.is_given_back = is_last
+        self._lease.is_given_back = is_last
         self._report.after, self._report.upto = moved.after, moved.upto
 
-    def _receipt(self, report: ConsumerReport) -> dict[str, object]:
+    def _receipt_body(self, report: ConsumerReport) -> dict[str, object]:
         return {**report.receipt(), "seconds": round(time.monotonic() - self._started_s, 3)}
 
-    def _block(self, vnodes: Sequence[int], error: StrandlineError) -> None:
-        """These vnodes stay where they are until the next tick."""
+    def _block_vnodes(self, vnodes: Sequence[int], error: StrandlineError) -> None:
+        """Leave these vnodes to the next tick."""
         self._blocked.update(vnodes)
         self._report.errors.append(error)
 
 
-def _select(work: Work, chosen: Sequence[int]) -> Work:
+def _select_lanes(work: Work, chosen: Sequence[int]) -> Work:
     """A work with only some of its lanes."""
     intents = tuple(work.intents[at] for at in chosen) if work.intents else ()
     return replace(work, lanes=tuple(work.lanes[at] for at in chosen), intents=intents)
 
 
-def _draft(work: Work, lane: tuple[int, ...], cuts: object) -> IntentDraft:
+def _draft_intent(work: Work, lane: tuple[int, ...], cuts: object) -> IntentDraft:
     return IntentDraft(
         lane=f"{lane[0]}-{lane[-1]}",
         vnodes=lane,
@@ -348,7 +348,7 @@ def report_of(plan: ConsumerPlan) -> ConsumerReport:
 
 
 @contextmanager
-def _timing(report: ConsumerReport) -> Iterator[None]:
+def _measure_time(report: ConsumerReport) -> Iterator[None]:
     started_s = time.monotonic()
     try:
         yield
@@ -357,8 +357,8 @@ def _timing(report: ConsumerReport) -> Iterator[None]:
 
 
 @contextmanager
-def collecting(title: str, errors: list[StrandlineError]) -> Iterator[None]:
-    """What goes wrong with one consumer is reported and stops no other."""
+def collect_errors(title: str, errors: list[StrandlineError]) -> Iterator[None]:
+    """Put the errors of one consumer into its report, so that they stop no other."""
     try:
         yield
     except StrandlineError as error:

@@ -1,6 +1,6 @@
 """What a tick will do for one consumer, as data. A plan is made from commit files and the state alone.
 
-After a crash it is what was begun; what comes after that is planned when it is done.
+After a crash: the plan of a vnode is its unfinished range; newer changes are planned after it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
-from strandline.consumers.registration import Resolved, declared_consumer, resolve
+from strandline.consumers.registration import ResolvedConsumer, declared_consumer, resolve
 from strandline.consumers.work import Work
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.sinks.definition import BACKFILL, KINDS, Start
@@ -21,10 +21,10 @@ from strandline.tables.collection import Tables
 
 @dataclass(frozen=True)
 class ConsumerPlan:
-    """What a tick will do for one consumer. `rows` and `bytes` are upper bounds where only some vnodes are due; `why`
-    says what is not as it was; `start` is where it begins, or began; `lost` are columns that its condition names and
-    the table has no more: nothing leaves; `epoch` is what the table's log knows of the state; with `error` nothing will
-    be done. `known` is what the state has of the consumer, `resolved` what it was planned from."""
+    """What a tick will do for one consumer. `rows` and `bytes` are upper bounds when only some vnodes are due; `why`
+    says what has changed; `start` is where it begins, or began; `lost` are dropped columns that its condition names:
+    nothing is sent; `epoch` is the state's epoch in the table's log; with `error` nothing will be done. `known` is the
+    consumer on record, `resolved` the input of the plan."""
 
     name: str
     table: str
@@ -39,7 +39,7 @@ class ConsumerPlan:
     epoch: int = 0
     error: StrandlineError | None = None
     known: ConsumerState = field(default_factory=ConsumerState, repr=False)
-    resolved: Resolved | None = field(default=None, repr=False)
+    resolved: ResolvedConsumer | None = field(default=None, repr=False)
 
     @property
     def is_sink(self) -> bool:
@@ -47,7 +47,7 @@ class ConsumerPlan:
 
     @property
     def title(self) -> str:
-        """How the consumer is called in a sentence."""
+        """The consumer's name in messages."""
         return f"{'sink' if self.is_sink else self.kind} {self.name!r}"
 
     @property
@@ -81,16 +81,16 @@ class ConsumerPlan:
 
 
 def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
-    """What a tick would do for a consumer with marks in the state, which has this of it."""
+    """What a tick would do for a consumer with marks in the state; `known` is its record there."""
     record = known.consumer
-    plan = _name_only(context, name, known)
+    plan = _empty_plan(context, name, known)
     if record is not None and record.undecided is not None:
-        return replace(plan, error=_undecided(record))
+        return replace(plan, error=_undecided_conflict(record))
     if record is not None and record.is_retired:
         return replace(plan, is_retired=True)
     try:
         found = resolve(context, name, known)
-        registered = found.registered
+        registered = found.registration
         plan = replace(
             plan,
             table=found.table.name,
@@ -105,11 +105,11 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
     except StrandlineError as error:
         return replace(plan, error=error)
     except Exception as error:
-        # Damage has no end of forms; whichever it is, the other consumers go on.
+        # Damage may raise anything; the other consumers must continue.
         return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
 
 
-def _name_only(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
+def _empty_plan(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
     """A plan that says only of whom it is, also when its record cannot be read."""
     try:
         who = declared_consumer(context, name, known.consumer) or known.consumer
@@ -130,10 +130,10 @@ def plan_own(consumer: Consumer, tables: Tables) -> ConsumerPlan:
         return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
 
 
-def _undecided(record: ConsumerRecord) -> Conflict:
+def _undecided_conflict(record: ConsumerRecord) -> Conflict:
     name = record.name
     return Conflict(
-        f"sink {name!r} waits for you to say where it goes on: its marks were lost, and {record.undecided}",
+        f"sink {name!r} waits for you to say where it continues: its marks were lost, and {record.undecided}",
         hint=f"Nothing is sent. To send the table again: strandline mark reset {name} (only changes from a seq on:"
         f" --to SEQ, --head). To give it up: strandline mark retire {name}",
         consumer=name,

@@ -1,4 +1,4 @@
-"""The ranges that a consumer has to go through to reach the head of a log, planned from marks and commit files."""
+"""The ranges between a consumer's marks and the head of the log, planned from commit files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from strandline.consumers.feed import RangeSize, extent_of, files_of
+from strandline.consumers.feed import RangeSize, files_of, size_of
 from strandline.consumers.work import LOG, NOTHING, SNAPSHOT, Work, engine_for
 from strandline.errors import Conflict, Invalid
 from strandline.sinks.definition import BACKFILL, HEAD, Start
@@ -22,8 +22,8 @@ LANE_VNODES = 256
 
 
 class Ranges:
-    """The ranges of one consumer of a table. `title` is how it is called in a sentence, `start` where it begins when it
-    has never run, `lanes` into how many parts of separate vnodes a large range may be cut."""
+    """The ranges of one consumer of a table. `title` is its name in messages, `start` where it begins when it has never
+    run, `lanes` into how many lanes a large range may be cut."""
 
     def __init__(self, table: TableStore, *, name: str, title: str, start: Start, lanes: int) -> None:
         self._table = table
@@ -34,21 +34,21 @@ class Ranges:
         self._lanes = lanes
 
     def works(self, known: ConsumerState) -> tuple[Work, ...]:
-        """What has been begun, and what is new for the other vnodes. What is new for vnodes that have something begun
-        is planned when that is done."""
+        """The unfinished works, and new works for the other vnodes. Vnodes of unfinished works get new ones in a later
+        plan."""
         vnodes = self._merge.definition.vnodes
         marks = {vnode: known.marks.get(vnode, 0) for vnode in range(vnodes)}
         self._check_head(max(marks.values()))
-        works = list(self._begun(known))
+        works = list(self._begun_works(known))
         begun = {vnode for work in works for vnode in work.vnodes}
         by_mark: dict[int, list[int]] = defaultdict(list)
         for vnode, seq in marks.items():
             if vnode not in begun:
                 by_mark[seq].append(vnode)
-        groups = [(mark, group, list(self._new(mark, group))) for mark, group in sorted(by_mark.items())]
+        groups = [(mark, group, list(self._new_works(mark, group))) for mark, group in sorted(by_mark.items())]
         highest = max([*marks.values(), *(work.upto for _, _, new in groups for work in new)])
         for mark, group, new in groups:
-            works += self._extend(mark, group, new, highest)
+            works += self._extend_works(mark, group, new, highest)
         return tuple(works)
 
     def _check_head(self, mark: int) -> None:
@@ -63,7 +63,7 @@ class Ranges:
                 found=head,
             )
 
-    def _begun(self, known: ConsumerState) -> Iterator[Work]:
+    def _begun_works(self, known: ConsumerState) -> Iterator[Work]:
         intents = sorted(known.intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition)))
         for (after, upto, schema_id, _), group in groupby(
             intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition))
@@ -71,38 +71,38 @@ class Ranges:
             same = tuple(group)
             source = _first_source(same[0].definition.get("start", BACKFILL)) if after == 0 else LOG
             lanes = tuple(intent.vnodes for intent in same)
-            work = self._work(after, upto, source, [vnode for lane in lanes for vnode in lane])
+            work = self._make_work(after, upto, source, [vnode for lane in lanes for vnode in lane])
             yield replace(work, lanes=lanes, schema_id=schema_id, intents=same, is_replay=True)
 
-    def _new(self, mark: int, vnodes: Sequence[int]) -> Iterator[Work]:
-        """What is new for vnodes that stand at one mark: the first range of a new consumer, then the log in parts that
-        end with a commit."""
+    def _new_works(self, mark: int, vnodes: Sequence[int]) -> Iterator[Work]:
+        """The new works of vnodes at one mark: the first range of a new consumer, then parts of the log that end with a
+        commit."""
         log = self._merge.log
         if mark == 0 and log.head and _first_source(self._start) != LOG:
             mark = self._first_upto()
-            yield self._work(0, mark, _first_source(self._start), vnodes)
+            yield self._make_work(0, mark, _first_source(self._start), vnodes)
         part: list[tuple[int, DataFile]] = []
         after, rows, size = mark, 0, 0
         files = files_of(log, mark, log.head, vnodes, self._merge.definition.vnodes) if mark < log.head else []
         for _, commit in groupby(files, key=lambda pair: pair[0]):
             new = list(commit)
-            more = extent_of(new)
+            more = size_of(new)
             rows, size = rows + more.rows, size + more.raw_bytes
             if part and (rows > BATCH_ROWS or size > BATCH_BYTES):
-                yield self._work(after, part[-1][0], LOG, vnodes, extent_of(part))
+                yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
                 after, part, rows, size = part[-1][0], [], more.rows, more.raw_bytes
             part += new
         if part:
-            yield self._work(after, part[-1][0], LOG, vnodes, extent_of(part))
+            yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
 
-    def _extend(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
-        """The new works of some vnodes, extended to the highest seq of all. Vnodes without changes move there too:
-        their marks would otherwise stay behind and keep the log from being trimmed."""
+    def _extend_works(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
+        """The new works of some vnodes, extended to the highest seq of all works. Vnodes without changes move there
+        too: otherwise their marks would keep the log from being trimmed."""
         if new and new[-1].source != SNAPSHOT:
             return [*new[:-1], replace(new[-1], upto=max(highest, new[-1].upto))]
         if new or not 0 < mark < highest:
             return new
-        return [self._work(mark, highest, NOTHING, vnodes)]
+        return [self._make_work(mark, highest, NOTHING, vnodes)]
 
     def _first_upto(self) -> int:
         """Where the first range of a new consumer ends."""
@@ -117,32 +117,34 @@ class Ranges:
             )
         return upto
 
-    def _work(self, after: int, upto: int, source: str, vnodes: Sequence[int], extent: RangeSize | None = None) -> Work:
-        extent = extent or self._extent(after, upto, source, vnodes)
+    def _make_work(
+        self, after: int, upto: int, source: str, vnodes: Sequence[int], extent: RangeSize | None = None
+    ) -> Work:
+        extent = extent or self._measure_range(after, upto, source, vnodes)
         return Work(
             self._table,
             after,
             upto,
             source,
-            self._spread(vnodes, extent.rows),
+            self._spread_lanes(vnodes, extent.rows),
             extent,
             self._merge.definition.schema_id,
             engine_for(extent),
         )
 
-    def _extent(self, after: int, upto: int, source: str, vnodes: Sequence[int]) -> RangeSize:
+    def _measure_range(self, after: int, upto: int, source: str, vnodes: Sequence[int]) -> RangeSize:
         merge = self._merge
         if source == LOG:
-            return extent_of(files_of(merge.log, after, upto, vnodes, merge.definition.vnodes))
+            return size_of(files_of(merge.log, after, upto, vnodes, merge.definition.vnodes))
         if source == NOTHING:
             return RangeSize(0, 0, 0, 0)
         part = merge if len(vnodes) == merge.definition.vnodes else merge.part(vnodes)
         log = part.log_files()
-        whole = extent_of([*((0, file) for file in part.base_files()), *log])
+        whole = size_of([*((0, file) for file in part.base_files()), *log])
         return replace(whole, commits=len({seq for seq, _ in log}))
 
-    def _spread(self, vnodes: Sequence[int], rows: int) -> tuple[tuple[int, ...], ...]:
-        """Few rows go in one lane; more are spread, each lane over neighbouring vnodes."""
+    def _spread_lanes(self, vnodes: Sequence[int], rows: int) -> tuple[tuple[int, ...], ...]:
+        """The lanes of a range: one for few rows, else several, each of neighbouring vnodes."""
         if self._lanes == 1:
             return (tuple(vnodes),)
         wanted = min(self._lanes, -(-rows // LANE_ROWS) or 1)
@@ -152,5 +154,5 @@ class Ranges:
 
 
 def _first_source(start: object) -> str:
-    """Where the first range of a consumer comes from. After seq 0 there is no place to take: it begins with the log."""
+    """The source of a consumer's first range. With start 0 there is nothing to skip: it begins with the log."""
     return SNAPSHOT if start == BACKFILL else LOG if start == 0 else NOTHING

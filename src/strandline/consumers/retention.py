@@ -1,8 +1,8 @@
-"""Let rows go when they are past their time, and never before every consumer has them.
+"""Hide rows that are past their retention, and never before every consumer has them.
 
-A table with the setting `retention` gets a new horizon when there are rows before it. A change that some consumer has
-not acknowledged holds the horizon back to its own time: a row that arrives late, with a time long past, is delivered
-first. What consumers have acknowledged is known from their marks, the times of changes from file statistics.
+A table with the setting `retention` gets a new horizon when it would hide rows. An unacknowledged change holds the
+horizon back to its own time: a late row with an old time is delivered first. Marks say what consumers have
+acknowledged; file statistics give the times of changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strandline.tables.store import TableStore
 
 @dataclass(frozen=True)
 class ExpiryBlocker:
-    """Who holds a horizon back, at which mark, and the time of the oldest change that it has not acknowledged."""
+    """A consumer that holds the horizon back, its mark, and the time of its oldest unacknowledged change."""
 
     consumer: str
     seq: int
@@ -43,13 +43,13 @@ class Retention:
         self._table = table
 
     def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
-        """A new horizon, when it would hide a row."""
-        horizon = due(self._table)
+        """One work for a new horizon, if it would hide a row."""
+        horizon = due_horizon(self._table)
         if horizon is None:
             return ()
         before = expiry.moment(horizon)
         head, definition = self._table.head, self._table.definition
-        extent = RangeSize(0, plan(self._table, before).rows, 0, 0)
+        extent = RangeSize(0, plan_expiry(self._table, before).rows, 0, 0)
         vnodes = (tuple(range(definition.vnodes)),)
         why = f"rows from before {before.isoformat(sep=' ', timespec='seconds')}"
         return [Work(self._table, head, head, NOTHING, vnodes, extent, definition.schema_id, "driver", why=why)]
@@ -67,8 +67,8 @@ class ExpiryPlan:
     rows: int
 
 
-def plan(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
-    """What an expiry would hide, from statistics alone; by default as the setting `retention` says."""
+def plan_expiry(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
+    """What an expiry would hide, from statistics alone; by default by the setting `retention`."""
     merge = table.merge()
     now = dt.datetime.now(dt.UTC)
     until = before or expiry.horizon_for(merge.definition.settings.retention or 0.0, now)
@@ -77,8 +77,8 @@ def plan(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
     return ExpiryPlan(until, rows)
 
 
-def waiting(table: TableStore) -> ExpiryBlocker | None:
-    """The consumer that keeps rows of a table from expiring, by the oldest time that it has not acknowledged."""
+def find_blocker(table: TableStore) -> ExpiryBlocker | None:
+    """The consumer with the oldest unacknowledged change, which keeps rows of a table from expiring."""
     time = table.definition.time
     if time is None:
         return None
@@ -86,15 +86,15 @@ def waiting(table: TableStore) -> ExpiryBlocker | None:
     found = []
     for seq, who in table.readers.marks():
         files = [file for number, file in merge.log.by_seq if number > seq]
-        # One that has not begun has nothing yet, also of what is folded.
+        # A consumer that has not begun lacks the folded rows too.
         files += merge.base_files() if not seq else []
-        times = [at for at in (_earliest(file, time) for file in files) if at is not None]
+        times = [at for at in (_earliest_time(file, time) for file in files) if at is not None]
         if times:
             found.append(ExpiryBlocker(who, seq, min(times)))
     return min(found, key=lambda each: each.before, default=None)
 
 
-def due(table: TableStore) -> int | None:
+def due_horizon(table: TableStore) -> int | None:
     """The horizon that the table's retention asks for now, in microseconds, when it would hide a row."""
     merge = table.merge()
     definition = merge.definition
@@ -103,7 +103,7 @@ def due(table: TableStore) -> int | None:
     horizon = expiry.micros(expiry.horizon_for(definition.settings.retention, dt.datetime.now(dt.UTC)))
     if merge.horizon is not None and horizon <= merge.horizon:
         return None
-    held = waiting(table)
+    held = find_blocker(table)
     horizon = horizon if held is None else min(horizon, held.before)
     if merge.horizon is not None and horizon <= merge.horizon:
         return None
@@ -115,9 +115,9 @@ def due(table: TableStore) -> int | None:
     return horizon if hides else None
 
 
-def check(table: TableStore, horizon: int) -> None:
-    """`Conflict` when a change that lies before the horizon has not reached every consumer."""
-    held = waiting(table)
+def check_horizon(table: TableStore, horizon: int) -> None:
+    """`Conflict` when a consumer has not acknowledged a change before the horizon."""
+    held = find_blocker(table)
     if held is not None and held.before < horizon:
         raise Conflict(
             f"sink {held.consumer!r} has not acknowledged changes of table {table.name!r} after seq {held.seq}, with"
@@ -130,8 +130,8 @@ def check(table: TableStore, horizon: int) -> None:
 
 
 def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> int | None:
-    """Hide the rows whose time lies before a moment, by default as the setting `retention` says; the seq from which it
-    holds, None when there is nothing to hide."""
+    """Hide the rows whose time lies before a moment, by default by the setting `retention`; returns the seq from which
+    it holds, None when there is nothing to hide."""
     definition = table.definition
     definition.check_expires()
     if before is None:
@@ -141,7 +141,7 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> in
                 hint="Say before when, or set it: configure(retention='90d').",
                 table=table.name,
             )
-        horizon = due(table)
+        horizon = due_horizon(table)
         return None if horizon is None else table.log.expire(horizon)
     if isinstance(before, dt.datetime):
         moment = before
@@ -156,12 +156,12 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> in
             hint="Give a time that has passed.",
             table=table.name,
         )
-    # A horizon that cannot be said in the column's type would make every read fail.
+    # A horizon that does not fit the column's type would make every read fail.
     expiry.expiry(definition, horizon)
-    check(table, horizon)
+    check_horizon(table, horizon)
     return table.log.expire(horizon)
 
 
-def _earliest(file: DataFile, time: str) -> int | None:
+def _earliest_time(file: DataFile, time: str) -> int | None:
     low = file.stats.get("minValues", {}).get(time)
     return None if low is None else expiry.micros(dt.datetime.fromisoformat(low))

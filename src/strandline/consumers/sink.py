@@ -1,4 +1,4 @@
-"""A sink as a consumer: rows of a range go through its lanes to its destination."""
+"""A sink as a consumer: it sends the rows of a range through its lanes to its destination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from strandline.consumers.contract import LaneEnd, LaneStart, Receipt
 from strandline.consumers.delivery import LaneRun, deliver
-from strandline.consumers.feed import kept_schema
+from strandline.consumers.feed import log_with_schema
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.work import NOTHING, Work
 from strandline.errors import Conflict, StrandlineError
@@ -21,12 +21,12 @@ from strandline.tables.store import TableStore
 
 
 class SinkConsumer(LogConsumer):
-    """One sink, for one tick. Before each work its destination is asked whether it stands where the marks do."""
+    """One sink, for one tick. Before each work, the position of its destination is compared with the marks."""
 
     def __init__(self, sink: SinkDef) -> None:
         super().__init__(sink.name, sink.table, start=sink.start)
         self.sink = sink
-        self._at_work: _SinkWork | None = None
+        self._work: _SinkWork | None = None
 
     @property
     def kind(self) -> str:  # type: ignore[override]
@@ -48,28 +48,28 @@ class SinkConsumer(LogConsumer):
         return {**self.sink.to_dict(), "start": self.start}
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
-        return self.sink.shape(table.definition, is_new=is_new, with_salt=False).lost
+        return self.sink.outgoing(table.definition, is_new=is_new, with_salt=False).lost
 
     def prepare(self, work: Work, record: ConsumerRecord, producer: Producer) -> list[LaneStart]:
         sink = SinkDef.from_dict(self.name, self.table, record.definition, self.sink)
         if work.is_replay:
             sink = SinkDef.from_dict(self.name, self.table, work.intents[0].definition, sink)
-        outgoing = sink.shape(kept_schema(work.table.log.refresh(), work.schema_id).definition)
-        self._at_work = _SinkWork(sink, outgoing, sink.to.open(producer))
-        return self._at_work.starts(work)
+        outgoing = sink.outgoing(log_with_schema(work.table.log.refresh(), work.schema_id).definition)
+        self._work = _SinkWork(sink, outgoing, sink.to.open(producer))
+        return self._work.start_lanes(work)
 
     def run(self, work: Work) -> Receipt:
-        assert self._at_work is not None
-        return self._at_work.run(work)
+        assert self._work is not None
+        return self._work.run(work)
 
     def finish(self, intent: Intent) -> None:
-        assert self._at_work is not None
-        self._at_work.finish(intent)
+        assert self._work is not None
+        self._work.finish(intent)
 
     def close(self) -> None:
-        if self._at_work is not None:
-            self._at_work.delivery.close()
-            self._at_work = None
+        if self._work is not None:
+            self._work.delivery.close()
+            self._work = None
 
 
 class _SinkWork:
@@ -81,23 +81,23 @@ class _SinkWork:
         self.delivery = delivery
         self._done: dict[str, tuple[Batch, Sequence[Result]]] = {}
 
-    def starts(self, work: Work) -> list[LaneStart]:
-        return [self._start(work, at) for at in range(len(work.lanes))]
+    def start_lanes(self, work: Work) -> list[LaneStart]:
+        return [self._start_lane(work, at) for at in range(len(work.lanes))]
 
-    def _start(self, work: Work, at: int) -> LaneStart:
+    def _start_lane(self, work: Work, at: int) -> LaneStart:
         try:
-            batch = self._batch(work, at)
+            batch = self._make_batch(work, at)
             is_there = self.delivery.is_delivered(batch)
             if work.is_replay:
                 return LaneStart(is_done=is_there)
-            # Asked before there is an intent, which would be taken for something that was begun.
+            # Checked before the intent is saved, which would look like a batch under way.
             if is_there:
-                raise self._ahead(batch)
+                raise self._ahead_conflict(batch)
             return LaneStart(cuts=self.delivery.cuts())
         except StrandlineError as error:
             return LaneStart(error=error)
 
-    def _batch(self, work: Work, at: int) -> Batch:
+    def _make_batch(self, work: Work, at: int) -> Batch:
         batch = Batch(
             "",
             tuple(work.lanes[at]),
@@ -111,11 +111,11 @@ class _SinkWork:
         )
         return replace(batch, id=work.intents[at].id, cuts=work.intents[at].cuts) if work.intents else batch
 
-    def _ahead(self, batch: Batch) -> Conflict:
-        """A destination can hold only what was begun before. Otherwise seqs are given a second time."""
+    def _ahead_conflict(self, batch: Batch) -> Conflict:
+        """The error when a destination holds a batch that was not begun: its seqs were given out twice."""
         return Conflict(
             f"sink {self._sink.name!r} is at seq {batch.after}, but {self._sink.to.destination} has its"
-            f" changes up to seq {batch.upto} already: the lake and its state were put back from a copy",
+            f" changes up to seq {batch.upto} already: the lake and its state were restored from a copy",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self._sink.name}",
             consumer=self._sink.name,
             expected=batch.after,
@@ -129,20 +129,20 @@ class _SinkWork:
         if work.source != NOTHING:
             feed = work.feed(self._outgoing, is_ordered=is_ordered)
             receipt.rows_read, receipt.bytes_read = feed.extent.rows, feed.extent.bytes
-        batches = [self._batch(work, at) for at in range(len(work.lanes))]
+        batches = [self._make_batch(work, at) for at in range(len(work.lanes))]
         runs = [LaneRun(batch, self.delivery.lane(batch)) for batch in batches]
         results, receipt.jobs = deliver(feed, runs, is_ordered=is_ordered, is_on_spark=work.engine == "spark")
         for batch in batches:
             self._done[batch.id] = batch, results[batch.id]
-            _count(receipt, batch, results[batch.id])
+            _count_results(receipt, batch, results[batch.id])
         return receipt
 
     def finish(self, intent: Intent) -> None:
         self.delivery.finish(*self._done[intent.id])
 
 
-def _count(receipt: Receipt, batch: Batch, results: Sequence[Result]) -> None:
-    """Add what the lanes of a batch did to a receipt."""
+def _count_results(receipt: Receipt, batch: Batch, results: Sequence[Result]) -> None:
+    """Add the results of a batch to a receipt."""
     for result in results:
         receipt.rows += result.rows
         receipt.withheld += result.withheld

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from strandline.consumers.feed import Feed, RangeSize, kept_schema
+from strandline.consumers.feed import Feed, RangeSize, log_with_schema
 from strandline.engines.choice import DELIVERY
 from strandline.engines.spark import session
 from strandline.sinks.outgoing import Outgoing
@@ -24,11 +24,11 @@ SNAPSHOT, LOG, NOTHING = "snapshot", "log", "nothing"
 
 @dataclass(frozen=True)
 class Work:
-    """The changes of `lanes` in `(after, upto]`. A lane is vnodes that succeed, and fail, together.
+    """The changes of `lanes` in `(after, upto]`. The vnodes of a lane succeed or fail together.
 
-    `source` is where the rows come from: the table as it is at `upto`, the log, or nowhere when the consumer only takes
-    its place. `engine` is what runs it. `intents` are the lanes on record, once they have begun; with `is_replay` an
-    earlier run began them. `why` says why it is due, where that is not plain."""
+    `source` is where the rows come from: the table at `upto`, the log, or nowhere when only marks move. `engine` runs
+    it. `intents` are the saved intents of the lanes; with `is_replay` an earlier run saved them. `why` says why the
+    work is due, where that is not obvious."""
 
     table: TableStore = field(repr=False)
     after: int
@@ -48,13 +48,13 @@ class Work:
 
     @property
     def token(self) -> str:
-        """A text that is the same whenever this work, of one lane, is repeated."""
+        """The id of this work, which has one lane; a repeated work has the same id."""
         (intent,) = self.intents
         return intent.id
 
     def feed(self, outgoing: Outgoing | None = None, *, is_ordered: bool = True) -> Feed:
-        """Its rows, as they leave or with all columns, with the columns that the table had when it was planned."""
-        log = kept_schema(self.table.log.refresh(), self.schema_id)
+        """Its rows as `outgoing` sends them, or with all columns, by the table's schema when it was planned."""
+        log = log_with_schema(self.table.log.refresh(), self.schema_id)
         return Feed(
             self.table,
             outgoing or Outgoing.of(log.definition),
@@ -74,7 +74,7 @@ class Work:
         if self.source == NOTHING:
             yield spark.createDataFrame(feed.schema.empty_table())
             return
-        with feed.kept():
+        with feed.hold_files():
             yield feed.frame(spark)
 
     @contextmanager
@@ -84,7 +84,7 @@ class Work:
             yield iter(())
             return
         feed = self.feed()
-        with feed.kept(), feed.batches() as rows:
+        with feed.hold_files(), feed.batches() as rows:
             yield rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,5 +103,5 @@ class Work:
 
 
 def engine_for(extent: RangeSize) -> str:
-    """What delivers so many rows."""
+    """The engine for a range of this size."""
     return "driver" if DELIVERY.holds(rows=extent.rows, raw_bytes=extent.raw_bytes) else "spark"

@@ -1,6 +1,6 @@
 """The columns of a block of made-up conversations, each drawn for all its rows at once.
 
-Texts and tool definitions draw from random streams of their own: their sizes alter no other column."""
+Texts and tool definitions have their own random numbers, so their sizes change no other column."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ class TextSettings:
 
 @dataclass(frozen=True, eq=False)
 class TextBlock:
-    """A block's rows, save what is large: tools are kept once a conversation, long texts as size and seed."""
+    """A block's rows without their large values: tools are kept once per conversation, long texts as size and seed."""
 
     columns: Columns
     final_message_id: pa.Array
@@ -46,16 +46,16 @@ class TextBlock:
     long_seed: Array
 
     def part_ids(self, rows: Array) -> pa.Array:
-        """Name these rows of the block as they were first recorded."""
-        return join(_at(self.columns["message_id"], rows), "#", _at(self.columns["part_index"], rows))
+        """The `part_id` of these rows as they were first recorded."""
+        return join(_take_rows(self.columns["message_id"], rows), "#", _take_rows(self.columns["part_index"], rows))
 
     def select(self, rows: Array, *, final: bool = False) -> Columns:
-        """Write out these rows of the block, under their final ids or those recorded first."""
-        columns = {name: _at(column, rows) for name, column in self.columns.items()}
+        """The columns of these rows, with their final ids or those recorded first."""
+        columns = {name: _take_rows(column, rows) for name, column in self.columns.items()}
         if final:
-            columns["message_id"] = _at(self.final_message_id, rows)
+            columns["message_id"] = _take_rows(self.final_message_id, rows)
         columns["part_id"] = join(columns["message_id"], "#", columns["part_index"])
-        columns["tools"] = _at(self.tools, self.conversation[rows])
+        columns["tools"] = _take_rows(self.tools, self.conversation[rows])
         sizes, seeds = self.long_bytes[rows], self.long_seed[rows]
         long = [prose(np.random.default_rng(seeds[at]), int(sizes[at])) for at in np.flatnonzero(sizes)]
         columns["content_text"] = pc.replace_with_mask(
@@ -65,7 +65,7 @@ class TextBlock:
 
 
 def plan(settings: TextSettings, number: int) -> TextBlock:
-    """Plan block `number`: a function of the settings and the number alone."""
+    """Plan block `number`. It depends only on the settings and the number."""
     rng, words, tools = (np.random.default_rng([settings.seed, number, stream]) for stream in range(3))
     rows = turns.draw(rng)
     is_sidechain = (rng.random(rows.turns) < 0.08)[rows.turn]
@@ -74,22 +74,24 @@ def plan(settings: TextSettings, number: int) -> TextBlock:
     is_provisional = (rng.random(rows.messages) < settings.share)[rows.message]
     final_message_id = uuids(rng, rows.messages)
 
-    conversations, roots, sibling_roots = _conversations(rng, number)
-    columns = {name: _at(column, rows.conversation) for name, column in conversations.items()}
+    conversations, roots, sibling_roots = _draw_conversations(rng, number)
+    columns = {name: _take_rows(column, rows.conversation) for name, column in conversations.items()}
     columns["model"] = pc.if_else(pa.array(is_sidechain), columns.pop("small_model"), columns["model"])
-    columns |= _times(rng, rows)
-    columns |= _tool_columns(rng, rows, roots, sibling_roots)
-    columns |= _json_columns(rng, rows, is_error)
+    columns |= _draw_times(rng, rows)
+    columns |= _draw_tool_columns(rng, rows, roots, sibling_roots)
+    columns |= _draw_json_columns(rng, rows, is_error)
     columns |= {
         "message_id": pc.if_else(
             pa.array(is_provisional),
-            _at(hex_ids(rng, rows.messages, 16), rows.message),
-            _at(final_message_id, rows.message),
+            _take_rows(hex_ids(rng, rows.messages, 16), rows.message),
+            _take_rows(final_message_id, rows.message),
         ),
-        "parent_uuid": _where(rows.message_index > 0, _at(final_message_id, np.maximum(rows.message - 1, 0))),
-        "request_id": _at(hex_ids(rng, rows.turns + 1, 24, "req_"), rows.request),
-        "role": _at(turns.ROLES, rows.role),
-        "part_type": _at(turns.KINDS, rows.kind),
+        "parent_uuid": _null_unless(
+            rows.message_index > 0, _take_rows(final_message_id, np.maximum(rows.message - 1, 0))
+        ),
+        "request_id": _take_rows(hex_ids(rng, rows.turns + 1, 24, "req_"), rows.request),
+        "role": _take_rows(turns.ROLES, rows.role),
+        "part_type": _take_rows(turns.KINDS, rows.kind),
         "message_index": pa.array(rows.message_index.astype(np.int32)),
         "part_index": pa.array(rows.part_index.astype(np.int32)),
         "is_sidechain": pa.array(is_sidechain),
@@ -100,10 +102,10 @@ def plan(settings: TextSettings, number: int) -> TextBlock:
     is_long = has_text & (words.random(BLOCK_ROWS) < np.where(rows.kind == turns.TOOL_RESULT, 0.1, 0.01))
     long_bytes = (settings.tail_bytes * words.random(BLOCK_ROWS) ** 3).astype(np.int64)
     long_seed = words.integers(0, 2**63, BLOCK_ROWS)
-    columns["content_text"] = _where(has_text, short_prose(words, BLOCK_ROWS, settings.tail_bytes))
+    columns["content_text"] = _null_unless(has_text, short_prose(words, BLOCK_ROWS, settings.tail_bytes))
     return TextBlock(
         columns=columns,
-        final_message_id=_at(final_message_id, rows.message),
+        final_message_id=_take_rows(final_message_id, rows.message),
         is_provisional=is_provisional,
         conversation=rows.conversation,
         tools=pa.array([tool_definitions(tools, settings.tools_bytes) for _ in range(CONVERSATIONS)]),
@@ -112,11 +114,11 @@ def plan(settings: TextSettings, number: int) -> TextBlock:
     )
 
 
-def _conversations(rng: np.random.Generator, number: int) -> tuple[Columns, pa.Array, pa.Array]:
-    """Draw what is constant in a conversation, and where the files are that it touches.
+def _draw_conversations(rng: np.random.Generator, number: int) -> tuple[Columns, pa.Array, pa.Array]:
+    """Draw the columns that are constant in a conversation, and the folders of the files that it touches.
 
-    Later blocks know more repositories. A repository shares work with one sibling only, so that threads of
-    work stay apart."""
+    Later blocks have more repositories. A repository shares work with only one sibling, so that work stays
+    separate."""
     clients = [CLIENTS[at] for at in rng.integers(0, len(CLIENTS), CONVERSATIONS)]
     users = rng.integers(0, 40, CONVERSATIONS)
     repos = [int(at) for at in rng.random(CONVERSATIONS) ** 2 * (24 + 2 * number)]
@@ -132,8 +134,8 @@ def _conversations(rng: np.random.Generator, number: int) -> tuple[Columns, pa.A
     prompts = join("You are a coding agent. Work in ", roots, ", and run the tests before you say that you are done.")
     columns = {
         "session_id": uuids(rng, CONVERSATIONS),
-        "conversation_id": _where(is_known, hex_ids(rng, CONVERSATIONS, 24, "conv_")),
-        "gateway_id": _at(GATEWAYS, users % len(GATEWAYS)),
+        "conversation_id": _null_unless(is_known, hex_ids(rng, CONVERSATIONS, 24, "conv_")),
+        "gateway_id": _take_rows(GATEWAYS, users % len(GATEWAYS)),
         "user_id": pa.array([f"user-{user:03}" for user in users]),
         "provider": pa.array([client.provider for client in clients]),
         "model": pa.array([client.model for client in clients]),
@@ -141,17 +143,17 @@ def _conversations(rng: np.random.Generator, number: int) -> tuple[Columns, pa.A
         "client_name": pa.array([client.name for client in clients]),
         "client_version": pa.array([f"1.{issue % 3}.{issue % 70}" for issue in issues]),
         "cwd": roots,
-        "git_branch": _where(in_repo, pa.array(branches)),
-        "git_remote": _where(in_repo, pa.array(remotes)),
-        "repo_root": _where(in_repo, roots),
-        "head_sha": _where(in_repo, hex_ids(rng, CONVERSATIONS, 40)),
-        "system_text": _where(rng.random(CONVERSATIONS) < 0.9, prompts),
+        "git_branch": _null_unless(in_repo, pa.array(branches)),
+        "git_remote": _null_unless(in_repo, pa.array(remotes)),
+        "repo_root": _null_unless(in_repo, roots),
+        "head_sha": _null_unless(in_repo, hex_ids(rng, CONVERSATIONS, 40)),
+        "system_text": _null_unless(rng.random(CONVERSATIONS) < 0.9, prompts),
     }
     return columns, roots, pc.if_else(pa.array(in_repo), siblings, scratch)
 
 
-def _times(rng: np.random.Generator, rows: Turns) -> Columns:
-    """Start each conversation in the working hours of one of the days; a few rest for a night half-way."""
+def _draw_times(rng: np.random.Generator, rows: Turns) -> Columns:
+    """Each conversation starts in the working hours of a day; a few pause for a night."""
     days = rng.choice(DAYS, CONVERSATIONS, p=_BUSY / _BUSY.sum())
     begin = ((days + rng.uniform(0.3, 0.8, CONVERSATIONS)) * _DAY_US).astype(np.int64)
     pauses = rng.lognormal(2, 1.4, rows.messages) * 1e6 + (rng.random(rows.messages) < 0.004) * 0.6 * _DAY_US
@@ -159,7 +161,7 @@ def _times(rng: np.random.Generator, rows: Turns) -> Columns:
     first = np.searchsorted(rows.conversation, np.arange(CONVERSATIONS))
     last = np.append(first[1:], BLOCK_ROWS) - 1
     opened = clock[rows.message[first]]
-    # The last days' conversations are hurried, so that none goes on after the last day.
+    # Conversations of the last days run faster, so that none goes on after the last day.
     pace = np.minimum(1, (DAYS * _DAY_US - begin - 1) / (clock[rows.message[last]] - opened + 1))
     elapsed = (clock[rows.message] - opened[rows.conversation]) * pace[rows.conversation]
     started = (int(FIRST_DAY.timestamp()) * 1_000_000 + begin)[rows.conversation]
@@ -171,8 +173,8 @@ def _times(rng: np.random.Generator, rows: Turns) -> Columns:
     }
 
 
-def _tool_columns(rng: np.random.Generator, rows: Turns, roots: pa.Array, sibling_roots: pa.Array) -> Columns:
-    """Draw the calls: a conversation keeps to neighbouring files, rarely in the sibling repository."""
+def _draw_tool_columns(rng: np.random.Generator, rows: Turns, roots: pa.Array, sibling_roots: pa.Array) -> Columns:
+    """Draw the calls: a conversation uses neighbouring files, rarely of the sibling repository."""
     calls = 2 * rows.turns
     is_call = rows.kind == turns.TOOL_CALL
     is_tool = is_call | (rows.kind == turns.TOOL_RESULT)
@@ -180,20 +182,20 @@ def _tool_columns(rng: np.random.Generator, rows: Turns, roots: pa.Array, siblin
     focus = rng.integers(0, len(FILES), CONVERSATIONS)[rows.conversation]
     file = (focus + rng.geometric(0.15, calls)[rows.call]) % len(FILES)
     is_elsewhere = pa.array((rng.random(calls) < 0.02)[rows.call])
-    root = pc.if_else(is_elsewhere, _at(sibling_roots, rows.conversation), _at(roots, rows.conversation))
-    before, after = (_at([getattr(each, name) for each in TOOLS], tool) for name in ("before", "after"))
+    root = pc.if_else(is_elsewhere, _take_rows(sibling_roots, rows.conversation), _take_rows(roots, rows.conversation))
+    before, after = (_take_rows([getattr(each, name) for each in TOOLS], tool) for name in ("before", "after"))
     return {
-        "tool_name": _where(is_tool, _at([each.name for each in TOOLS], tool)),
-        "tool_call_id": _where(is_tool, _at(hex_ids(rng, calls, 24, "call_"), rows.call)),
-        "tool_args": _where(is_call, join(before, root, "/", _at(FILES, file), after)),
+        "tool_name": _null_unless(is_tool, _take_rows([each.name for each in TOOLS], tool)),
+        "tool_call_id": _null_unless(is_tool, _take_rows(hex_ids(rng, calls, 24, "call_"), rows.call)),
+        "tool_args": _null_unless(is_call, join(before, root, "/", _take_rows(FILES, file), after)),
     }
 
 
-def _json_columns(rng: np.random.Generator, rows: Turns, is_error: Array) -> Columns:
-    states = _at(["ok", "error"], is_error.astype(np.int64))
+def _draw_json_columns(rng: np.random.Generator, rows: Turns, is_error: Array) -> Columns:
+    states = _take_rows(["ok", "error"], is_error.astype(np.int64))
     took_ms = rng.lognormal(6, 1.5, BLOCK_ROWS).astype(np.int64)
-    trace_ids = _at(hex_ids(rng, rows.turns + 1, 32), rows.request)
-    reasons = _at(["end_turn", "tool_use"], (rows.kind == turns.TOOL_CALL).astype(np.int64))
+    trace_ids = _take_rows(hex_ids(rng, rows.turns + 1, 32), rows.request)
+    reasons = _take_rows(["end_turn", "tool_use"], (rows.kind == turns.TOOL_CALL).astype(np.int64))
     usage = join(
         ',"stop_reason":"',
         reasons,
@@ -208,7 +210,7 @@ def _json_columns(rng: np.random.Generator, rows: Turns, is_error: Array) -> Col
     ends_response = pa.array((rows.role == turns.ASSISTANT) & rows.is_last_part)
     ending = pc.if_else(ends_response, usage, "}")
     return {
-        "status": _where(
+        "status": _null_unless(
             is_error | (rows.kind == turns.TOOL_RESULT),
             join('{"state":"', states, '","duration_ms":', took_ms, "}"),
         ),
@@ -216,9 +218,9 @@ def _json_columns(rng: np.random.Generator, rows: Turns, is_error: Array) -> Col
     }
 
 
-def _at(values: Any, rows: Array) -> pa.Array:
+def _take_rows(values: Any, rows: Array) -> pa.Array:
     return pa.array(values).take(pa.array(rows))
 
 
-def _where(mask: Array, values: pa.Array) -> pa.Array:
+def _null_unless(mask: Array, values: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(mask), values, pa.scalar(None, values.type))

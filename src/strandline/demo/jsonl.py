@@ -12,12 +12,12 @@ def write_jsonl(batches: Iterable[pa.RecordBatch], path: str | PathLike[str]) ->
     """Write one object per row, nulls included, and return the number of rows.
 
     Times are ISO 8601 in UTC (`Z`), dates ISO 8601; a JSON column is a string that holds JSON. An existing
-    file is replaced; a crash leaves the lines written so far, the last of them perhaps cut."""
+    file is replaced. After a crash the file has the lines so far; the last may be incomplete."""
     rows = 0
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for batch in batches:
             names = batch.schema.names
-            columns = [_plain(column).to_pylist() for column in batch.columns]
+            columns = [_to_json_column(column).to_pylist() for column in batch.columns]
             for row in zip(*columns, strict=True):
                 line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, separators=(",", ":"))
                 file.write(f"{line}\n")
@@ -25,7 +25,7 @@ def write_jsonl(batches: Iterable[pa.RecordBatch], path: str | PathLike[str]) ->
     return rows
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _to_json_column(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.ExtensionArray):
         return column.storage
     if pa.types.is_timestamp(column.type):

@@ -1,7 +1,7 @@
 """Recorded AI-agent conversations, made up: one row per message part, as many rows as asked for.
 
-A row is a function of the seed and its ordinal alone, so any range of rows can be made again, in batches of
-any size, by any process. Memory holds one batch and the small columns of one block of conversations."""
+A row depends only on the seed and its ordinal, so any process can make any range of rows again, in batches of
+any size. Memory holds one batch and the small columns of one block of conversations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ _BATCH_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Revision:
-    """Messages that got their final ids: rows to write under those, and the keys (`part_id`) to delete."""
+    """Messages that got their final ids: rows to write with these ids, and the old keys (`part_id`) to delete."""
 
     upserts: pa.RecordBatch
     deletes: pa.RecordBatch
@@ -96,13 +96,12 @@ def messages(
 ) -> Iterator[pa.RecordBatch]:
     """Make the rows with ordinals from `start`, conversation by conversation, about 136 rows each.
 
-    `tools_bytes` is the size of `tools` (one definition at least, about 140 bytes); `tail_bytes` is what the
-    longest texts come near. `share` of the messages bear a provisional id, which `revisions` with the same
-    arguments replaces. Batches have fewer than `batch_rows` rows where so many would take more than about
-    64 MiB."""
+    `tools_bytes` is the size of `tools` (at least one definition, about 140 bytes); the longest texts have nearly
+    `tail_bytes`. `share` of the messages have a provisional id, which `revisions` with the same arguments replaces.
+    Batches of `batch_rows` rows that would take more than about 64 MiB are made smaller."""
     settings = TextSettings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
-    for pieces in _pieces(settings, rows, batch_rows, start):
-        yield pa.concat_batches([_batch(block.select(at)) for block, at in pieces])
+    for pieces in _cut_batches(settings, rows, batch_rows, start):
+        yield pa.concat_batches([_make_batch(block.select(at)) for block, at in pieces])
 
 
 def revisions(
@@ -115,20 +114,22 @@ def revisions(
     batch_rows: int = 5_000,
     start: int = 0,
 ) -> Iterator[Revision]:
-    """Replace each provisional id among the rows that `messages` makes of the same arguments.
+    """Replace each provisional id in the rows that `messages` makes from the same arguments.
 
     A revision covers the provisional rows of one batch; nothing but `message_id` and `part_id` differs."""
     settings = TextSettings(seed=seed, share=share, tools_bytes=tools_bytes, tail_bytes=tail_bytes)
-    for pieces in _pieces(settings, rows, batch_rows, start):
+    for pieces in _cut_batches(settings, rows, batch_rows, start):
         provisional = [(block, at[block.is_provisional[at]]) for block, at in pieces]
-        upserts = pa.concat_batches([_batch(block.select(at, final=True)) for block, at in provisional])
+        upserts = pa.concat_batches([_make_batch(block.select(at, final=True)) for block, at in provisional])
         part_ids = pa.concat_arrays([block.part_ids(at) for block, at in provisional])
         if upserts.num_rows:
             yield Revision(upserts=upserts, deletes=pa.record_batch([part_ids], _KEYS))
 
 
-def _pieces(settings: TextSettings, rows: int, batch_rows: int, start: int) -> Iterator[list[tuple[TextBlock, Array]]]:
-    """Cut the ordinals into batches, and a batch where one block ends and the next begins."""
+def _cut_batches(
+    settings: TextSettings, rows: int, batch_rows: int, start: int
+) -> Iterator[list[tuple[TextBlock, Array]]]:
+    """Cut the ordinals into batches, and each batch at the ends of blocks."""
     row_bytes = 1_000 + settings.tools_bytes + settings.tail_bytes // 100
     batch_rows = max(1, min(batch_rows, _BATCH_BYTES // row_bytes))
     planned, block = -1, None
@@ -142,7 +143,7 @@ def _pieces(settings: TextSettings, rows: int, batch_rows: int, start: int) -> I
         yield pieces
 
 
-def _batch(columns: Columns) -> pa.RecordBatch:
+def _make_batch(columns: Columns) -> pa.RecordBatch:
     arrays = [
         pa.ExtensionArray.from_storage(_JSON, columns[field.name]) if field.type == _JSON else columns[field.name]
         for field in SCHEMA

@@ -1,4 +1,4 @@
-"""Strings drawn many at a time: ids, prose and tool definitions."""
+"""Random strings, many at a time: ids, prose and tool definitions."""
 
 from typing import Any, Final
 
@@ -16,20 +16,20 @@ _HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode
 
 
 def hex_ids(rng: np.random.Generator, number: int, digits: int, prefix: str = "") -> pa.Array:
-    """Draw ids of a fixed width: the prefix, then this even number of hexadecimal digits."""
+    """Draw ids of the prefix and an even number of hexadecimal digits."""
     chars = np.empty((number, len(prefix) + digits), np.uint8)
     chars[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
-    chars[:, len(prefix) :] = _hex(rng, number, digits)
-    return _strings(chars)
+    chars[:, len(prefix) :] = _draw_hex(rng, number, digits)
+    return _to_strings(chars)
 
 
 def uuids(rng: np.random.Generator, number: int) -> pa.Array:
     """Draw random (version 4) UUIDs in their 36-character form."""
     chars = np.full((number, 36), ord("-"), np.uint8)
-    chars[:, [at for at in range(36) if at not in (8, 13, 18, 23)]] = _hex(rng, number, 32)
+    chars[:, [at for at in range(36) if at not in (8, 13, 18, 23)]] = _draw_hex(rng, number, 32)
     chars[:, 14] = ord("4")
     chars[:, 19] = ord("a")
-    return _strings(chars)
+    return _to_strings(chars)
 
 
 def prose(rng: np.random.Generator, size_bytes: int) -> str:
@@ -50,7 +50,7 @@ def short_prose(rng: np.random.Generator, number: int, at_most_bytes: int) -> pa
 
 
 def tool_definitions(rng: np.random.Generator, size_bytes: int) -> str:
-    """Write a JSON list of tool definitions of about this size, but never fewer than one definition."""
+    """Write a JSON list of tool definitions of about this size, with at least one definition."""
     words = prose(rng, size_bytes)
     definitions: list[str] = []
     room, read = size_bytes - 1, 0
@@ -59,7 +59,7 @@ def tool_definitions(rng: np.random.Generator, size_bytes: int) -> str:
         before = f'{{"name":"{name}","description":"'
         after = f'","input_schema":{{"type":"object","properties":{SCHEMAS[number % len(SCHEMAS)]}}}}}'
         room -= len(before) + len(after) + 1
-        # What would be too little for one more definition makes this description longer.
+        # If the rest is too small for another definition, this description gets longer.
         length = length if room - length > 500 else max(room, 0)
         definitions.append(f"{before}{words[read : read + length].strip()}{after}")
         room, read = room - length, read + length
@@ -75,10 +75,10 @@ def join(*pieces: Any) -> pa.Array:
     )
 
 
-def _hex(rng: np.random.Generator, number: int, digits: int) -> npt.NDArray[np.uint8]:
+def _draw_hex(rng: np.random.Generator, number: int, digits: int) -> npt.NDArray[np.uint8]:
     return _HEX[rng.integers(0, 256, (number, digits // 2), dtype=np.uint8)].reshape(number, digits)
 
 
-def _strings(chars: npt.NDArray[np.uint8]) -> pa.Array:
+def _to_strings(chars: npt.NDArray[np.uint8]) -> pa.Array:
     offsets = np.arange(len(chars) + 1, dtype=np.int32) * chars.shape[1]
     return pa.StringArray.from_buffers(len(chars), pa.py_buffer(offsets), pa.py_buffer(chars))

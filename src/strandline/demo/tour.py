@@ -1,5 +1,5 @@
-"""The main job from end to end on made-up data: load, send on, load again, change, send what is new, look back, ask,
-fold, and ask Spark."""
+"""The main job from end to end on made-up data: load, send, load again, change, send the changes, read the past, query,
+fold, and query with Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILES = 4
 
 @dataclass(frozen=True)
 class Stop:
-    """One thing that was done: what, what came of it, how many rows, and how long it took."""
+    """A step that was done: its name, its result, its number of rows, and its time."""
 
     what: str
     result: str
@@ -38,7 +38,7 @@ class Stop:
 
 @dataclass
 class Tour:
-    """A run of the demo in a folder of its own, which is the lake; `archive`, beside it, is where its sink sends."""
+    """A run of the demo. `folder` is its lake; the sink writes to `archive`, beside it."""
 
     folder: Path
     rows: int
@@ -54,9 +54,9 @@ class Tour:
         if self.with_spark:
             check_java()
         for folder in (self.folder, self.archive):
-            check(folder, is_fresh=self.is_fresh)
+            check_folder(folder, is_fresh=self.is_fresh)
         for folder in (self.folder, self.archive):
-            clear(folder)
+            clear_folder(folder)
         lake = Lake(self.folder)
         table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
         lake.sink(SINK, TABLE, to=ParquetSink(str(self.archive)))
@@ -70,14 +70,14 @@ class Tour:
 
     def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
         yield "Make JSON lines", self._make_files
-        yield "Load them", lambda: self._load(lake)
-        yield "Send them on", lambda: _send(lake)
-        yield "Load them again", lambda: self._load(lake)
-        yield "Correct some rows", lambda: self._revise(table)
-        yield "Send what is new", lambda: _send(lake)
-        yield "Look back", lambda: self._look_back(table)
-        yield "Ask in SQL", lambda: _ask(lake)
-        yield "Fold the log", lambda: _fold(table)
+        yield "Load them", lambda: self._load_files(lake)
+        yield "Send them on", lambda: _send_changes(lake)
+        yield "Load them again", lambda: self._load_files(lake)
+        yield "Correct some rows", lambda: self._revise_rows(table)
+        yield "Send what is new", lambda: _send_changes(lake)
+        yield "Look back", lambda: self._read_past(table)
+        yield "Ask in SQL", lambda: _ask_sql(lake)
+        yield "Fold the log", lambda: _fold_log(table)
         if self.with_spark:
             yield "Ask Spark", lambda: _ask_spark(table)
 
@@ -99,29 +99,29 @@ class Tour:
         size = sum(file.stat().st_size for file in self.inbox.iterdir())
         return f"{len(os.listdir(self.inbox))} files, {size / 1e6:.0f} MB", made
 
-    def _load(self, lake: Lake) -> tuple[str, int]:
+    def _load_files(self, lake: Lake) -> tuple[str, int]:
         report = lake.ingest(TABLE, [str(self.inbox / "*.jsonl")])
         if not report.seqs:
             return "nothing new: each file is loaded once", 0
         self.loaded_seq = max(report.seqs)
         return f"seq {self.loaded_seq}", report.rows
 
-    def _revise(self, table: Table) -> tuple[str, int]:
-        """Some messages bear provisional ids; now their final ones arrive: rows to write and keys to delete."""
+    def _revise_rows(self, table: Table) -> tuple[str, int]:
+        """Final ids arrive for messages with provisional ones: rows to write and keys to delete."""
         upserts = deletes = 0
         for revision in revisions(rows=self.rows):
             upserts += table.upsert(revision.upserts).rows
             deletes += table.delete(revision.deletes).rows
         return f"{upserts:,} upserts and {deletes:,} deletes, seq {table.head}", upserts + deletes
 
-    def _look_back(self, table: Table) -> tuple[str, int]:
+    def _read_past(self, table: Table) -> tuple[str, int]:
         before = table.to_arrow(at=self.loaded_seq, columns=KEY)
         gone = before.num_rows - before.join(table.to_arrow(columns=KEY), keys=KEY, join_type="left semi").num_rows
         return f"as it was at seq {self.loaded_seq}; {gone:,} of those rows are gone by now", before.num_rows
 
 
-def check(folder: Path, *, is_fresh: bool) -> None:
-    """The folder may be made anew: it holds nothing, or an earlier demo and that is to be replaced."""
+def check_folder(folder: Path, *, is_fresh: bool) -> None:
+    """`Invalid` unless the folder is empty, or holds an earlier demo and `is_fresh` says to replace it."""
     if folder.exists() and (not folder.is_dir() or (os.listdir(folder) and not (folder / MARKER).exists())):
         raise Invalid(
             f"{folder} exists and is not a demo; nothing was touched",
@@ -131,20 +131,20 @@ def check(folder: Path, *, is_fresh: bool) -> None:
     if (folder / MARKER).exists() and not is_fresh:
         raise Invalid(
             f"{folder} holds an earlier demo; nothing was touched",
-            hint="Choose another folder: strandline demo --dir OTHER; or delete it and begin anew: strandline demo"
+            hint="Choose another folder: strandline demo --dir OTHER; or delete it and start again: strandline demo"
             + (" --fresh" if folder == Path("demo-lake") else f" --fresh --dir {shlex.quote(str(folder))}"),
             path=str(folder),
         )
 
 
-def clear(folder: Path) -> None:
-    """Make the folder a new one."""
+def clear_folder(folder: Path) -> None:
+    """Make the folder empty, with the marker of a demo."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / MARKER).write_text("Made by `strandline demo`, which replaces this folder when it runs with --fresh.\n")
 
 
-def _send(lake: Lake) -> tuple[str, int]:
+def _send_changes(lake: Lake) -> tuple[str, int]:
     report = lake.tick(only=[SINK])
     for sink in report.sinks:
         if sink.error is not None:
@@ -154,13 +154,13 @@ def _send(lake: Lake) -> tuple[str, int]:
     return f"to Parquet files, up to seq {upto}, {sent / 1e6:.1f} MB", report.rows
 
 
-def _ask(lake: Lake) -> tuple[str, int]:
+def _ask_sql(lake: Lake) -> tuple[str, int]:
     answer = lake.sql(QUESTION)
     first = answer.to_pylist()[0]
     return f"most are {first['part_type']} parts by {first['role']}: {first['parts']:,}", answer.num_rows
 
 
-def _fold(table: Table) -> tuple[str, int]:
+def _fold_log(table: Table) -> tuple[str, int]:
     report = table.compact(full=True)
     return f"up to seq {report.upto}, {report.files} files", report.rows
 

@@ -1,7 +1,6 @@
 """The shape of a block of made-up conversations: who speaks, in which parts, message by message.
 
-Every block has exactly `BLOCK_ROWS` rows, so a row's ordinal names its block without counting what comes
-before."""
+Every block has exactly `BLOCK_ROWS` rows, so the block of a row follows from the row's ordinal."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -24,8 +23,8 @@ TOOL_RESULT: Final = KINDS.index("tool_result")
 IMAGE: Final = KINDS.index("image")
 ERROR: Final = KINDS.index("error")
 
-# The first turn opens a conversation. Each other one is a response and the message that answers it, so they
-# make sense in any order.
+# The first turn opens a conversation. Each other turn is a response and the message after it, so turns can come
+# in any order.
 TURNS: Final = [
     (0.00, "user text"),
     (0.36, "assistant tool_call; tool tool_result"),
@@ -39,7 +38,7 @@ TURNS: Final = [
 
 
 def _rows_of(turn: str) -> list[tuple[int, int, bool, int]]:
-    """List a turn's rows as (role, kind, is first in its message, how many of that kind came before)."""
+    """A turn's rows as (role, kind, is first in its message, number of the same kind before it)."""
     return [
         (ROLES.index(role), KINDS.index(kind), part == 0, kinds[:part].count(kind))
         for role, *kinds in map(str.split, turn.split("; "))
@@ -80,8 +79,8 @@ class Turns:
 def draw(rng: np.random.Generator) -> Turns:
     """Draw a block's conversations, a few of them many times longer than most.
 
-    A conversation may end in the middle of a turn, as if interrupted: with a call that has no result, never
-    the reverse."""
+    A conversation may end in the middle of a turn, as if interrupted: a call may have no result, but every result
+    has a call."""
     weights = rng.lognormal(0, 1, CONVERSATIONS)
     spread = BLOCK_ROWS - SHORTEST * CONVERSATIONS
     sizes = SHORTEST + (weights * (spread / weights.sum())).astype(np.int64)

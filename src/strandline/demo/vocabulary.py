@@ -1,6 +1,6 @@
-"""The words, names and tool definitions that the made-up conversations are written with.
+"""The words, names and tool definitions of the made-up conversations.
 
-No value needs escaping in JSON, so that arguments and definitions can be joined from pieces."""
+No value needs escaping in JSON, so arguments and definitions can be joined from pieces."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, and the text around a file's path that makes its arguments."""
+    """A tool. Its arguments are a file's path between `before` and `after`."""
 
     name: str
     before: str
@@ -72,6 +72,6 @@ PRODUCTS: Final = ["atlas", "beacon", "compass", "dynamo", "engine", "forge", "g
 
 
 def repository(number: int) -> str:
-    """Name repository `number`: a different name for each number."""
+    """The name of repository `number`; each number has another name."""
     name = f"{OWNERS[number % 8]}-{PRODUCTS[number // 8 % 8]}"
     return name if number < 64 else f"{name}-{number // 64}"

@@ -1,10 +1,10 @@
-"""Work that goes on in a thread beside a block, and never after it.
+"""Run work in a thread while a block runs, and never longer.
 
-The thread watches a lock that the block holds. The interpreter itself gives a lock back when its block ends in whatever
-way, so Ctrl-C, which falls between any two steps of Python code, leaves no thread behind; an event that the end of the
-block has to set would be missed when it falls just before. Should the lock be lost all the same, the thread ends when
-nobody refers to the block any more. For the same reason the thread is started and awaited in single steps: in the
-middle of `Thread.start` or of `Event.wait` an interrupt leaves a lock behind that both sides trip over.
+The thread watches a lock that the block holds. The interpreter itself releases the lock however the block ends, so a
+Ctrl-C, which may fall between any two steps of Python code, leaves no thread behind. An event, set at the block's end,
+would stay unset after a Ctrl-C just before. Should the lock be lost all the same, the thread ends when nothing refers
+to the block any more. For the same reason the thread is started and awaited in single steps: an interrupt inside of
+`Thread.start` or `Event.wait` leaves a lock taken, and both sides hang on it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LOOK_S = 1.0
 
 
 class _Block:
-    """What lives as long as a block does."""
+    """An object that lives as long as a block runs."""
 
 
 @contextmanager
-def beside(work: Callable[[Callable[[float], bool]], None]) -> Iterator[None]:
-    """Run `work` in a thread while the block runs. It gets `is_over`, which waits for so many seconds and says whether
-    the block has ended; then it comes to its end, which the block waits for."""
+def run_beside(work: Callable[[Callable[[float], bool]], None]) -> Iterator[None]:
+    """Run `work(is_over)` in a thread while the block runs. `is_over(wait_s)` waits up to that long and says whether
+    the block has ended; then `work` must return, and the block waits for that."""
     lock = threading.Lock()
     block = _Block()
     life = weakref.ref(block)
@@ -53,6 +53,6 @@ def beside(work: Callable[[Callable[[float], bool]], None]) -> Iterator[None]:
             yield
     finally:
         del block
-        # One that was interrupted as it started is not waited for; it finds the lock given back.
+        # A thread whose start was interrupted is not awaited; it finds the lock released.
         if started:
             ended.get()

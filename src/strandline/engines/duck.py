@@ -1,13 +1,13 @@
 """The one place that opens DuckDB.
 
-A lake has one instance. It reaches files below the lake's root and nothing else, and its configuration is locked,
-so that user SQL cannot leave the lake whatever it says. `query.guard` keeps it to the tables.
+A lake has one instance. It can open files below the lake's root only, and its configuration is locked, so no user SQL
+can leave the lake. `query.guard` limits user SQL to the tables.
 
-An internal error of DuckDB ends its instance: every later statement there fails. Then the instance is let go and the
-next caller opens another. What was kept in the old one is gone; `life` tells those who kept something.
+An internal error ends a DuckDB instance: every later statement on it fails. The instance is then dropped, and the next
+caller opens a new one. Tables of the old instance are gone; callers that keep tables compare `life`.
 
-Instances are closed before the interpreter ends: a thread of DuckDB that needs the interpreter later than that aborts
-the process.
+Instances are closed before the interpreter ends: a DuckDB thread that needs the interpreter after that aborts the
+process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline.engines import spill
+from strandline.engines import temp_folder
 from strandline.engines.scan import literal
 from strandline.errors import Corrupt, Invalid, StrandlineError, Unavailable
 from strandline.model import secret
@@ -36,7 +36,7 @@ from strandline.storage.open import Storage
 
 _CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
 _ENDED = "database has been invalidated"
-# How DuckDB begins what it says, also when Arrow passes it on from the middle of a stream, as an error of its own.
+# The beginning of a DuckDB message, also when Arrow passes it on from the middle of a stream as its own error.
 _SAID = re.compile(r"([A-Za-z][\w ]*) Error: ")
 
 
@@ -45,28 +45,28 @@ def default_memory_bytes() -> int:
     return min(16 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
-def is_of_duckdb(error: BaseException) -> bool:
+def is_duckdb_error(error: BaseException) -> bool:
     is_passed_on = isinstance(error, OSError) and error.errno is None and _SAID.match(str(error)) is not None
     return isinstance(error, duckdb.Error) or is_passed_on
 
 
-def translated(error: BaseException, root: str) -> StrandlineError:
-    """What a failure of DuckDB means to the caller, who reads files below `root`."""
+def translate_error(error: BaseException, root: str) -> StrandlineError:
+    """The error of ours for a failure of DuckDB; `root` is the lake's root."""
     said = str(error).strip()
     found = _SAID.match(said)
     kind = found.group(1) if found else ""
     if _ENDED in said:
-        return _ended()
+        return _ended_error()
     if kind in ("INTERNAL", "FATAL"):
         return Invalid(
-            f"DuckDB failed on this query by a fault of its own: {said.splitlines()[0]}",
-            hint="Other queries go on. A table that fails so whatever you select holds values that DuckDB cannot read:"
-            " strandline doctor --deep",
+            f"DuckDB failed on this query with an internal error: {said.splitlines()[0]}",
+            hint="Other queries still work. If every query of a table fails like this, it holds values that DuckDB"
+            " cannot read: strandline doctor --deep",
         )
     if "offload" in said or "temp_directory" in said:
         return Unavailable(
-            "the read does not fit into memory, and there is no space left to put rows aside in"
-            f" {tempfile.gettempdir()}: {said.splitlines()[0]}",
+            f"the read does not fit into memory, and {tempfile.gettempdir()} has no space left for its rows:"
+            f" {said.splitlines()[0]}",
             hint="Select fewer columns or rows, free space there, or name another folder: TMPDIR=/large/folder",
             path=tempfile.gettempdir(),
         )
@@ -75,11 +75,13 @@ def translated(error: BaseException, root: str) -> StrandlineError:
             "the read needs more memory than the lake's DuckDB may use",
             hint="Select fewer columns or rows, or open the lake with a larger cache_bytes (in a command: --app).",
         )
-    # Only files are read here, and only those that a commit claims. Values may look like names of others.
+    # Every file that is read here belongs to a commit. A value may look like the name of another file.
     found = re.search(re.escape(root.rstrip("/")) + r"/[^'\"\n]*?\.parquet", said)
     if kind == "IO" or found:
         path = found.group(0) if found else None
-        refused = os_errors.of_words(said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write")
+        refused = os_errors.from_message(
+            said.splitlines()[0], path or tempfile.gettempdir(), "read" if path else "write"
+        )
         return refused or Corrupt(
             f"a file of the lake is missing or damaged: {said.splitlines()[0]}",
             hint="See what is affected: strandline doctor --deep",
@@ -88,15 +90,15 @@ def translated(error: BaseException, root: str) -> StrandlineError:
     return Invalid(f"the query failed: {said}")
 
 
-def _ended() -> Unavailable:
+def _ended_error() -> Unavailable:
     return Unavailable(
-        "another query ended DuckDB by an internal error while this one ran",
-        hint="Run it again: DuckDB is opened anew.",
+        "another query ended DuckDB with an internal error while this one ran",
+        hint="Run it again: DuckDB is reopened.",
     )
 
 
 @contextmanager
-def _hearing_ctrl_c() -> Iterator[None]:
+def _raise_ctrl_c() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -111,15 +113,15 @@ class Duck:
     def __init__(self, storage: Storage, memory_bytes: int | None = None) -> None:
         self._storage = storage
         self.cache_bytes = memory_bytes or default_memory_bytes()
-        """What DuckDB and a query's result may take together."""
+        """The memory for DuckDB and a query's result together."""
         self.result_bytes = self.cache_bytes // 4
-        """How large a query's result may become, unless its caller says otherwise: DuckDB's own limit leaves it out."""
+        """The default limit on a query's result, which DuckDB's own limit does not count."""
         self._memory_bytes = self.cache_bytes - self.result_bytes
         self._opening = threading.Lock()
         self._connection: Any = None
         self._outages: Any = None
         self.life = 0
-        """How many instances have ended: tables that were made in an earlier life are gone."""
+        """How many instances have ended; a table made in an earlier life is gone."""
         self._process = os.getpid()
         _ducks.add(self)
 
@@ -131,7 +133,7 @@ class Duck:
             self._outages = filesystem.outages
         for setting in (
             f"memory_limit = '{self._memory_bytes}B'",
-            f"temp_directory = {literal(spill.new_folder())}",
+            f"temp_directory = {literal(temp_folder.new_folder())}",
             "TimeZone = 'UTC'",
             "preserve_insertion_order = false",
             "parquet_metadata_cache = true",
@@ -146,50 +148,50 @@ class Duck:
         return connection
 
     def _begin(self, start: str, life: int | None) -> tuple[Any, Any]:
-        """A connection and a cursor of it inside a transaction, of `life` if that is asked for."""
+        """A connection and its cursor inside a transaction; with a `life`, of that instance only."""
         while True:
             with self._opening:
                 if self._connection is None:
                     self._connection = self._open()
                 if life not in (None, self.life):
-                    raise _ended()
+                    raise _ended_error()
                 connection = self._connection
             try:
                 cursor = connection.cursor()
                 cursor.execute(start)
                 return connection, cursor
             except duckdb.Error as error:
-                if not self._let_go_if_dead(connection):
-                    raise translated(error, self._storage.uri) from error
+                if not self._drop_if_dead(connection):
+                    raise translate_error(error, self._storage.uri) from error
 
-    def _let_go_if_dead(self, connection: Any) -> bool:
+    def _drop_if_dead(self, connection: Any) -> bool:
         try:
             with closing(connection.cursor()) as cursor:
                 cursor.execute("SELECT 1").fetchall()
             return False
         except duckdb.FatalException:
             with self._opening:
-                # Cursors that are still open keep it for as long as they need it.
+                # Open cursors keep the instance as long as they need it.
                 if self._connection is connection:
                     self._connection = None
                     self.life += 1
             return True
 
     def close(self) -> None:
-        """End the instance and its threads; cursors that are still open keep it. The next caller opens another."""
+        """End the instance and its threads, once no cursor is open. The next caller opens a new instance."""
         connection, self._connection = self._connection, None
-        # A forked child has a copy of the instance without its threads, which nobody can wait for.
+        # A forked child has a copy of the instance without its threads: closing it would wait for ever.
         if connection is not None and self._process == os.getpid():
             self.life += 1
             connection.close()
 
     @contextmanager
     def transaction(self, *, read_only: bool = False, life: int | None = None) -> Iterator[Any]:
-        """A cursor inside a transaction, which is kept when the block ends well and undone when it raises.
+        """A cursor inside a transaction: committed when the block ends well, rolled back when it raises.
 
-        With a `life`, it is `Unavailable` when DuckDB was opened anew since."""
+        With a `life`, `Unavailable` when DuckDB was reopened since."""
         started_s = time.monotonic()
-        with _hearing_ctrl_c(), ExitStack() as open_:
+        with _raise_ctrl_c(), ExitStack() as open_:
             connection, begun = self._begin("BEGIN TRANSACTION" + (" READ ONLY" if read_only else ""), life)
             cursor = open_.enter_context(closing(begun))
             try:
@@ -199,18 +201,18 @@ class Duck:
                 with suppress(duckdb.Error):
                     cursor.execute("ROLLBACK")
                 if isinstance(error, Exception):
-                    self._let_go_if_dead(connection)
-                # A store that did not answer has damaged nothing, whatever DuckDB makes of it.
-                if is_of_duckdb(error) or isinstance(error, Corrupt):
+                    self._drop_if_dead(connection)
+                # DuckDB may report damage when the store merely did not answer.
+                if is_duckdb_error(error) or isinstance(error, Corrupt):
                     self._raise_outage(started_s)
-                if is_of_duckdb(error):
-                    raise translated(error, self._storage.uri) from error
+                if is_duckdb_error(error):
+                    raise translate_error(error, self._storage.uri) from error
                 raise
 
     def _raise_outage(self, started_s: float) -> None:
         outage = self._outages.since(started_s) if self._outages is not None else None
         if outage is not None:
-            said = first_line(outage, secret.of_store(self._storage.delta_options))
+            said = first_line(outage, secret.store_secrets(self._storage.delta_options))
             raise Unavailable(
                 f"{self._storage.uri} does not answer: {said}", hint="Try again when it does."
             ) from outage
@@ -232,6 +234,6 @@ _ducks: weakref.WeakSet[Duck] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for duck in list(_ducks):
-        # One that is busy in another thread refuses to be closed.
+        # An instance that another thread is using refuses to be closed.
         with suppress(duckdb.Error):
             duck.close()

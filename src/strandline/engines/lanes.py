@@ -1,8 +1,7 @@
-"""What runs inside Spark tasks: functions from Arrow batches to Arrow batches, picklable and free of Spark.
+"""Lanes: functions that run inside Spark tasks, from Arrow batches to Arrow batches, picklable and free of Spark.
 
-A lane that writes is the last operator of its job. It returns a receipt for every file, and returns failures as
-receipts too, because an exception would reach the driver as text only. A task that Spark runs twice writes a
-second file that no commit claims.
+A lane that writes is the last operator of its job. It returns a receipt for every file and for every failure: an
+exception would reach the driver as text only. When Spark runs a task twice, no commit claims the second file.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
+from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
 from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json
-from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
-from strandline.storage.open import Staged, Storage
+from strandline.storage.open import StagedFile, Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name
 
@@ -54,7 +53,7 @@ _RECEIPT = pa.schema(
 def receipt(
     file: DataFile | None = None,
     *,
-    staged: Staged | None = None,
+    staged: StagedFile | None = None,
     error: StrandlineError | None = None,
     counts: str | None = None,
 ) -> pa.RecordBatch:
@@ -84,14 +83,14 @@ def files_of(receipts: Iterable[Any]) -> tuple[list[DataFile], StrandlineError |
     return files, failure
 
 
-def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[Staged], StrandlineError | None]:
-    """The same of lanes that staged their files, with what publishes them."""
+def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile], StrandlineError | None]:
+    """The files that lanes wrote, their staged files, and the first failure."""
     rows = list(receipts)
     files, failure = files_of(rows)
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
-def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         yield from lane
     except StrandlineError as error:
@@ -104,10 +103,9 @@ def _guarded(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True)
 class LogLane:
-    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unordered, equal keys.
+    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unless ordered, equal keys.
 
-    `is_ordered` says that rows of one key arrive in the order that decides: the last one wins. Without `op`, each row
-    says its own in `_op`."""
+    `is_ordered`: of the rows of one key, the last one wins. Without `op`, each row has its own in `_op`."""
 
     storage: Storage
     folder: str
@@ -116,7 +114,7 @@ class LogLane:
     is_ordered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _guarded(self._write(batches))
+        return _report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         definition = self.definition
@@ -124,13 +122,13 @@ class LogLane:
             self.storage,
             self.folder,
             lambda: new_file_name(definition.schema_id),
-            self._changes(batches),
+            self._build_changes(batches),
             definition.log_schema(definition.schema_id),
         )
         for file in files:
             yield receipt(file)
 
-    def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _build_changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.log_schema(self.definition.schema_id)
         place = zlib.crc32(uuid4().bytes)
         held: pa.Table | None = None
@@ -138,56 +136,56 @@ class LogLane:
             rows = pa.Table.from_batches([batch])
             if not rows.num_rows:
                 continue
-            self._check(rows)
+            self._check_required(rows)
             if self.op is not None:
-                self._refuse(first_unsound(rows), rows)
+                self._raise_fault(find_invalid(rows), rows)
                 rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
             if not self.definition.is_keyed:
                 rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
             rows = conform(rows, columns)
             check_json(rows, 0)
             if self.op is not None:
-                self._refuse(first_unreadable(rows), rows)
+                self._raise_fault(find_unreadable(rows), rows)
             if not self.definition.is_keyed:
                 yield from rows.to_batches()
                 continue
             if held is not None:
                 rows = pa.concat_tables([held, rows])
-            rows = self._one_a_key(rows)
-            # The last row waits: the next batch may begin with the same key.
-            held = _copied(rows.slice(rows.num_rows - 1))
+            rows = self._keep_last_per_key(rows)
+            # The last row is held back: the next batch may begin with the same key.
+            held = _copy_rows(rows.slice(rows.num_rows - 1))
             yield from rows.slice(0, rows.num_rows - 1).to_batches()
         if held is not None:
             yield from held.to_batches()
 
-    def _check(self, rows: pa.Table) -> None:
+    def _check_required(self, rows: pa.Table) -> None:
         required = (
             self.definition.key if self.op != UPSERT else [f.name for f in self.definition.schema if not f.nullable]
         )
         for name in required:
             if rows.column(name).null_count:
                 row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
-                self._refuse(Fault(row, name, name, "a value is required, found null"), rows)
+                self._raise_fault(Fault(row, name, name, "a value is required, found null"), rows)
 
-    def _refuse(self, fault: Fault | None, rows: pa.Table) -> None:
-        """A row of a DataFrame has no number; its key says which it is."""
+    def _raise_fault(self, fault: Fault | None, rows: pa.Table) -> None:
+        """Raise a fault. A row of a DataFrame has no number, so the message names its key."""
         if fault is not None:
-            key = {name: shown(rows.column(name)[fault.row]) for name in self.definition.key}
+            key = {name: python_value(rows.column(name)[fault.row]) for name in self.definition.key}
             where = f" in the row {key}" if key else ""
             raise Invalid(f"column {fault.path!r}: {fault.why}{where}", column=fault.column)
 
-    def _one_a_key(self, rows: pa.Table) -> pa.Table:
+    def _keep_last_per_key(self, rows: pa.Table) -> pa.Table:
         same = same_as_next(rows, [HASH, *self.definition.key])
         if not pc.any(same, min_count=0).as_py():
             return rows
         version = [self.definition.version] if self.definition.version and self.op == UPSERT else []
-        # Versions decide between rows of one key, unless they are equal.
+        # Of the rows of one key the highest version wins; equal versions are a tie.
         tied = same_as_next(rows, [HASH, *self.definition.key, *version])
         if not self.is_ordered and pc.any(tied, min_count=0).as_py():
             row = rows.filter(tied).slice(0, 1).to_pylist()[0]
             raise Invalid(
                 f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
-                hint="Say which row wins: upsert(df, order_by='column'), the highest last.",
+                hint="Choose which row wins: upsert(df, order_by='column'), where the highest value wins.",
                 column=self.definition.key[0],
             )
         return rows.filter(pc.invert(same))
@@ -195,20 +193,20 @@ class LogLane:
 
 @dataclass(frozen=True)
 class BaselineLane:
-    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode, and count each by its
-    `_fate`: those that go or are lost are counted alone."""
+    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode. All rows are counted by
+    their `_fate`; only those kept and come are written."""
 
     storage: Storage
     folder: str
     definition: TableDef
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _guarded(self._write(batches))
+        return _report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.baseline_schema(self.definition.schema_id)
         counts: Counter[tuple[int, int]] = Counter()
-        runs = _VnodeRuns(_counted(batches, counts))
+        runs = _VnodeRuns(_count_fates(batches, counts))
         for vnode in runs:
             exact = conform_batches(runs.rows(), columns)
             for file in writer.write_files(
@@ -218,8 +216,8 @@ class BaselineLane:
         yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
 
 
-def _counted(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """The rows that are written, while all are counted by vnode and fate."""
+def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    """The rows to write; all rows are counted by vnode and fate on the way."""
     for batch in batches:
         fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
         vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -230,7 +228,7 @@ def _counted(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]
 
 
 def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
-    """How many rows a fold had of each (vnode, fate)."""
+    """The number of rows of a fold by (vnode, fate)."""
     found: Counter[tuple[int, int]] = Counter()
     for row in receipts:
         for vnode, fate, count in json.loads(row["counts"] or "[]"):
@@ -240,7 +238,7 @@ def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ExportLane:
-    """Stage rows that arrive clustered as files of an export; whoever publishes them decides when they are seen."""
+    """Stage rows that arrive clustered as files of an export, invisible until they are published."""
 
     storage: Storage
     id: str
@@ -254,29 +252,29 @@ class ExportLane:
         return self.write(conform_batches(batches, self.schema))
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The receipts for rows that have the columns of `schema` already."""
-        return _guarded(receipt(file, staged=staged) for file, staged in self.stage(exact))
+        """The receipts for rows that already have the columns of `schema`."""
+        return _report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
 
-    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, Staged]]:
-        """The files themselves, and failures as they are: for the driver."""
+    def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
+        """The files themselves, for the driver; failures are raised."""
         return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
 
 
 class _VnodeRuns:
-    """A stream of batches sorted by `_vnode`, cut where it changes, without holding more than one batch."""
+    """A stream of batches sorted by `_vnode`, cut where the vnode changes. It holds one batch at most."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._rest: pa.RecordBatch | None = None
 
     def __iter__(self) -> Iterator[int]:
-        while (batch := self._next()) is not None:
+        while (batch := self._next_batch()) is not None:
             self._rest = batch
             yield batch.column(VNODE)[0].as_py()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the vnode that the iteration stands at."""
-        batch = self._next()
+        """The rows of the current vnode of the iteration."""
+        batch = self._next_batch()
         assert batch is not None
         vnode = batch.column(VNODE)[0]
         while batch is not None:
@@ -287,9 +285,9 @@ class _VnodeRuns:
                     yield batch.slice(0, end)
                 return
             yield batch
-            batch = self._next()
+            batch = self._next_batch()
 
-    def _next(self) -> pa.RecordBatch | None:
+    def _next_batch(self) -> pa.RecordBatch | None:
         batch, self._rest = self._rest, None
         while batch is None or not batch.num_rows:
             batch = next(self._batches, None)
@@ -303,7 +301,7 @@ class ReadLane:
     """Read Parquet files through the storage, for stores that Spark has no client for.
 
     Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
-    schema, and the number under the name `number_as`. Of `files`, by path, each is compared with its digest first."""
+    schema, and the number under the name `number_as`. Files named in `files` are compared with their digests first."""
 
     storage: Storage
     schemas: tuple[pa.Schema, ...]
@@ -312,18 +310,18 @@ class ReadLane:
     files: Mapping[str, DataFile] = field(default_factory=dict)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = storage_schema(self._wanted())
-        for part, number in self._parts(batches, is_coded=False):
+        wanted = storage_schema(self._wanted_schema())
+        for part, number in self._read_parts(batches, is_coded=False):
             table = conform(pa.Table.from_batches([part]), wanted)
             if self.number_as:
                 table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
             shaped = table.combine_chunks().to_batches()
             yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
 
-    def coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, but texts that have a dictionary in their file stay in it, and types are those of the file."""
-        wanted = self._wanted()
-        for part, number in self._parts(batches, is_coded=True):
+    def read_coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows in the types of their files; texts stay in the dictionaries of their files."""
+        wanted = self._wanted_schema()
+        for part, number in self._read_parts(batches, is_coded=True):
             missing = [field for field in wanted if field.name not in part.schema.names]
             columns = [*part.columns, *(pa.nulls(part.num_rows, storage_type(field.type)) for field in missing)]
             names = [*part.schema.names, *(field.name for field in missing)]
@@ -332,10 +330,10 @@ class ReadLane:
                 names.append(self.number_as)
             yield pa.record_batch(columns, names)
 
-    def _wanted(self) -> pa.Schema:
+    def _wanted_schema(self) -> pa.Schema:
         return pa.schema([self.schemas[-1].field(name) for name in self.columns])
 
-    def _parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read_parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
         for batch in batches:
             for row in batch.to_pylist():
                 inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
@@ -352,8 +350,8 @@ class ReadLane:
 
 @dataclass(frozen=True)
 class CheckLane:
-    """Compare files with what their commits say, before a job reads them. Input rows name a file (`path`); output rows
-    name the damaged ones."""
+    """Compare files with their digests before a job reads them. Input rows name a file (`path`); output rows name the
+    damaged ones."""
 
     storage: Storage
     files: Mapping[str, DataFile]
@@ -366,13 +364,13 @@ class CheckLane:
         for path in (path for batch in batches for path in batch.column("path").to_pylist()):
             row: dict[str, Any] = {"path": path}
             try:
-                row["fault"] = digest.fault(self.storage, path, self.files[path], self.columns)
+                row["fault"] = digest.find_fault(self.storage, path, self.files[path], self.columns)
             except StrandlineError as error:
                 row["error"] = pickle.dumps(error)
             if row.get("fault") or "error" in row:
                 yield pa.RecordBatch.from_pylist([row], schema=schema)
 
 
-def _copied(rows: pa.Table) -> pa.Table:
-    """`rows` without the buffers of the batch they were cut from: a slice would pin all of it."""
+def _copy_rows(rows: pa.Table) -> pa.Table:
+    """A copy of `rows`: a slice would keep the whole batch in memory."""
     return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()

@@ -1,8 +1,8 @@
-"""Processes by name: who holds a lease, a pin or a lock, and whether that process is gone.
+"""Names of processes that hold a lease, a pin or a lock, and whether such a process is gone.
 
-A name is `host:pid`, in a container `host:pid@container`. Only a process of this machine can be called gone, and only
-when nothing runs under its number any more. When a new process has got the number, the old one counts as alive; what
-it held then ends by its own time.
+A name is `host:pid`, in a container `host:pid@container`. A process counts as gone only on its own machine, and only
+when no process has its pid. When a new process has taken the pid, the old one counts as alive; its lease, pin or lock
+then expires by time.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 import socket
 
-# Outside of any container. Inside of one, the same numbers name other processes.
+# The namespace outside of containers. Inside of a container, the same pids name other processes.
 _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def this_process() -> str:
-    """How this process names itself as a holder."""
-    return f"{socket.gethostname()}:{os.getpid()}{_container()}"
+    """The name of this process as a holder."""
+    return f"{socket.gethostname()}:{os.getpid()}{_container_suffix()}"
 
 
 def is_gone(holder: str) -> bool:
-    """Whether a holder that `this_process` named ran on this machine and has ended."""
+    """Whether the process of a holder's name ran on this machine and has ended."""
     place, at, container = holder.partition("@")
     host, _, number = place.rpartition(":")
-    if (host, at + container) != (socket.gethostname(), _container()) or not number.isdigit():
+    if (host, at + container) != (socket.gethostname(), _container_suffix()) or not number.isdigit():
         return False
     try:
         os.kill(int(number), 0)
@@ -34,8 +34,8 @@ def is_gone(holder: str) -> bool:
     return _has_ended(int(number))
 
 
-def _container() -> str:
-    """Empty outside of containers; else which one this is, since containers may share the name of their host."""
+def _container_suffix() -> str:
+    """`@` and the id of this container, since containers may share a host name; empty outside of containers."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -44,10 +44,10 @@ def _container() -> str:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process has ended and its number is taken only until its parent asks for the result."""
+    """Whether a process is a zombie: it has ended, and keeps its pid until its parent reads the result."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            # The second field is a name that may hold anything, in parentheses.
+            # The second field is a name in parentheses, which may hold any character.
             fields = stream.read().rpartition(")")[2].split()
         state, threads = fields[0], int(fields[17])
     except (OSError, IndexError, ValueError):

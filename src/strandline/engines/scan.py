@@ -1,4 +1,4 @@
-"""How DuckDB and Spark spell a table's types, names and files: the SQL of one scan over files of several schemas."""
+"""The SQL of DuckDB and Spark for types and names, and the scan of files of several schemas in DuckDB."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPARK = {
     pa.bool_(): "boolean", pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int",
     pa.int64(): "bigint", pa.float32(): "float", pa.float64(): "double", pa.string(): "string",
     pa.binary(): "binary", pa.date32(): "date", pa.timestamp("us"): "timestamp_ntz",
-    # Not "timestamp": a setting of the session says what that is.
+    # Not "timestamp": its meaning depends on a setting of the session.
     pa.timestamp("us", tz="UTC"): "timestamp_ltz",
 }  # fmt: skip
 _DTYPES = {**_SPARK, pa.timestamp("us", tz="UTC"): "timestamp"}
@@ -48,7 +48,7 @@ def spark_type(kind: pa.DataType) -> str:
 
 
 def spark_dtype(kind: pa.DataType) -> str:
-    """The type as `DataFrame.dtypes` says it, without quotes."""
+    """The type as `DataFrame.dtypes` writes it, without quotes."""
     return _spark_type(kind, lambda field: f"{field.name}:{spark_dtype(field.type)}", ",", _DTYPES)
 
 
@@ -84,7 +84,7 @@ def quoted(name: str) -> str:
     """A name in DuckDB's quotes."""
     if not name or "\0" in name:
         raise Invalid(
-            f"DuckDB cannot read a field with the name {name!r}, which an earlier version took",
+            f"DuckDB cannot read a field with the name {name!r}, which an earlier version allowed",
             hint="Its rows are in Parquet files of the table's folder, which pyarrow reads.",
         )
     return '"' + name.replace('"', '""') + '"'
@@ -101,8 +101,8 @@ def literal(text: str) -> str:
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A file to read: where it is, the schema it was written under, and the number that its rows share and that
-    only the commit knows: the seq of a log file, the vnode of a baseline file."""
+    """A file to read, with its schema. `number` comes from the commit and holds for all its rows: the seq of a log
+    file, the vnode of a baseline file."""
 
     url: str
     path: str
@@ -112,17 +112,17 @@ class ScanFile:
 
 
 def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
-    """Files in groups of one schema, so that each group is one scan with known columns."""
+    """Files grouped by schema: each group is one scan with known columns."""
     groups: dict[int, list[ScanFile]] = defaultdict(list)
     for file in files:
         groups[file.schema_id].append(file)
     return sorted(groups.items())
 
 
-def _number(numbers: Sequence[int]) -> str:
-    """SQL for the number of the file that a row is from.
+def _number_sql(numbers: Sequence[int]) -> str:
+    """SQL for the number of a row's file.
 
-    Numbers mostly follow one another, and arithmetic is several times quicker than a look into a list."""
+    Numbers are mostly consecutive, and arithmetic is several times quicker than indexing a list."""
     starts: list[tuple[int, int, int]] = []
     for at, number in enumerate(numbers):
         if starts:
@@ -165,7 +165,7 @@ def duck_scan(
             else:
                 exprs.append(quoted(field.name))
         if number_as:
-            exprs.append(f"CAST({_number([file.number for file in group])} AS BIGINT) AS {number_as}")
+            exprs.append(f"CAST({_number_sql([file.number for file in group])} AS BIGINT) AS {number_as}")
         urls = ", ".join(literal(file.url) for file in group)
         parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], hive_partitioning = false)")
     if not parts:

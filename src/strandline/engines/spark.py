@@ -1,15 +1,14 @@
 """The one place that makes a Spark session.
 
-It starts lazily, about ten seconds after the first call that needs it, and never for work that the driver does
-itself. A caller's own session (classic or Connect) is used as it is. The package's code travels to the executors
-with the session, so it need not be installed there; pyarrow must be.
+The first call that needs it starts it, which takes about ten seconds; work that the driver does itself never does. A
+caller's own session (classic or Connect) is used as it is. The package's code is sent to the executors, so it need not
+be installed there; pyarrow must be.
 """
 
 from __future__ import annotations
 
 import atexit
 import errno
-import io
 import logging
 import os
 import re
@@ -29,7 +28,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -42,22 +41,22 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Arrow batches bounded by bytes: unbounded ones of wide rows took over a gigabyte a worker.
+    # A limit on the bytes of Arrow batches: without one, wide rows took over a gigabyte a worker.
     _BATCH_BYTES: "16m",
-    # Above this many paths a read starts a listing job; the paths are known from the commit already.
+    # With more paths than this, a read starts a job that lists files; the commit already names them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.io.compression.codec": "zstd",
     "spark.sql.shuffle.partitions": "8",
 }
 Lane = Callable[[Iterator[Any]], Iterator[Any]]
-Watch = Callable[[int, int], None]
-# What one batch of Spark's own Parquet reader may take: by default it has 4,096 rows, of whatever size.
+OnProgress = Callable[[int, int], None]
+# The size of a batch in Spark's own Parquet reader, whose default is 4,096 rows of any size.
 _READ_BYTES = 16 << 20
 _REMOTE_TASKS = 8
 TASK_BYTES = 1 << 30
 _SMALL_TASK_BYTES = 64 << 20
 _MOST_TASKS = 1024
-# A job that shuffles once has that many stages; how many there will be Spark itself does not know at first.
+# The stages of a job that shuffles once; Spark itself does not know their number at first.
 _STAGES = 3
 _SHARES = 1000
 _KILLED_S = 2.5
@@ -68,12 +67,12 @@ _starting = threading.Lock()
 def session(given: SparkSession | None = None) -> SparkSession:
     """`given`, else the session that runs in this process, else a new one (`STRANDLINE_SPARK` names its master)."""
     with _starting:
-        spark = given or _running() or _start()
-        _ship(spark)
+        spark = given or _active_session() or _start()
+        _ship_package(spark)
         return spark
 
 
-def _running() -> SparkSession | None:
+def _active_session() -> SparkSession | None:
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession()
@@ -100,20 +99,20 @@ def _start() -> SparkSession:
     on_interrupt = signal.getsignal(signal.SIGINT)
     spark = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread():
-        # PySpark's own talks to the JVM in the middle of another talk; `running` ends the tasks in order.
+        # PySpark's own handler calls the JVM inside of another call; `running_job` ends the tasks in order.
         signal.signal(signal.SIGINT, on_interrupt)
-    logging.getLogger().addFilter(_is_news)
+    logging.getLogger().addFilter(_is_worth_logging)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a message says more than that a call of the JVM was interrupted, which its caller hears anyway."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """False for the message that a call of the JVM was interrupted: its caller gets the exception."""
     return "while sending command" not in record.getMessage()
 
 
 def check_java() -> None:
-    """`Unavailable`, with the command to type, unless a Java that Spark runs on is there."""
+    """`Unavailable`, with the command to type, without a Java that Spark runs on."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     hint = "Install it: apt-get install openjdk-17-jre-headless (Debian, Ubuntu) or brew install openjdk@17 (macOS)."
@@ -133,7 +132,7 @@ def is_running() -> bool:
 
 
 def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
-    """The DataFrame of what `lane` makes of each partition's Arrow batches."""
+    """The DataFrame of the batches that `lane` returns for each partition."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batches)
@@ -141,8 +140,8 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     return frame.mapInArrow(run, schema)
 
 
-def collected(frame: DataFrame) -> list[Any]:
-    """The rows of a job of ours; `Unavailable` when Spark has no space left for what does not fit into memory."""
+def collect(frame: DataFrame) -> list[Any]:
+    """The rows of a job of ours; `Unavailable` when Spark has no disk space left."""
     try:
         rows: list[Any] = frame.collect()
         return rows
@@ -160,27 +159,30 @@ def collected(frame: DataFrame) -> list[Any]:
 
 @dataclass
 class Jobs:
-    """How many Spark jobs a block ran, known when it has ended; 0 where a remote session does not say."""
+    """The number of Spark jobs of a block, set at its end; 0 for a remote session, which does not tell."""
 
     count: int = 0
 
 
 @contextmanager
-def running(spark: SparkSession, row_bytes: int, watch: Watch | None = None) -> Iterator[Jobs]:
-    """Around a job of ours over rows of about this size: batches stay small however wide the rows are, whoever made
-    the session; `watch` hears which share of the job is done; when the block fails, the job's tasks are ended."""
+def running_job(spark: SparkSession, row_bytes: int, watch: OnProgress | None = None) -> Iterator[Jobs]:
+    """Around a job of ours over rows of about this size. Batches stay small for wide rows, in a caller's session too;
+    `watch` is called with the share of the job that is done; when the block fails, the job's tasks are ended."""
     wanted = {
         _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
         "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
     }
-    with _set(spark, wanted), (_remote_job if _is_connect(spark) else _classic_job)(spark, _Share(watch)) as jobs:
+    with (
+        _override_settings(spark, wanted),
+        (_remote_job if _is_connect(spark) else _classic_job)(spark, _Progress(watch)) as jobs,
+    ):
         yield jobs
 
 
 @contextmanager
-def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings for a while. Several threads may use one session: the first to come keeps what was, the last to go puts
-    it back."""
+def _override_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Change settings for a block. Several threads may use one session: the first one saves the old values, the last
+    one restores them."""
     with _setting:
         users, before = getattr(spark, "_strandline_set", (0, {}))
         before = before or {name: spark.conf.get(name) for name in wanted}
@@ -197,24 +199,24 @@ def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, value)
 
 
-class _Share:
-    """Turns what Spark knows of its stages, and learns of only as it goes, into a share that never falls."""
+class _Progress:
+    """Reports the share of a job that is done, which never falls, although Spark adds stages on the way."""
 
-    def __init__(self, watch: Watch | None) -> None:
+    def __init__(self, watch: OnProgress | None) -> None:
         self._watch = watch
-        self._told = 0
+        self._reported = 0
 
     def hear(self, stages: Sequence[tuple[int, int]]) -> None:
-        """`stages` are pairs of tasks done and tasks in all."""
+        """`stages` are pairs: tasks done, and all tasks."""
         known = [done / whole for done, whole in stages if whole]
         now = int(_SHARES * sum(known) / max(_STAGES, len(known)))
-        if self._watch is not None and now > self._told:
-            self._told = now
+        if self._watch is not None and now > self._reported:
+            self._reported = now
             self._watch(now, _SHARES)
 
 
 @contextmanager
-def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+def _remote_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
     tag = f"strandline-{uuid.uuid4().hex}"
 
     def hear(stages: Any = None, **_: Any) -> None:
@@ -233,7 +235,7 @@ def _remote_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
 
 
 @contextmanager
-def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
+def _classic_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
     context, group = spark.sparkContext, f"strandline-{uuid.uuid4().hex}"
     tracker = context.statusTracker()
 
@@ -250,13 +252,13 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
     jobs = Jobs()
     try:
         context.setJobGroup(group, "strandline", interruptOnCancel=True)
-        with beside(poll):
+        with run_beside(poll):
             yield jobs
     except BaseException:
-        # Tasks that still run would write on behind our back. Ctrl-C reaches the JVM as well, which may be gone.
+        # Running tasks would go on writing. Ctrl-C reaches the JVM as well, which may be gone.
         with suppress(Exception):
             context.cancelJobGroup(group)
-        # A worker that does not listen is killed after two seconds, when its task counts as ended already.
+        # Spark kills a worker that does not react after two seconds; its task counts as ended before that.
         time.sleep(_KILLED_S)
         raise
     finally:
@@ -267,13 +269,13 @@ def _classic_job(spark: SparkSession, share: _Share) -> Iterator[Jobs]:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once; a remote session does not say."""
+    """How many tasks run at once; a guess for a remote session, which does not tell."""
     return _REMOTE_TASKS if _is_connect(spark) else int(spark.sparkContext.defaultParallelism)
 
 
 def tasks_for(spark: SparkSession, raw_bytes: int) -> int:
-    """In how many tasks to write so many bytes: as many as run at once, or as the rows need; few rows need few, or they
-    end in many small files."""
+    """The number of tasks to write so many bytes: as many as run at once, more for many bytes, and fewer for few bytes,
+    which would become many small files."""
     at_once = min(parallelism(spark), raw_bytes // _SMALL_TASK_BYTES)
     return max(1, min(_MOST_TASKS, max(at_once, raw_bytes // TASK_BYTES)))
 
@@ -282,7 +284,7 @@ def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def _ship(spark: SparkSession) -> None:
+def _ship_package(spark: SparkSession) -> None:
     if not getattr(spark, "_strandline_shipped", False):
         spark.addArtifacts(_package_file(), pyfile=True)
         spark._strandline_shipped = True
@@ -290,20 +292,12 @@ def _ship(spark: SparkSession) -> None:
 
 @cache
 def _package_file() -> str:
-    """This package as a zip file, which executors may fetch at any time until the process ends."""
+    """The path of this package as a zip file, which executors may fetch until the process ends."""
     folder = tempfile.mkdtemp(prefix="strandline-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = os.path.join(folder, "strandline.zip")
-    with open(path, "wb") as file:
-        file.write(_package())
-    return path
-
-
-def _package() -> bytes:
-    """This package's Python files as a zip."""
     root = resources.files("strandline")
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive, resources.as_file(root) as folder:
-        for path in sorted(folder.rglob("*.py")):
-            archive.write(path, os.path.join("strandline", path.relative_to(folder)))
-    return buffer.getvalue()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, resources.as_file(root) as package:
+        for file in sorted(package.rglob("*.py")):
+            archive.write(file, os.path.join("strandline", file.relative_to(package)))
+    return path

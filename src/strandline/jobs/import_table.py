@@ -1,8 +1,8 @@
 """Make a table of this lake from one that exists elsewhere.
 
-The rows are written and committed before the name points to them: after a crash or an error there is no such table,
-only files of a generation that was never registered. The file `IMPORTING` lies beside them until it is, so that nobody
-takes them for a table that the catalog lost.
+The rows are committed before the catalog gets the name. After a crash or an error there is no table, only files of a
+generation that was never registered. Until it is registered the file `IMPORTING` lies beside them, so that nobody takes
+them for a table that the catalog lost.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pyarrow as pa
 from strandline.crash import crash_point
 from strandline.engines.scan import listed, quoted
 from strandline.errors import Invalid
-from strandline.jobs.import_sources import Origin, open_origin
+from strandline.jobs.import_sources import ImportSource, open_source
 from strandline.jobs.ingest.job import options_of
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef, check_name
-from strandline.model.rows import checked
-from strandline.model.types import names_of, relaxed
+from strandline.model.rows import check_rows
+from strandline.model.types import names_of, relax_schema
 from strandline.progress import Progress, silent
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import IMPORTING, Entry
@@ -40,11 +40,11 @@ def import_table(
     order_by: str | None = None,
     progress: Progress = silent,
 ) -> None:
-    """Create `name` with the schema and rows of `source`. Of rows with one key the one with the highest `order_by`
-    wins; without it, equal keys are refused."""
+    """Create `name` with the schema and rows of `source`. Of rows with the same key, the one with the highest
+    `order_by` wins; without `order_by`, equal keys are refused."""
     lake.catalog.check_free(check_name(name))
-    origin = open_origin(source, options_of(lake))
-    columns = relaxed(origin.schema)
+    origin = open_source(source, options_of(lake))
+    columns = relax_schema(origin.schema)
     definition = TableDef.declare(columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
     if order_by is not None:
         names_of(origin.schema, [order_by])
@@ -57,36 +57,36 @@ def import_table(
             lake.storage.put_new(f"{entry.folder}/{IMPORTING}", b"")
             Log.create(lake.storage, f"{entry.folder}/log", name, definition)
             Baseline.create(lake.storage, f"{entry.folder}/baseline", name, definition)
-            _fill(lake, entry, origin, definition, order_by, progress)
+            _fill_table(lake, entry, origin, definition, order_by, progress)
             crash_point("import.filled")
         except BaseException:
-            _clear(lake, entry)
+            _delete_files(lake, entry)
             raise
 
     try:
         entry = lake.catalog.add(name, prepare)
     except Invalid:
-        # The name was taken meanwhile. Any other failure leaves open whether the catalog has the table by now.
+        # Another process took the name. After any other failure the catalog may have the table.
         for entry in made:
-            _clear(lake, entry)
+            _delete_files(lake, entry)
         raise
     crash_point("import.registered")
     lake.storage.delete([f"{entry.folder}/{IMPORTING}"])
 
 
-def _clear(lake: Tables, entry: Entry) -> None:
-    """Delete what was made, the mark last: without it the rest would be taken for a table that the catalog lost."""
+def _delete_files(lake: Tables, entry: Entry) -> None:
+    """Delete the new files, the mark last: without it the rest would be taken for a table that the catalog lost."""
     mark = f"{entry.folder}/{IMPORTING}"
     lake.storage.delete([info.path for info in lake.storage.list(entry.folder) if info.path != mark])
     crash_point("import.cleared")
     lake.storage.delete([mark])
 
 
-def _fill(
-    lake: Tables, entry: Entry, origin: Origin, definition: TableDef, order_by: str | None, progress: Progress
+def _fill_table(
+    lake: Tables, entry: Entry, origin: ImportSource, definition: TableDef, order_by: str | None, progress: Progress
 ) -> None:
-    batches = origin.batches() if order_by is None else _ordered(lake, origin, order_by)
-    pieces = _counted(checked(batches, definition.schema), origin, progress)
+    batches = origin.batches() if order_by is None else _sort_batches(lake, origin, order_by)
+    pieces = _report_progress(check_rows(batches, definition.schema), origin, progress)
     log = Log(lake.storage, f"{entry.folder}/log")
     try:
         first = next(pieces, None)
@@ -104,7 +104,7 @@ def _fill(
     except Invalid as error:
         raise Invalid(f"{origin.uri}, {error.message}", hint=error.hint, path=origin.uri, **error.fields) from error
     if commit.rows < count[0] and order_by is None:
-        row = _repeated_key(lake, origin, definition.key)
+        row = _find_repeated_key(lake, origin, definition.key)
         raise Invalid(
             f"{origin.uri} holds the key {row} more than once",
             hint="Say which row wins, the highest in a column: order_by, or --order-by COLUMN.",
@@ -114,7 +114,7 @@ def _fill(
         )
 
 
-def _counted(pieces: Iterator[pa.Table], origin: Origin, progress: Progress) -> Iterator[pa.Table]:
+def _report_progress(pieces: Iterator[pa.Table], origin: ImportSource, progress: Progress) -> Iterator[pa.Table]:
     done = 0
     for piece in pieces:
         if piece.num_rows:
@@ -123,23 +123,23 @@ def _counted(pieces: Iterator[pa.Table], origin: Origin, progress: Progress) -> 
         progress(done, origin.rows, origin.uri)
 
 
-def _ordered(lake: Tables, origin: Origin, order_by: str) -> Iterator[pa.RecordBatch]:
+def _sort_batches(lake: Tables, origin: ImportSource, order_by: str) -> Iterator[pa.RecordBatch]:
     with lake.duck.transaction() as cursor:
-        cursor.register("_origin", pa.RecordBatchReader.from_batches(origin.schema, _plain(origin, None)))
+        cursor.register("_origin", pa.RecordBatchReader.from_batches(origin.schema, _conform_batches(origin, None)))
         yield from cursor.sql(f"SELECT * FROM _origin ORDER BY {quoted(order_by)} NULLS FIRST").to_arrow_reader(50_000)
 
 
-def _repeated_key(lake: Tables, origin: Origin, key: Sequence[str]) -> dict[str, object]:
+def _find_repeated_key(lake: Tables, origin: ImportSource, key: Sequence[str]) -> dict[str, object]:
     fields = pa.schema([origin.schema.field(name) for name in key])
     with lake.duck.transaction() as cursor:
-        cursor.register("_origin", pa.RecordBatchReader.from_batches(fields, _plain(origin, key)))
+        cursor.register("_origin", pa.RecordBatchReader.from_batches(fields, _conform_batches(origin, key)))
         found = cursor.sql(f"SELECT {listed(key)} FROM _origin GROUP BY ALL HAVING count(*) > 1 LIMIT 1")
         rows: list[dict[str, object]] = found.to_arrow_table().to_pylist()
         return rows[0]
 
 
-def _plain(origin: Origin, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """The origin's batches in one schema: files may lack columns or hold narrower types."""
+def _conform_batches(origin: ImportSource, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """The batches in one schema: files may lack columns or hold narrower types."""
     schema = pa.schema([f for f in origin.schema if columns is None or f.name in columns])
     for batch in origin.batches(columns):
         arrays = [

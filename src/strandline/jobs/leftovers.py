@@ -1,7 +1,7 @@
-"""What lies in a lake outside its living tables and is needed by nothing: unfinished files, tables that were dropped
-or never finished, pins that expired long ago.
+"""Files outside the tables of the catalog that nothing needs: unfinished files, tables that were dropped or never
+finished, pins that expired long ago.
 
-While the catalog is in doubt nothing is a leftover: a table may only be hidden.
+While the catalog may be damaged nothing is a leftover, because it may not show all tables.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from strandline.errors import StrandlineError
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
 from strandline.tables import pins
-from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Lives, is_later_commit
+from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Generations, is_later_commit
 from strandline.tables.log import DROPPED
 
 _MAKING_S = 3600.0
 _EXPIRED_S = 86400.0
 _COMPARE = "Compare catalog/ with a backup before you remove anything."
-_SET_BACK = f"The catalog may have been set back. {_COMPARE}"
-_LOST = f"The last catalog entry may be lost, or a backup to this place did not end. {_COMPARE}"
-_IMPORTED = "When no import is under way, and catalog/ in a backup does not know it either, the folder can be removed."
+_SET_BACK = f"The catalog may be older than the lake. {_COMPARE}"
+_LOST = f"The last catalog entry may be lost, or a backup to this place did not finish. {_COMPARE}"
+_IMPORTED = "If no import is running, and the catalog/ of a backup does not name this table, the folder can be removed."
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Files that lie together. Those that a person has to decide about have `advice`; `is_lost`: they are those of a
+    """Files of one folder or one kind. With `advice`, a person has to decide about them. `is_lost`: they belong to a
     table that the catalog does not know."""
 
     table: str | None
@@ -52,13 +52,13 @@ class Leftover:
 
 
 def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftover]:
-    """What nothing needs and what is older than the grace time; `Corrupt` when the catalog cannot be relied on."""
+    """Files that nothing needs and that are older than the grace time; `Corrupt` when the catalog is damaged."""
     before_s = now_s - grace_s
-    # The listing first: a table that is registered after it is not taken for one that never was.
+    # List first: a table that is registered later is not in the list, so it is not taken for a leftover.
     listing = list(storage.list(""))
-    lives = Catalog(storage).lives()
-    pinned, expired = _pinned(storage, listing, now_s)
-    found = _unfinished(storage, listing, lives, before_s)
+    lives = Catalog(storage).generations()
+    pinned, expired = _find_pinned(storage, listing, now_s)
+    found = _find_unfinished(storage, listing, lives, before_s)
     if expired:
         found.append(Leftover(None, "of pins that have expired", pins.FOLDER, tuple(expired)))
     folders: dict[str, list[FileInfo]] = defaultdict(list)
@@ -68,14 +68,14 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
             folders["/".join(parts[:3])].append(info)
     for folder, infos in sorted(folders.items()):
         is_pinned = folder.rsplit("/", 1)[1] in pinned
-        lifeless = _lifeless(storage, folder, infos, lives, before_s, now_s)
+        lifeless = _examine_folder(storage, folder, infos, lives, before_s, now_s)
         found += [each for each in lifeless if not (is_pinned and each.is_deletable)]
     return found
 
 
 def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
-    """Delete leftovers, data files before the commit files that describe them; looks again first."""
-    live = Catalog(storage).lives().live
+    """Delete leftovers, data files before the commit files that describe them. The catalog is read again first."""
+    live = Catalog(storage).generations().live
     for leftover in found:
         if leftover.is_deletable and leftover.where not in live:
             storage.delete(
@@ -83,7 +83,9 @@ def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
             )
 
 
-def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Lives, before_s: float) -> list[Leftover]:
+def _find_unfinished(
+    storage: Storage, listing: Sequence[FileInfo], lives: Generations, before_s: float
+) -> list[Leftover]:
     """Temporary files that a crash left behind."""
     marks = {f"{folder}/{IMPORTING}" for folder in lives.live}
     found = [info for info in listing if info.path.startswith("_check/") or info.path in marks]
@@ -91,7 +93,7 @@ def _unfinished(storage: Storage, listing: Sequence[FileInfo], lives: Lives, bef
     return [Leftover(None, "that were never finished", "", tuple(old))] if old else []
 
 
-def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tuple[set[str], list[FileInfo]]:
+def _find_pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tuple[set[str], list[FileInfo]]:
     """The generations that someone has pinned, and the pins that expired long ago."""
     infos = {info.path: info for info in listing if info.path.startswith(f"{pins.FOLDER}/")}
     pinned, expired = set(), []
@@ -99,7 +101,7 @@ def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tupl
         try:
             found = pins.Pins(storage, generation).all()
         except StrandlineError:
-            # What it holds is not known.
+            # The pins cannot be read, so what they hold stays.
             pinned.add(generation)
             continue
         if any(pin.expires_s > now_s for pin in found):
@@ -109,32 +111,32 @@ def _pinned(storage: Storage, listing: Sequence[FileInfo], now_s: float) -> tupl
     return pinned, expired
 
 
-def _lifeless(
-    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Lives, before_s: float, now_s: float
+def _examine_folder(
+    storage: Storage, folder: str, infos: Sequence[FileInfo], lives: Generations, before_s: float, now_s: float
 ) -> list[Leftover]:
-    """The folder of a generation that is no table: dropped, or never registered."""
+    """Leftovers in the folder of a generation that is not in the catalog: it was dropped, or never registered."""
     _, name, generation = folder.split("/")
     is_quiet = all(info.modified_s < before_s for info in infos)
     if generation in lives.dropped_ms:
-        # Both the catalog and the log itself must say so: a catalog that was set back must not cost a table.
-        if not _is_ended(storage, folder) and any(_is_data(info.path) for info in infos):
+        # Both catalog and log must say that it was dropped: a wrong catalog must not cost a table.
+        if not _is_dropped(storage, folder) and any(_is_data(info.path) for info in infos):
             what = "of a table that the catalog calls dropped, but its own log does not"
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
         return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
     later = {info.path for info in infos if is_later_commit(info.path)}
     if later == {f"{folder}/{IMPORTED}"} and f"{folder}/{IMPORTING}" in {info.path for info in infos}:
-        what = "of an import that did not end"
+        what = "of an import that did not finish"
         return [Leftover(name, what, folder, tuple(infos), _IMPORTED)] if is_quiet else []
     if later:
         what = "that holds commits, but the catalog does not know it"
         return [Leftover(name, what, folder, tuple(infos), _LOST, is_lost=True)]
-    # One that is being made looks the same, and making one takes a moment only.
+    # A table that is being created looks the same. Creating one takes far less than this time.
     is_left = is_quiet and all(info.modified_s < now_s - _MAKING_S for info in infos)
     return [Leftover(name, "of a table that was never finished", folder, tuple(infos))] if is_left else []
 
 
-def _is_ended(storage: Storage, folder: str) -> bool:
+def _is_dropped(storage: Storage, folder: str) -> bool:
     try:
         return DROPPED in DeltaLog(storage, f"{folder}/log").refresh().configuration
     except StrandlineError:

@@ -1,12 +1,12 @@
 """Erase rows for good.
 
-A delete comes first, so the rows are gone from every later read at once. Then the files that hold them are replaced:
-log files by ones of the same seq without those keys, baseline files in a commit that also gives up every earlier
-version, files of refused rows by ones without rows of those keys. What was replaced, and the commit files whose
-statistics may quote a value, go with the next vacuum after the grace time. The delete itself goes too, unless
-someone holds a pin and has yet to see it; then it carries the key until the log is trimmed.
+A delete comes first, so no later read shows the rows. Then the files that hold them are replaced: log files by files of
+the same seq without those keys, baseline files in a commit that also gives up every earlier version, files of refused
+rows by files without rows of those keys. The next vacuum after the grace time deletes the replaced files, and the
+commit files whose statistics may quote a value. The delete is removed too, unless the holder of a pin or a consumer has
+not read it yet; then it keeps the key until the log is trimmed.
 
-After a crash: the rows are deleted or not; calling it again erases the rest.
+After a crash: the rows are deleted or not. Another purge erases the rest.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ Going = Callable[[pa.RecordBatch], pa.Array]
 
 @dataclass(frozen=True)
 class PurgeReport:
-    """What a purge erased. `seq` is that of the delete; the counts are of rows in files, old versions of a row
-    included."""
+    """What a purge erased. `seq` is the seq of the delete. Rows are counted in files, old versions included."""
 
     table: str
     seq: int
@@ -58,7 +57,7 @@ class PurgeReport:
     rejects: int
     is_delete_kept: bool
     vacuum_after: dt.datetime
-    """From when on a vacuum deletes the bytes."""
+    """A vacuum after this time deletes the bytes."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -66,7 +65,7 @@ class PurgeReport:
 
 @dataclass(frozen=True)
 class PurgePlan:
-    """A purge of `keys` keys, of which `present` are in the table now."""
+    """A purge of `keys` keys; `present` of them are in the table now."""
 
     table: str
     keys: int
@@ -87,18 +86,18 @@ def plan_purge(table: TableStore, keys: pa.Table) -> PurgePlan:
 def purge(table: TableStore, keys: pa.Table, *, progress: Progress = silent) -> PurgeReport:
     """Erase the rows of these keys."""
     if not keys.num_rows:
-        raise Invalid("no keys are given; nothing was purged", table=table.name)
+        raise Invalid("no keys were given; nothing was purged", table=table.name)
     with table.pins.held(new_pin("purge", writes_since_s=table.log.storage.now_s())):
-        return _purge(table, keys, progress)
+        return _erase_rows(table, keys, progress)
 
 
-def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport:
+def _erase_rows(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport:
     definition = table.definition
     seq = table.log.append(keys, definition, DELETE, operation="PURGE").seq
     crash_point("purge.deleted")
-    matching = _Matching(keys, definition.key)
+    matching = _PurgedKeys(keys, definition.key)
     storage = table.log.storage
-    is_held = _is_awaited(table)
+    is_held = _is_delete_needed(table)
     progress(1, 4, table.name)
     log_rows = until_landed(lambda: _purge_log(table, matching, seq))
     crash_point("purge.log_rewritten")
@@ -106,7 +105,7 @@ def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport
     baseline_rows = until_landed(lambda: _purge_baseline(table, matching, seq))
     crash_point("purge.baseline_rewritten")
     if not is_held:
-        # Last, since until here a fold may still need it.
+        # Last, because a fold may need it until here.
         until_landed(lambda: _forget_delete(table, seq))
     progress(3, 4, table.name)
     rejects = Rejects(storage, table.entry)
@@ -119,9 +118,9 @@ def _purge(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeReport
     return PurgeReport(table.name, seq, keys.num_rows, log_rows, baseline_rows, refused, is_held, free_at)
 
 
-def _is_awaited(table: TableStore) -> bool:
-    """Whether someone has yet to see the delete: the holder of a pin, or a consumer, of which a state that is not there
-    may know."""
+def _is_delete_needed(table: TableStore) -> bool:
+    """Whether the holder of a pin, or a consumer, has not read the delete yet. A state that cannot be read may have
+    such a consumer."""
     if any(pin.seq is not None for pin in table.pins.live(table.log.storage.now_s())):
         return True
     try:
@@ -130,8 +129,8 @@ def _is_awaited(table: TableStore) -> bool:
         return True
 
 
-class _Matching:
-    """Which rows have one of the purged keys."""
+class _PurgedKeys:
+    """The purged keys, and which rows have one of them."""
 
     def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -143,7 +142,7 @@ class _Matching:
         return {vnode_of(hash_, count) for hash_ in self._hashes.to_pylist()}
 
     def rows(self, batch: pa.RecordBatch) -> pa.Array:
-        """For each row, whether it goes."""
+        """For each row, whether it has a purged key."""
         columns = [pa.chunked_array([batch.column(name)]) for name in self.names]
         maybe = pc.is_in(hash_keys(columns), value_set=self._hashes)
         if not pc.any(maybe, min_count=0).as_py():
@@ -152,25 +151,25 @@ class _Matching:
         return pa.array([hit and row in self._keys for hit, row in zip(maybe.to_pylist(), rows, strict=True)])
 
     def texts(self, batch: pa.RecordBatch) -> pa.Array:
-        """For each refused row, whether it is of one of the keys."""
-        keys = {self._texts_of(key) for key in self._keys}
+        """For each refused row, whether it has a purged key."""
+        keys = {self._canonical_key(key) for key in self._keys}
         texts = batch.column("text").to_pylist()
         names = batch.column("names").to_pylist() if "names" in batch.schema.names else [None] * len(texts)
-        parsed = [(_parsed(*row), row[0]) for row in zip(texts, names, strict=True)]
-        return pa.array([self._is_of(row, text, keys) for row, text in parsed], pa.bool_())
+        parsed = [(_parse_reject(*row), row[0]) for row in zip(texts, names, strict=True)]
+        return pa.array([self._is_purged(row, text, keys) for row, text in parsed], pa.bool_())
 
-    def _texts_of(self, key: Sequence[Any]) -> tuple[str, ...]:
-        return tuple(_text(v, is_text=is_text) for v, is_text in zip(key, self._is_text, strict=True))
+    def _canonical_key(self, key: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(_canonical_text(v, is_text=is_text) for v, is_text in zip(key, self._is_text, strict=True))
 
-    def _is_of(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
+    def _is_purged(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
         if row is not None and all(name in row for name in self.names):
-            return self._texts_of([row[name] for name in self.names]) in keys
-        # A row that cannot be taken apart goes when it mentions every part of a key as a word of its own.
+            return self._canonical_key([row[name] for name in self.names]) in keys
+        # A row that cannot be parsed is erased when its text has every part of a key as a whole word.
         return any(all(value and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in key) for key in keys)
 
 
-def _parsed(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
-    """A refused row's values by column, if its text can be taken apart."""
+def _parse_reject(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
+    """A refused row's values by column; None when its text cannot be parsed."""
     if names is not None:
         for delimiter in ",\t;|":
             with suppress(csv.Error):
@@ -184,8 +183,8 @@ def _parsed(text: str, names: Sequence[str] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def _text(value: Any, *, is_text: bool) -> str:
-    """A key's value as a text in which equal keys are equal, however they were written down: 7, 007, " 7", 7.0."""
+def _canonical_text(value: Any, *, is_text: bool) -> str:
+    """A key's value as text. Equal keys have equal texts, however they were written: 7, 007, " 7", 7.0."""
     if value is None:
         return ""
     if is_text and isinstance(value, str):
@@ -200,27 +199,27 @@ def _text(value: Any, *, is_text: bool) -> str:
     if isinstance(value, bytes):
         return value.hex()
     text = str(value).strip()
-    for read in (int, _whole, dt.datetime.fromisoformat):
+    for read in (int, _whole_number, dt.datetime.fromisoformat):
         with suppress(ValueError, OverflowError):
-            return _text(found, is_text=False) if isinstance(found := read(text), dt.datetime) else str(found)
+            return _canonical_text(found, is_text=False) if isinstance(found := read(text), dt.datetime) else str(found)
     return text.lower()
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     number = float(text)
     if not number.is_integer():
         raise ValueError
     return int(number)
 
 
-def _purge_log(table: TableStore, matching: _Matching, seq: int) -> int:
-    """Rewrite the log files before the delete at `seq`; a row that was written after it is a new one and stays."""
+def _purge_log(table: TableStore, matching: _PurgedKeys, seq: int) -> int:
+    """Rewrite the log files before the delete at `seq`. A row that was written after it is a new one and stays."""
     log = table.log.refresh()
     wanted = matching.vnodes(log.definition.vnodes)
     files = [
         file for at, file in log.by_seq if at < seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
     ]
-    removed, added, rows = _without(table.log.storage, table.log.folder, files, matching.rows, matching.names)
+    removed, added, rows = _rewrite_files(table.log.storage, table.log.folder, files, matching.rows, matching.names)
     try:
         table.log.rewrite(removed, added)
     except Conflict:
@@ -229,13 +228,13 @@ def _purge_log(table: TableStore, matching: _Matching, seq: int) -> int:
     return rows
 
 
-def _purge_baseline(table: TableStore, matching: _Matching, seq: int) -> int:
-    """Rewrite the baseline files of vnodes that are not folded up to the delete at `seq` yet; the others lack the rows,
-    or hold ones that were written after it."""
+def _purge_baseline(table: TableStore, matching: _PurgedKeys, seq: int) -> int:
+    """Rewrite the baseline files of vnodes that are folded to before the delete at `seq`. The other vnodes do not have
+    the rows any more, or have new ones that were written after it."""
     merge = table.merge()
     base = merge.baseline
     files = [file for v in matching.vnodes(base.vnodes) if base.marks[v] < seq for file in base.files(v)]
-    removed, added, rows = _without(table.baseline.storage, base.folder, files, matching.rows, matching.names)
+    removed, added, rows = _rewrite_files(table.baseline.storage, base.folder, files, matching.rows, matching.names)
     try:
         table.baseline.commit_purge(base, merge.definition, removed=removed, added=added)
     except Conflict:
@@ -251,10 +250,10 @@ def _forget_delete(table: TableStore, seq: int) -> int:
     return len(own)
 
 
-def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
+def _purge_rejects(rejects: Rejects, matching: _PurgedKeys) -> int:
     log: Log = rejects.log
     files = [file for _, file in log.refresh().by_seq]
-    removed, added, rows = _without(log.storage, log.folder, files, matching.texts, ("text", "names"))
+    removed, added, rows = _rewrite_files(log.storage, log.folder, files, matching.texts, ("text", "names"))
     if not rows:
         return 0
     try:
@@ -265,10 +264,10 @@ def _purge_rejects(rejects: Rejects, matching: _Matching) -> int:
     return rows
 
 
-def _without(
+def _rewrite_files(
     storage: Storage, folder: str, files: Sequence[DataFile], going: Going, columns: Sequence[str]
 ) -> tuple[list[DataFile], list[DataFile], int]:
-    """The files that hold rows that go, the files that take their place, and how many rows those lack."""
+    """Write the files again without their purged rows: the old files, the new files, the number of rows erased."""
     removed, added, gone = [], [], 0
     for file in files:
         path = f"{folder}/{file.path}"
@@ -278,7 +277,7 @@ def _without(
                 count = sum(going(batch).true_count for batch in reader.batches(opened, inside))
                 if not count:
                     continue
-                if damage := digest.fault(storage, path, file):
+                if damage := digest.find_fault(storage, path, file):
                     raise ValueError(damage)
                 removed.append(file)
                 gone += count

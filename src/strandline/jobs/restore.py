@@ -1,8 +1,8 @@
-"""Make a table again what it was: the difference between then and now, as one commit of upserts and deletes.
+"""Set a table back to an earlier seq: the difference between then and now, as one commit of upserts and deletes.
 
-Only keys that changed since are touched, so it costs what changed, and readers see the table before or after. What
-others write meanwhile comes after the moment that the difference was taken at, and stays; when it is of a key that the
-restore changes as well, the difference is taken again.
+Only keys that changed since are written, so the cost depends on the changes, not on the table. Readers see the table
+before or after. Rows that others write during the restore stay. If they write a key that the restore changes, the
+difference is computed again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan_restore(table: TableStore, at: At) -> RestorePlan:
 
 
 def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:
-    """Commit what makes the table equal to what it was at `at`; changes past `limit` go to Spark."""
+    """Set the table back to `at`, in one commit. More changes than `limit` are computed by Spark."""
 
     def attempt() -> Commit:
         then = table.merge(at)
@@ -61,30 +61,30 @@ def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:
         if not changed:
             return Commit(then.log.head, 0)
         is_small = limit.holds(rows=sum(f.rows for f in changed), raw_bytes=sum(f.raw_bytes for f in changed))
-        return (_on_driver if is_small else _on_spark)(table, then)
+        return (_restore_on_driver if is_small else _restore_on_spark)(table, then)
 
     return until_landed(attempt)
 
 
 def check_restorable(table: TableStore, seq: int) -> None:
-    """`Invalid` for a table that cannot become again what it was."""
+    """`Invalid` for a table that cannot be restored."""
     definition = table.definition
     hint = f"Read it as it was: to_arrow(at={seq})."
     if not definition.is_keyed:
         raise Invalid(
-            f"table {table.name!r} has no key: rows that were appended cannot be taken back",
+            f"table {table.name!r} has no key: appended rows cannot be removed",
             hint=hint,
             table=table.name,
         )
     if definition.version is not None:
         raise Invalid(
-            f"table {table.name!r} has a version column: the newest version of a row stands, whatever is restored",
+            f"table {table.name!r} has a version column: a restored row with a lower version would not count",
             hint=hint,
             table=table.name,
         )
 
 
-def _read(then: TableAt) -> dict[str, DataFile]:
+def _files_to_read(then: TableAt) -> dict[str, DataFile]:
     """The files that a restore reads, by their paths in the storage."""
     changes = then.log.files(then.seq, then.log.head)
     base, log = then.baseline.folder, then.log.folder
@@ -94,9 +94,9 @@ def _read(then: TableAt) -> dict[str, DataFile]:
     }
 
 
-def _on_driver(table: TableStore, then: TableAt) -> Commit:
+def _restore_on_driver(table: TableStore, then: TableAt) -> Commit:
     definition = then.definition
-    table.verify(_read(then), spark=None, is_folded=True)
+    table.verify(_files_to_read(then), spark=None, is_folded=True)
     key = listed(definition.key)
     changes = folds.changes_sql(then.log, then.log.files(then.seq, then.log.head), [*definition.key], None)
     with table.duck.transaction() as cursor:
@@ -110,43 +110,46 @@ def _on_driver(table: TableStore, then: TableAt) -> Commit:
     parts = [prepare(upserts, definition, UPSERT), prepare(deletes, definition, DELETE)]
     both = pa.concat_tables(parts).sort_by([(name, "ascending") for name in (HASH, *definition.key)])
     files = table.log.write(both, definition)
-    return table.log.commit(files, operation="RESTORE", amend=_undisturbed(then.log))
+    return table.log.commit(files, operation="RESTORE", amend=_refuse_overlap(then.log))
 
 
-def _on_spark(table: TableStore, then: TableAt) -> Commit:
+def _restore_on_spark(table: TableStore, then: TableAt) -> Commit:
     from pyspark.sql import functions as F
 
     definition = then.definition
     spark = session(table.spark)
     key = list(definition.key)
-    table.verify(_read(then), spark=spark, is_folded=True)
+    table.verify(_files_to_read(then), spark=spark, is_folded=True)
     changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
     try:
         rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)
         was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
         gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
         both = was.unionByName(gone, allowMissingColumns=True)
-        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_undisturbed(then.log))
+        return write_frame(table.log, both, definition, None, order_by=None, tokens=(), amend=_refuse_overlap(then.log))
     finally:
         changed.unpersist()
 
 
-def _undisturbed(log: LogState) -> Amend:
-    """Refuse the commit when one that has landed since the difference was taken changes a key of it."""
+def _refuse_overlap(log: LogState) -> Amend:
+    """Refuse the commit when a commit after `log` changes one of its keys."""
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
         since = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) > log.head]
-        if since and pc.any(pc.is_in(_hashes(log, since), value_set=_hashes(log, draft.add)), min_count=0).as_py():
+        if (
+            since
+            and pc.any(pc.is_in(_read_hashes(log, since), value_set=_read_hashes(log, draft.add)), min_count=0).as_py()
+        ):
             raise Conflict(
-                "rows that the restore would change were written meanwhile; nothing was written",
-                hint="Try again when fewer writes are under way.",
+                "another process wrote rows that the restore would change; nothing was written",
+                hint="Try again when fewer writes are running.",
             )
         return draft
 
     return amend
 
 
-def _hashes(log: LogState, files: Iterable[DataFile]) -> pa.ChunkedArray:
+def _read_hashes(log: LogState, files: Iterable[DataFile]) -> pa.ChunkedArray:
     """The hashes of the keys in log files."""
     paths = [f"{log.folder}/{file.path}" for file in files]
     return pa.concat_tables(pq.read_table(log.storage.input(path), columns=[HASH]) for path in paths).column(HASH)

@@ -1,14 +1,15 @@
 """Keep a table small: trim its log, let old baseline versions go, delete the files that nothing needs.
 
-How far back a table stays readable is a seq, the lowest of what its holders ask for (`holds`): the setting `keep`,
-every live pin and the mark of every living consumer. The newest baseline version that holds nothing after that seq
-stays, and the log from its marks on. First this is said, in commits of baseline (`kept_from`) and log (`trim`), so
-that a reader of something older gets `NotRetained`; the files go when it has been so for the grace time.
+A table stays readable from a seq on: the lowest seq that one of its `trim_blockers` needs. These are the setting
+`keep`, every live pin, and the mark of every active consumer. The newest baseline version that has nothing after that
+seq stays, and the log after its marks. A vacuum first announces this in a commit of the baseline (`kept_from`) and one
+of the log (`trim`). From then on a reader of something older gets `NotRetained`. After the grace time the files are
+deleted.
 
-A file that no commit claims is given up by a commit first (`doomed`): a writer that was asleep and wakes to claim it
-finds that commit in its way. So no commit ever claims a deleted file, whatever the clocks say.
+A file that no commit claims is first named by a commit (`doomed`). A slow writer that wants to claim it later meets
+that commit and fails. So no commit ever claims a deleted file, whatever the clocks say.
 
-After a crash: what was said holds, what was not deleted is found again by the next run.
+After a crash: announcements hold, and the next run finds the files that were not deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True)
 class TrimBlocker:
-    """Who keeps a table from being trimmed past a seq."""
+    """Someone who needs the changes of a table after `seq`."""
 
     seq: int
     who: str
@@ -44,9 +45,9 @@ class TrimBlocker:
 
 @dataclass(frozen=True)
 class VacuumReport:
-    """What a vacuum did, or would do. `held_by` is who keeps the table from being trimmed further, `oldest` the first
-    seq that can be read; `waiting_files` are needed by nobody, but not yet for the grace time. `is_held`: the log has
-    changes that stay because of `held_by`. `is_unfolded`: more could be trimmed if it were folded."""
+    """What a vacuum did, or would do. `held_by` keeps the table from being trimmed further; `oldest` is the first seq
+    that can be read. `waiting_files` are not needed, but the grace time is not over. `is_held`: the log has changes
+    that stay because of `held_by`. `is_unfolded`: after a fold more could be trimmed."""
 
     table: str
     trimmed_to: int
@@ -71,8 +72,8 @@ class VacuumReport:
 
 @dataclass
 class Sweep:
-    """The files of one Delta table that nothing needs, and those that wait for it to have been so for long enough.
-    `doomed` are those that no commit has ever claimed."""
+    """The files of one Delta table that nothing needs (`unneeded`), and those that wait for the grace time.
+    No commit has ever claimed the `doomed` ones."""
 
     delta: DeltaLog
     unneeded: list[FileInfo] = field(default_factory=list)
@@ -86,15 +87,15 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Decision:
-    """How much of the past goes: baseline versions before `version`, changes up to `trim_to`; who keeps the rest."""
+    """What is given up: baseline versions before `version`, and changes up to `trim_to`. `hold` keeps the rest."""
 
     version: int
     trim_to: int
     hold: TrimBlocker
 
 
-def holds(table: TableStore, *, now_s: float, keep_s: float) -> list[TrimBlocker]:
-    """Everyone who needs the table's past, the one furthest back first."""
+def trim_blockers(table: TableStore, *, now_s: float, keep_s: float) -> list[TrimBlocker]:
+    """Everyone who needs earlier changes of the table, the lowest seq first."""
     log = table.log.refresh()
     kept = log.head if keep_s <= 0 else table.log.delta.version_before(now_s - keep_s)
     found = [TrimBlocker(log.trimmed_to if kept is None else kept, "the setting keep")]
@@ -105,15 +106,15 @@ def holds(table: TableStore, *, now_s: float, keep_s: float) -> list[TrimBlocker
     return sorted(found, key=lambda hold: hold.seq)
 
 
-def _decide(table: TableStore, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
-    hold = holds(table, now_s=now_s, keep_s=keep_s)[0]
+def _decide_trim(table: TableStore, baseline: BaselineState, now_s: float, keep_s: float) -> Decision:
+    hold = trim_blockers(table, now_s=now_s, keep_s=keep_s)[0]
     kept = [(v, marks) for v, marks in table.baseline.versions(baseline) if v >= baseline.kept_from]
     wanted = [(v, m) for v, m in kept if max(m) <= hold.seq]
     if not wanted:
-        # A version that the hold wants may be lost.
+        # The version that is needed may be lost.
         table.baseline.check_kept()
     chosen = max(wanted, default=(kept[0] if kept else (0, (0,))))
-    # Of versions with the same folds the first: nothing is gained by giving it up.
+    # Of versions with the same marks keep the first: giving it up would free nothing.
     version, marks = next(((v, m) for v, m in kept if m == chosen[1]), chosen)
     return Decision(version, min(*marks, hold.seq), hold)
 
@@ -126,7 +127,7 @@ def vacuum(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> VacuumReport:
-    """Trim the log and delete what nothing needs; `grace_s` and `keep_s` stand in for the table's settings."""
+    """Trim the log and delete files that nothing needs. `grace_s` and `keep_s` override the table's settings."""
     storage, settings = table.log.storage, table.definition.settings
     grace_s = settings.grace if grace_s is None else grace_s
     keep_s = settings.keep if keep_s is None else keep_s
@@ -135,36 +136,36 @@ def vacuum(
     now_s = storage.now_s()
     merge = table.merge()
     baseline, log = merge.baseline, merge.log
-    decided = _decide(table, baseline, now_s, keep_s)
+    decided = _decide_trim(table, baseline, now_s, keep_s)
     trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
     if not dry_run:
         if any(delta.chain.has_gap() for delta in _deltas(table)):
-            # Nothing is said about a table of which something is lost that is wanted.
+            # Nothing is announced for a table that has lost a commit file it needs.
             for part in _parts(table, table.pins.live(now_s), now_s, grace_s, decided.version):
-                _unbroken_from(part)
-        decided = _announce(table, now_s, keep_s)
-        _checkpoint(table.baseline.delta)
-        _checkpoint(table.log.delta)
+                _find_floor(part)
+        decided = _announce_trim(table, now_s, keep_s)
+        _write_checkpoint(table.baseline.delta)
+        _write_checkpoint(table.log.delta)
     pins = table.pins.live(now_s)
     parts = _parts(table, pins, now_s, grace_s, decided.version)
     writing_s = min((pin.writes_since_s for pin in pins if pin.writes_since_s is not None), default=now_s)
-    # A file may bear a time slightly before the moment at which its writer looked at the clock.
+    # The time of a file may be slightly before the time that its writer read from the clock.
     before_s = min(now_s - grace_s, writing_s - 1) if grace_s > 0 or writing_s < now_s else float("inf")
     sweeps = [sweep(part, before_s=before_s) for part in parts]
-    # The log's commit files also tell its history and times, for as long as they can be asked for.
+    # The log's commit files also hold its history and times, which readers may ask for.
     floors = [min(part.floor, decided.hold.seq) if part.delta is table.log.delta else part.floor for part in parts]
     stale: list[FileInfo] = []
     for part, low in zip(parts, floors, strict=True):
-        base = part.delta.base(low, part.floor)
-        old = part.delta.before(base) if base is not None else []
-        # Nothing of a chain goes that does not hold: what is damaged could then no longer be found out.
+        base = part.delta.base_checkpoint(low, part.floor)
+        old = part.delta.files_before(base) if base is not None else []
+        # A damaged chain keeps all its files: without them the damage could no longer be found.
         if base is None or not old or not part.commits:
             continue
         stale += old
         if not dry_run:
             part.delta.chain.checkpoints.set_alone(base)
     if dry_run and grace_s <= 0:
-        # What would be trimmed would also be deleted at once.
+        # Trimmed files would also be deleted at once.
         paths = {f"{log.folder}/{file.path}" for file in trimmed}
         sweeps[0].unneeded += [info for info in storage.list(log.folder) if info.path in paths]
     report = VacuumReport(
@@ -188,7 +189,7 @@ def vacuum(
     if not dry_run:
         done = 0
         for found in sweeps:
-            for count in _deleted(storage, found):
+            for count in _delete_files(storage, found):
                 done += count
                 progress(done, report.deleted_files, table.name)
         storage.delete(info.path for info in stale)
@@ -201,16 +202,16 @@ def _has_unfolded(merge: TableAt) -> bool:
     return any(marks[vnode] < seq for seq, file in merge.log_files() for vnode in vnodes_of(file, len(marks)))
 
 
-def _announce(table: TableStore, now_s: float, keep_s: float) -> Decision:
-    """Say what can no longer be read: first the baseline's versions, then the log's changes.
+def _announce_trim(table: TableStore, now_s: float, keep_s: float) -> Decision:
+    """Announce what can no longer be read: first the baseline's versions, then the log's changes.
 
-    A pin takes a version of the baseline after it is there. So one that was not seen here either makes the decision
-    be taken again, or finds it said and is refused. The trim needs no second look: what the remaining versions can
-    read does not reach behind it."""
+    A new pin writes its file, and then a commit of the baseline. So a pin that `decide` did not see either makes it run
+    again, or finds the announcement and is refused. The trim needs no second look: the remaining versions need nothing
+    before it."""
     decisions: list[Decision] = []
 
     def decide(state: BaselineState) -> int:
-        decisions.append(_decide(table, state, now_s, keep_s))
+        decisions.append(_decide_trim(table, state, now_s, keep_s))
         return decisions[-1].version
 
     table.baseline.keep_from(decide)
@@ -222,19 +223,19 @@ def _announce(table: TableStore, now_s: float, keep_s: float) -> Decision:
     return decided
 
 
-def _checkpoint(delta: DeltaLog) -> None:
-    """A checkpoint, unless the last commit has one: commit files before it can then be cleaned away. `Unavailable`
-    where nothing could be cleaned away."""
+def _write_checkpoint(delta: DeltaLog) -> None:
+    """Write a checkpoint, unless the last commit has one: commit files before it can then be deleted. `Unavailable`
+    when none could be deleted."""
     if delta.refresh().version > max(delta.chain.files()[1], default=0):
         delta.checkpoint(is_wanted=True)
 
 
 def sweep(part: Part, *, before_s: float) -> Sweep:
-    """What no version from the floor on needs and what is older than `before_s`; what else waits for that."""
+    """Files that no version from the floor on needs: unneeded if older than `before_s`, else waiting."""
     delta = part.delta
-    # The listing first: what is claimed after it is not in it, or is found among the commits.
+    # List first: a file that is claimed later is not in the list, or is found among the commits.
     listing = {info.path.removeprefix(f"{delta.folder}/"): info for info in delta.storage.list(delta.folder)}
-    floor, needed = _unbroken_from(part)
+    floor, needed = _find_floor(part)
     head = delta.refresh()
     found = Sweep(delta)
     spare = {name: info for name, info in listing.items() if is_ours(name) and name not in head.files}
@@ -260,16 +261,16 @@ def sweep(part: Part, *, before_s: float) -> Sweep:
     return found
 
 
-def _unbroken_from(part: Part) -> tuple[int, set[str]]:
-    """The floor, or what another vacuum left of it, and the files of that version; `Corrupt` when a commit file after
-    it is missing."""
+def _find_floor(part: Part) -> tuple[int, set[str]]:
+    """The floor, or the oldest version that another vacuum left, and the files of that version. `Corrupt` when a
+    commit file after it is missing."""
     delta, floor = part.delta, part.floor
     while True:
         try:
             delta.check_unbroken(floor)
             return floor, set(delta.at(floor).files)
         except (Corrupt, NotFound):
-            # Another vacuum may have cleaned further than this one wanted to.
+            # Another vacuum may have deleted more than this one wanted to.
             if delta.oldest() <= floor:
                 raise
             floor = delta.oldest()
@@ -282,8 +283,8 @@ def is_ours(name: str) -> bool:
     return is_numbered and len(rest) == 40 and rest.endswith(".parquet") and "/" not in name
 
 
-def _deleted(storage: Storage, found: Sweep) -> Iterable[int]:
-    """Delete in portions; yields how many each had. What was never claimed is given up by a commit first."""
+def _delete_files(storage: Storage, found: Sweep) -> Iterable[int]:
+    """Delete in portions and yield the size of each. A commit first names the files that were never claimed."""
     unclaimed = set(found.doomed)
     doomed = set(unclaimed)
 
@@ -307,8 +308,8 @@ def _deleted(storage: Storage, found: Sweep) -> Iterable[int]:
 
 @dataclass(frozen=True)
 class Part:
-    """One of a table's Delta tables: its oldest version of which files may still be read by someone who has opened it,
-    and the oldest that can be opened now."""
+    """One of a table's Delta tables. A reader may still read files of the version `floor`; `kept` is the oldest
+    version that can be opened now."""
 
     delta: DeltaLog
     floor: int
@@ -316,39 +317,39 @@ class Part:
 
     @cached_property
     def commits(self) -> dict[int, list[Action]]:
-        """What its commit files say, once each is proved; `Corrupt` otherwise."""
+        """The actions of its commit files, each checked against its digest; `Corrupt` when one is damaged."""
         return self.delta.chain.read_all(self.delta.refresh().version)
 
 
 def _parts(table: TableStore, pins: Sequence[Pin], now_s: float, grace_s: float, kept_from: int) -> list[Part]:
-    """Log, baseline and refused rows; `kept_from` is what the baseline keeps its versions from, or is about to."""
+    """Log, baseline and refused rows. The baseline keeps its versions from `kept_from` on, or is about to."""
     log, baseline = table.log.delta, table.baseline.delta
-    then = _current_at(baseline, now_s, grace_s)
-    # Versions that were given up only since then may still be read by someone who came before.
+    then = _version_at(baseline, now_s, grace_s)
+    # A reader that came before may still read versions that were given up since then.
     announced = min(max(table.baseline.at(then).kept_from, kept_from if grace_s <= 0 else 0), then)
     parts = [
-        _part(log, _current_at(log, now_s, grace_s), [pin.log_version for pin in pins]),
+        _part(log, _version_at(log, now_s, grace_s), [pin.log_version for pin in pins]),
         _part(baseline, announced, [pin.baseline_version for pin in pins], table.baseline.refresh().kept_from),
     ]
-    parts += [_part(delta, _current_at(delta, now_s, grace_s), ()) for delta in _deltas(table)[2:]]
+    parts += [_part(delta, _version_at(delta, now_s, grace_s), ()) for delta in _deltas(table)[2:]]
     return parts
 
 
 def _deltas(table: TableStore) -> list[DeltaLog]:
-    """The table's Delta tables: log, baseline, and refused rows if there are any; `Corrupt` when one is gone."""
+    """The table's Delta tables: log, baseline, and refused rows if there are any; `Corrupt` when one is missing."""
     table.baseline.refresh()
     rejects = Rejects(table.log.storage, table.entry)
     return [table.log.delta, table.baseline.delta, *([rejects.log.delta] if rejects.state() is not None else [])]
 
 
 def _part(delta: DeltaLog, floor: int, pinned: Sequence[int | None], kept: int | None = None) -> Part:
-    # What a purge has erased goes after the grace time, whoever reads it: no pin holds a version from before it.
+    # Purged rows are deleted after the grace time, whoever reads them: no pin holds a version before the purge.
     head = delta.refresh()
     lowest = max(least(pinned, floor), min(head.txns.get(PURGE, 0), floor), delta.oldest())
     return Part(delta, lowest, head.version if kept is None else kept)
 
 
-def _current_at(delta: DeltaLog, now_s: float, grace_s: float) -> int:
-    """The version that was current a grace time ago: someone may have opened it just then."""
+def _version_at(delta: DeltaLog, now_s: float, grace_s: float) -> int:
+    """The version that was current one grace time ago: a reader may have opened it just then."""
     found = delta.refresh().version if grace_s <= 0 else delta.version_before(now_s - grace_s)
     return max(delta.oldest(), found or 0)

@@ -1,4 +1,4 @@
-"""Changes: what a log holds, as plain values.
+"""Plain values for the changes in a log.
 
 Ranges of seqs are always `(after, upto]`.
 """
@@ -19,13 +19,13 @@ ROW = "_row"
 VNODE = "_vnode"
 FATE = "_fate"
 KEPT, GONE, CAME, LOST = range(4)
-"""What a fold makes of a row: one of the baseline stays or goes, one of the log comes or is lost."""
+"""The fate of a row in a fold. A baseline row is kept or gone; a log row came or is lost."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A batch of changes that is in the log. `is_replay` says that an earlier call with the same token wrote it. A
-    batch without rows is no commit: `rows` is 0 and `seq` the head of then."""
+    """A batch of changes in the log. `is_replay`: an earlier call with the same token wrote it. A batch without rows
+    makes no commit: then `rows` is 0 and `seq` is the head at that moment."""
 
     seq: int
     rows: int

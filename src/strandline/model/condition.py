@@ -1,4 +1,4 @@
-"""A condition on rows, as a value: in the words of DuckDB and of Spark, and what it says about the columns' bounds.
+"""A condition on rows as a value: its SQL for DuckDB and for Spark, and the bounds that it sets on columns.
 
 Spark tasks load this module, so it needs nothing that parses SQL; `where` makes conditions from text.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bound:
-    """A condition that every result row fulfils: `column <op> value`, op one of = < <= > >=."""
+    """A bound that every result row meets: `column <op> value`, op one of = < <= > >=."""
 
     column: str
     op: str

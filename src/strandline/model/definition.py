@@ -1,4 +1,4 @@
-"""What a user declares, as frozen values; and how a table's declaration is kept in the table itself."""
+"""The definition of a table as a frozen value, and its form in the configuration of the table's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.types as pt
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
-from strandline.model.names import folded
+from strandline.model.names import caseless_name
 from strandline.model.settings import TableSettings
 
 FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
@@ -37,7 +37,7 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True)
 class TableDef:
-    """A table's facts. `schemas[-1]` is the schema now; a file's name says under which one it was written."""
+    """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema."""
 
     key: tuple[str, ...]
     cluster_by: tuple[str, ...]
@@ -90,7 +90,7 @@ class TableDef:
         return definition.with_settings({**(settings or {}), **({} if time is None else {"time": time})})
 
     def with_settings(self, settings: Mapping[str, Any]) -> TableDef:
-        """The same table with other settings (see `TableSettings`), and a `time` column where it has none yet."""
+        """The same table with other settings (see `TableSettings`). A table without a `time` column may get one."""
         rest = dict(settings)
         time = rest.pop("time", self.time)
         if time != self.time:
@@ -108,7 +108,7 @@ class TableDef:
         return changed
 
     def check_expires(self) -> None:
-        """Rows can expire in this table: it says which column holds their time."""
+        """`Invalid` unless rows of this table can expire."""
         if self.time is None:
             raise Invalid(
                 "rows expire by a time column, and this table names none",
@@ -122,8 +122,8 @@ class TableDef:
         return self.schemas[-1]
 
     @cached_property
-    def shed(self) -> frozenset[int]:
-        """The schemas with a column that was dropped since."""
+    def stale_schemas(self) -> frozenset[int]:
+        """The ids of the schemas that have a column dropped since."""
         now = set(self.schema.names)
         return frozenset(i for i, columns in enumerate(self.schemas) if not now.issuperset(columns.names))
 
@@ -141,17 +141,16 @@ class TableDef:
         return self.key or (SEQ, ROW)
 
     def clustering(self, columns: Collection[str]) -> tuple[str, ...]:
-        """The columns by which rows with these columns are laid together: those of `cluster_by`, or none, when one of
-        them is missing or cannot be ordered."""
+        """The cluster columns for rows that have these columns; none when one is missing or cannot be ordered."""
         is_known = all(name in columns and not pt.is_nested(self.schema.field(name).type) for name in self.cluster_by)
         return self.cluster_by if is_known else ()
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
-        changed = schemas.evolved(self.schema, wanted)
+        changed = schemas.evolve_schema(self.schema, wanted)
         now = set(self.schema.names)
-        once = {folded(name) for earlier in self.schemas for name in earlier.names}
+        once = {caseless_name(name) for earlier in self.schemas for name in earlier.names}
         for name in changed.names:
-            if folded(name) in once and name not in now:
+            if caseless_name(name) in once and name not in now:
                 raise Invalid(
                     f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
                 )
@@ -160,8 +159,8 @@ class TableDef:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
 
-    def without(self, name: str) -> TableDef:
-        """The same table without a column. Files that have it keep it, so the name is never used again."""
+    def drop_column(self, name: str) -> TableDef:
+        """The same table without a column. Older files keep the column, so its name cannot be used again."""
         if name not in self.schema.names:
             known = ", ".join(self.schema.names)
             raise NotFound(f"there is no column {name!r}", hint=f"Columns: {known}", column=name)
@@ -177,7 +176,7 @@ class TableDef:
         return replace(self, schemas=(*self.schemas, rest))
 
     def log_schema(self, schema_id: int) -> pa.Schema:
-        """The columns inside a log file: what a delete does not carry is null there."""
+        """The columns inside a log file. A delete has nulls outside of its key."""
         hidden = [pa.field(OP, pa.string(), False), pa.field(HASH, pa.int64(), False)]
         if not self.is_keyed:
             hidden.append(pa.field(ROW, pa.int64(), False))
@@ -197,7 +196,7 @@ class TableDef:
         return pa.schema([*self.log_schema(self.schema_id), pa.field(SEQ, pa.int64())])
 
     def baseline_delta_schema(self) -> pa.Schema:
-        # Nullable, for engines that hold a column's declaration against files from before it.
+        # Nullable: some engines check a column's declaration against files that are older than the column.
         return pa.schema([*self.baseline_schema(self.schema_id), pa.field(VNODE, pa.int32())])
 
     def to_configuration(self) -> dict[str, str]:
@@ -227,7 +226,7 @@ class TableDef:
                 tuple(facts["cluster_by"]),
                 facts["vnodes"],
                 facts["version"],
-                tuple(schemas.relaxed(schemas.from_text(text)) for text in facts["schemas"]),
+                tuple(schemas.relax_schema(schemas.from_text(text)) for text in facts["schemas"]),
                 facts.get("time"),
                 TableSettings.from_dict(facts.get("care", {})),
             )
@@ -238,7 +237,7 @@ class TableDef:
 def check_format(found: int, where: str) -> None:
     if found < FORMAT:
         raise Invalid(
-            f"{where} has format {found}, of a version before the first release; this one reads format {FORMAT}",
+            f"{where} has format {found}, from before the first release; this version reads format {FORMAT}",
             hint="Export its tables with the version that made it, and load them into a new lake.",
             format=found,
         )

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: `90s`, `30m`, `1h`, `7d`."""
+"""Lengths of time as text: `90s`, `30m`, `1h`, `7d`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def seconds(value: object, name: str = "time") -> float:
     return found
 
 
-def shown(length_s: float) -> str:
-    """The same in the largest unit that says it exactly."""
+def to_text(length_s: float) -> str:
+    """The text of a length, in the largest unit that is exact."""
     for unit, size in _UNITS.items():
         if length_s and length_s % size == 0:
             return f"{int(length_s // size)}{unit}"

@@ -1,6 +1,6 @@
-"""Whether a text is JSON, without making anything of it.
+"""Check that a text is JSON, without building its values.
 
-Python's reader makes objects of what it reads: `[],` becomes 80 bytes. So long texts are only walked through.
+Python's parser builds objects: `[],` becomes 80 bytes. So a long text is only walked, token by token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _TOKEN = re.compile(
 
 
 def check(text: str) -> None:
-    """Raise `ValueError` or `RecursionError` for a text that is not JSON, or not to every reader."""
+    """Raise `ValueError` or `RecursionError` for a text that some JSON reader refuses."""
     if len(text) > _LONG:
-        _walk(text)
+        _walk_tokens(text)
         return
     value = json.loads(text, parse_constant=_refuse_constant)
     if "\\u" in text:
-        # Half of a surrogate pair is JSON to Python, and to no other reader.
+        # Python alone accepts half of a surrogate pair.
         json.dumps(value, ensure_ascii=False).encode()
 
 
@@ -32,15 +32,15 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _walk(text: str) -> None:
-    """One token after the other; `open_` are the objects and lists around it."""
+def _walk_tokens(text: str) -> None:
+    """Check token after token; `open_` holds the brackets around the current one."""
     open_: list[str] = []
     at, wanted = 0, "value"
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
             raise json.JSONDecodeError("Expecting value", text, at)
-        wanted = _after(found, wanted, open_)
+        wanted = _expect_after(found, wanted, open_)
         if not wanted:
             raise json.JSONDecodeError("Unexpected token", text, at)
         at = found.end()
@@ -48,15 +48,15 @@ def _walk(text: str) -> None:
         raise json.JSONDecodeError("The text ends too soon", text, at)
 
 
-def _after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
-    """What has to come after a token where `wanted` was; nothing when the token is not that."""
+def _expect_after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
+    """What must follow this token; empty when the token is not the `wanted` one."""
     sign = found["sign"]
     if sign is None:
-        if found["text"] is not None and "\\u" in found["text"] and _has_half(found["text"]):
+        if found["text"] is not None and "\\u" in found["text"] and _has_half_pair(found["text"]):
             return ""
         if wanted in ("name", "name or }"):
             return ":" if found["text"] is not None else ""
-        return _closed(open_) if wanted in ("value", "value or ]") else ""
+        return _expect_after_value(open_) if wanted in ("value", "value or ]") else ""
     if sign in "[{" and wanted in ("value", "value or ]"):
         open_.append(sign)
         if len(open_) > _DEPTH:
@@ -69,16 +69,16 @@ def _after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
     opening, empty = ("[", "value or ]") if sign == "]" else ("{", "name or }")
     if sign in "]}" and open_[-1:] == [opening] and wanted in (", or close", empty):
         open_.pop()
-        return _closed(open_)
+        return _expect_after_value(open_)
     return ""
 
 
-def _closed(open_: list[str]) -> str:
+def _expect_after_value(open_: list[str]) -> str:
     return ", or close" if open_ else "end"
 
 
-def _has_half(text: str) -> bool:
-    """Whether a text has half of a surrogate pair. Backslashes that are themselves escaped begin nothing."""
+def _has_half_pair(text: str) -> bool:
+    """Whether a JSON string holds half of a surrogate pair; an escaped backslash starts no escape."""
     try:
         json.loads(text).encode()
     except UnicodeEncodeError:

@@ -25,7 +25,7 @@ _PIECE_ROWS = 8192
 
 def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     """The hash of each row's key fields, as int64."""
-    fields = [_text(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column) for column in keys]
+    fields = [_key_text(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column) for column in keys]
     parts: list[pa.Array] = []
     for field in fields:
         parts += [pc.cast(pc.binary_length(field), pa.string()), pa.scalar(":"), field]
@@ -35,12 +35,12 @@ def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
         *(pc.cast(p, pa.large_string()) for p in parts), pa.scalar("", pa.large_string())
     )
     crc32, texts = zlib.crc32, joined.cast(pa.large_binary())
-    # Python's objects take many times the room of the texts, so there are never many of them at once.
+    # Python objects take many times the memory of the texts, so few exist at once.
     pieces = (texts.slice(at, _PIECE_ROWS).to_pylist() for at in range(0, len(texts), _PIECE_ROWS))
     return pa.array([crc32(text) for piece in pieces for text in piece], pa.int64())
 
 
-def _text(column: pa.Array) -> pa.Array:
+def _key_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if pt.is_timestamp(kind):
         column = column.cast(pa.int64())
@@ -63,7 +63,7 @@ def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
                 column = F.unix_micros(column)
             else:
                 # Not timestamp_diff: that goes through the session's time zone, where some local times do not exist.
-                # Not a difference of times: what type that has, a setting of the session says.
+                # Not a difference of times: its type depends on a setting of the session.
                 days = F.unix_date(column.cast("date")).cast("bigint")
                 minutes = (days * 24 + F.hour(column)) * 60 + F.minute(column)
                 seconds = F.extract(F.lit("SECOND"), column).cast("decimal(8, 6)")

@@ -1,7 +1,7 @@
-"""Moments that a caller gives, as Python's own, or refused: no digit is cut silently.
+"""Turn a caller's moments into Python's own, or refuse them: no digit is lost silently.
 
-A table keeps microseconds. Python's `fromisoformat` drops what a text has beyond them, Arrow what a pandas Timestamp
-has, and of a moment for a date column the time of day.
+A table keeps microseconds. Python's `fromisoformat` drops further digits of a text, and Arrow drops those of a pandas
+Timestamp. Arrow also drops the time of day of a moment in a date column.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MICROSECONDS = "A table keeps microseconds: round it yourself first, in pandas w
 _BEYOND = re.compile(r"[.,]\d{6}\d*[1-9]")
 
 
-def parsed(text: str) -> dt.datetime:
-    """The moment that an ISO text says; `ValueError` also when it has digits beyond microseconds."""
+def parse_moment(text: str) -> dt.datetime:
+    """The moment of an ISO text; `ValueError` also for digits beyond microseconds."""
     found = dt.datetime.fromisoformat(text)
     if _BEYOND.search(text):
         raise ValueError(f"{text!r} has digits beyond microseconds")
@@ -32,7 +32,7 @@ def is_whole(value: dt.datetime) -> bool:
 
 
 def has_nanoseconds(value: Any) -> bool:
-    """Whether a value has a moment with nanoseconds in it, at any depth."""
+    """Whether a value holds a moment with nanoseconds, at any depth."""
     if isinstance(value, Mapping):
         return any(map(has_nanoseconds, value.values()))
     if isinstance(value, list | tuple):
@@ -40,13 +40,13 @@ def has_nanoseconds(value: Any) -> bool:
     return isinstance(value, dt.datetime) and not is_whole(value)
 
 
-def plain(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
-    """Values for a column of dates or times: those of numpy and pandas as Python's own, NaT as null, midnight as its
-    date in a column of dates. What would lose digits stays as it is: it does not fit."""
-    return [_plain(value, kind) for value in values]
+def to_python(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
+    """Values for a column of dates or times: numpy and pandas values become Python's own, NaT becomes null, and in a
+    date column midnight becomes its date. A value that would lose digits stays as it is, and is refused later."""
+    return [_to_python(value, kind) for value in values]
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
+def _to_python(value: Any, kind: pa.DataType) -> Any:
     name = type(value).__name__
     if name == "NaTType":
         return None
@@ -63,7 +63,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def hint(value: Any, kind: pa.DataType) -> str | None:
-    """What to write instead of a moment that a column of dates or times does not take."""
+    """The hint for a moment that its column does not take."""
     if isinstance(value, list | tuple | Mapping) and has_nanoseconds(value):
         return MICROSECONDS
     is_moment = isinstance(value, dt.datetime) or type(value).__name__ == "datetime64"

@@ -1,4 +1,4 @@
-"""Turn what a caller hands in into rows of a table's exact schema, or say which row and column is wrong.
+"""Turn a caller's data into rows of a table's exact schema, or name the row and column that is wrong.
 
 Accepted: Arrow tables, batches and readers, pandas, polars, anything else with an Arrow stream, and lists of
 dicts. A value is taken when the column's type holds it exactly; text is never parsed into numbers or times here.
@@ -16,8 +16,8 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model import json_text, moments
-from strandline.model.names import as_text
-from strandline.model.soundness import Fault, first_unreadable, first_unsound, shown
+from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
+from strandline.model.names import require_utf8_names
 from strandline.model.types import conform_column, is_json, storage_type
 from strandline.model.values import first_unfit
 
@@ -29,35 +29,35 @@ def is_spark(data: object) -> bool:
     return any(base.__module__.startswith("pyspark.sql") for base in type(data).__mro__)
 
 
-def checked(
+def check_rows(
     data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
 ) -> Iterator[pa.Table]:
-    """The rows of `data` in pieces, each with exactly `schema`'s columns and types.
+    """The rows of `data` in pieces, each with exactly the columns and types of `schema`.
 
     Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
-    values; by default those the schema declares not null. Errors count rows from `first_row` on."""
+    values, by default the not-null ones of the schema. Errors count rows from `first_row` on."""
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
     offset = first_row
-    for piece in _pieces(data, schema):
+    for piece in _split_data(data, schema):
         if isinstance(piece, pa.Table):
-            with as_text():
-                _refuse(first_unsound(piece), offset)
-                table = _typed(piece, schema, offset)
+            with require_utf8_names():
+                _raise_fault(find_invalid(piece), offset)
+                table = _cast_table(piece, schema, offset)
         else:
-            table = _from_dicts(piece, schema, offset)
-        _refuse(first_unreadable(table), offset)
+            table = _table_from_dicts(piece, schema, offset)
+        _raise_fault(find_unreadable(table), offset)
         _check_nulls(table, needed, offset)
         check_json(table, offset)
         yield table
         offset += table.num_rows
 
 
-def _refuse(fault: Fault | None, offset: int) -> None:
+def _raise_fault(fault: Fault | None, offset: int) -> None:
     if fault is not None:
         raise fault.error(offset)
 
 
-def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any]]:
+def _split_data(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any]]:
     if isinstance(data, pa.Table):
         yield data
     elif isinstance(data, pa.RecordBatch):
@@ -66,19 +66,19 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
         try:
             table = pa.Table.from_pandas(data, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):
-            # Row by row, the value that Arrow could not take is found.
+            # Going row by row finds the value that Arrow could not take.
             yield data.to_dict("records")
         else:
-            yield _with_moments(table, data, schema)
+            yield _check_moments(table, data, schema)
     elif hasattr(data, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(data)
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise _not_rows(data) from error
+            raise _not_rows_error(data) from error
         for batch in reader:
             yield pa.Table.from_batches([batch])
     elif isinstance(data, Mapping | str | bytes):
-        raise _not_rows(data)
+        raise _not_rows_error(data)
     elif isinstance(data, Sequence):
         for at in range(0, len(data), _DICTS_AT_ONCE):
             yield data[at : at + _DICTS_AT_ONCE]
@@ -91,48 +91,48 @@ def _pieces(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence[Any
             else:
                 yield [item]
     else:
-        raise _not_rows(data)
+        raise _not_rows_error(data)
 
 
-def _with_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
-    """The rows of a pandas frame. Arrow cuts moments that a frame holds as Python objects, so those are looked at."""
+def _check_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
+    """The rows of a pandas frame. Arrow cuts moments that the frame holds as objects, so they are checked here."""
     for at, field in enumerate(table.schema):
         if frame.dtypes.iloc[at].kind != "O" or field.name not in schema.names:
             continue
         column = frame.iloc[:, at]
         if pt.is_date(field.type) or pt.is_timestamp(field.type):
             values = column.where(column.notna(), None).tolist()
-            table = table.set_column(at, field.name, _array(values, schema.field(field.name), 0))
+            table = table.set_column(at, field.name, _build_column(values, schema.field(field.name), 0))
         elif "timestamp" in str(field.type):
             found = next(((row, v) for row, v in enumerate(column) if moments.has_nanoseconds(v)), None)
             if found is not None:
-                raise _unfit(found[0], schema.field(field.name), found[1], moments.MICROSECONDS)
+                raise _unfit_error(found[0], schema.field(field.name), found[1], moments.MICROSECONDS)
     return table
 
 
-def _not_rows(data: object) -> Invalid:
+def _not_rows_error(data: object) -> Invalid:
     return Invalid(f"rows are a {type(data).__name__}; expected a list of dicts, an Arrow table or a DataFrame")
 
 
-def _typed(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
+def _cast_table(table: pa.Table, schema: pa.Schema, offset: int) -> pa.Table:
     places = {name: at for at, name in enumerate(table.column_names)}
     if len(places) != table.num_columns:
         raise Invalid(f"a column name occurs twice: {', '.join(table.column_names)}")
     known = set(schema.names)
     for name in places:
         if name not in known:
-            raise _unknown(name, schema, offset)
+            raise _unknown_column_error(name, schema, offset)
     columns = []
     for field in schema:
         at = places.get(field.name)
         if at is None:
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
         else:
-            columns.append(_typed_column(table.column(at), field, offset))
+            columns.append(_cast_column(table.column(at), field, offset))
     return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
 
 
-def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
+def _unknown_column_error(name: str, schema: pa.Schema, row: int) -> Invalid:
     return Invalid(
         f"row {row}: no column {name!r} in the table",
         hint=f"Columns: {', '.join(schema.names)}. New nullable columns are added with evolve().",
@@ -143,25 +143,24 @@ def _unknown(name: str, schema: pa.Schema, row: int) -> Invalid:
 
 def may_hold(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of type `found` may go into a column of type `wanted`, each if it fits."""
-    return found == wanted or _is_day(found, wanted) or _may_cast(found, wanted)
+    return found == wanted or _is_time_for_date(found, wanted) or _may_cast(found, wanted)
 
 
-def _is_day(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _is_time_for_date(found: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(pt.is_date(wanted) and pt.is_timestamp(found) and found.tz is None)
 
 
-def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
+def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.ChunkedArray:
     if column.type == field.type:
         return column
     if column.null_count == len(column):
-        # Without a value the type says nothing: an empty frame of pandas has floats or objects everywhere.
+        # The type of a column without values means nothing: an empty pandas frame has floats or objects everywhere.
         return pa.chunked_array([pa.nulls(len(column), field.type)])
-    is_day = _is_day(column.type, field.type)
     if not may_hold(column.type, field.type):
-        row = offset + _first_of_extra(column, field.type)
+        row = offset + _find_mismatch(column, field.type)
         raise Invalid(
             f"row {row}, column {field.name!r}: {column.type} is not {field.type}",
-            hint=moments.hint(shown(column[row - offset]), field.type),
+            hint=moments.hint(python_value(column[row - offset]), field.type),
             row=row,
             column=field.name,
         )
@@ -169,15 +168,17 @@ def _typed_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.C
         typed = conform_column(column, field.type)
         if pt.is_float32(field.type) and pt.is_floating(column.type):
             _refuse_overflow(column, typed)
-        if is_day and pc.any(pc.not_equal(typed.cast(column.type), column), min_count=0).as_py():
-            raise pa.ArrowInvalid("it is not midnight")
+        is_time = _is_time_for_date(column.type, field.type)
+        if is_time and pc.any(pc.not_equal(typed.cast(column.type), column), min_count=0).as_py():
+            raise pa.ArrowInvalid("its time is not midnight")
         return typed
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        at = first_failing(len(column), lambda a, n: _typed_column(column.slice(a, n), field, 0))
+        at = first_failing(len(column), lambda a, n: _cast_column(column.slice(a, n), field, 0))
+        value = python_value(column[at])
         raise Invalid(
-            f"row {offset + at}, column {field.name!r}: {_shown(shown(column[at]))} does not fit {field.type}"
+            f"row {offset + at}, column {field.name!r}: {_show_value(value)} does not fit {field.type}"
             f" ({str(error).splitlines()[0]})",
-            hint=moments.hint(shown(column[at]), field.type),
+            hint=moments.hint(value, field.type),
             row=offset + at,
             column=field.name,
         ) from error
@@ -188,18 +189,18 @@ def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
         raise pa.ArrowInvalid("a number is too large for 32 bits")
 
 
-def _first_of_extra(column: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """The first row that shows why a column's type does not go with `kind`."""
+def _find_mismatch(column: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first row with a value that `kind` cannot hold."""
     if pt.is_struct(column.type) and pt.is_struct(kind):
         names = {field.name for field in kind}
         for field in column.type:
             if field.name not in names:
-                return _first(pc.is_valid(pc.struct_field(column, [field.name])))
-    return _first(pc.is_valid(column))
+                return _first_true(pc.is_valid(pc.struct_field(column, [field.name])))
+    return _first_true(pc.is_valid(column))
 
 
 def _may_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of `found` may be checked one by one into `wanted`; False means the types do not go together."""
+    """Whether some values of type `found` fit type `wanted`; each is checked later."""
     if pt.is_null(found) or found == storage_type(wanted):
         return True
     if isinstance(found, pa.BaseExtensionType):
@@ -233,64 +234,64 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
-def _from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Table:
+def _table_from_dicts(piece: Sequence[Any], schema: pa.Schema, offset: int) -> pa.Table:
     known = set(schema.names)
     for at, row in enumerate(piece):
         if not isinstance(row, Mapping):
             raise Invalid(f"row {offset + at} is a {type(row).__name__}; expected a dict", row=offset + at)
         for name in row:
             if name not in known:
-                raise _unknown(str(name), schema, offset + at)
+                raise _unknown_column_error(str(name), schema, offset + at)
     columns = []
     for field in schema:
         values = [row.get(field.name) for row in piece]
         if is_json(field.type):
-            values = [_json_text(value, offset + at, field.name) for at, value in enumerate(values)]
-        columns.append(_array(values, field, offset))
+            values = [_to_json_text(value, offset + at, field.name) for at, value in enumerate(values)]
+        columns.append(_build_column(values, field, offset))
     return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in schema]))
 
 
-def _array(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
+def _build_column(values: list[Any], field: pa.Field, offset: int) -> pa.ChunkedArray:
     kind = storage_type(field.type)
     if pt.is_date(kind) or pt.is_timestamp(kind):
-        values = moments.plain(values, kind)
+        values = moments.to_python(values, kind)
     at = first_unfit(values, kind)
     if at is None:
         try:
             return conform_column(pa.chunked_array([pa.array(values, kind)]), field.type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError):
             at = first_failing(len(values), lambda a, n: pa.array(values[a : a + n], kind))
-    raise _unfit(offset + at, field, values[at], moments.hint(values[at], kind))
+    raise _unfit_error(offset + at, field, values[at], moments.hint(values[at], kind))
 
 
-def _unfit(row: int, field: pa.Field, value: Any, hint: str | None) -> Invalid:
+def _unfit_error(row: int, field: pa.Field, value: Any, hint: str | None) -> Invalid:
     return Invalid(
-        f"row {row}, column {field.name!r}: {_shown(value)} ({type(value).__name__}) does not fit {field.type}",
+        f"row {row}, column {field.name!r}: {_show_value(value)} ({type(value).__name__}) does not fit {field.type}",
         hint=hint,
         row=row,
         column=field.name,
     )
 
 
-def _json_text(value: Any, row: int, column: str) -> str | None:
-    """JSON text as it is; anything else that JSON can say, as text."""
+def _to_json_text(value: Any, row: int, column: str) -> str | None:
+    """A text as it is; any other value as its JSON text."""
     if value is None or isinstance(value, str):
         return value
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(
-            f"row {row}, column {column!r}: {_shown(value)} is not JSON ({error})", row=row, column=column
+            f"row {row}, column {column!r}: {_show_value(value)} is not JSON ({error})", row=row, column=column
         ) from error
 
 
-def _shown(value: Any) -> str:
-    """A value for a message: short, and printable whatever it holds."""
+def _show_value(value: Any) -> str:
+    """A value for a message: short and printable."""
     return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
 
 
 def first_failing(count: int, attempt: Callable[[int, int], object]) -> int:
-    """The first row for which `attempt(at, 1)` raises, found by halving; 0 when only the whole fails."""
+    """The first row for which `attempt(at, 1)` raises, by halving; 0 when only the whole range fails."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -302,7 +303,7 @@ def first_failing(count: int, attempt: Callable[[int, int], object]) -> int:
     return low
 
 
-def _first(mask: pa.ChunkedArray) -> int:
+def _first_true(mask: pa.ChunkedArray) -> int:
     return max(0, int(pc.index(mask, pa.scalar(True)).as_py()))
 
 
@@ -310,12 +311,12 @@ def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
     for name in needed:
         column = table.column(name)
         if column.null_count:
-            row = offset + _first(pc.is_null(column))
+            row = offset + _first_true(pc.is_null(column))
             raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
 
 
 def check_json(table: pa.Table, offset: int) -> None:
-    """JSON columns hold JSON. Values repeat, so each distinct one is parsed once."""
+    """`Invalid` when a JSON column holds other text. Each distinct value is parsed once."""
     for field in table.schema:
         if not is_json(field.type):
             continue
@@ -325,8 +326,10 @@ def check_json(table: pa.Table, offset: int) -> None:
             try:
                 json_text.check(text)
             except (ValueError, RecursionError) as error:
-                row = offset + _first(pc.equal(texts, pa.scalar(text)))
+                row = offset + _first_true(pc.equal(texts, pa.scalar(text)))
                 why = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
                 raise Invalid(
-                    f"row {row}, column {field.name!r}: {_shown(text)} is not JSON ({why})", row=row, column=field.name
+                    f"row {row}, column {field.name!r}: {_show_value(text)} is not JSON ({why})",
+                    row=row,
+                    column=field.name,
                 ) from error

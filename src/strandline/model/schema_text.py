@@ -1,4 +1,4 @@
-"""Schemas as people type them: `id:int64, name:string!, at:timestamp, price:decimal(10,2), tags:list<string>`."""
+"""Schemas as text: `id:int64, name:string!, at:timestamp, price:decimal(10,2), tags:list<string>`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The schema that a text describes; '!' after a type means that values are required."""
+    """The schema of a text; '!' after a type means that values are required."""
     fields = []
-    for at, part in enumerate(_split(text)):
+    for at, part in enumerate(_split_columns(text)):
         name, colon, kind = (piece.strip() for piece in part.partition(":"))
         if not colon or not name or not kind:
             raise Invalid(f"column {at + 1} of the schema is {part!r}; expected name:type", column=name or None)
@@ -51,7 +51,7 @@ def parse_type(text: str, column: str) -> pa.DataType:
 
 
 def type_text(kind: pa.DataType) -> str:
-    """A type in the words that `parse_schema` takes, where it has them."""
+    """The text of a type, as `parse_schema` reads it where it can."""
     if is_json(kind):
         return "json"
     if pt.is_decimal(kind):
@@ -62,12 +62,12 @@ def type_text(kind: pa.DataType) -> str:
 
 
 def columns_of(schema: pa.Schema) -> list[dict[str, Any]]:
-    """The columns of a schema, each with its type in words."""
+    """The columns of a schema, each with its type as text."""
     return [{"name": field.name, "type": type_text(field.type), "nullable": field.nullable} for field in schema]
 
 
-def _split(text: str) -> list[str]:
-    """The parts between commas that are not inside brackets."""
+def _split_columns(text: str) -> list[str]:
+    """The parts between the commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for at, sign in enumerate(text):
         depth += (sign in "(<") - (sign in ")>")

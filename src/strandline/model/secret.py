@@ -1,7 +1,7 @@
-"""What is secret: settings by their names, parts of an address, and references to secrets.
+"""Which settings and which parts of an address are secret, and references to secrets.
 
-`env:NAME` and `file:PATH` say where a secret is, so that a definition can be kept without it. A secret that is given
-as it is works in the process that declared it and is never written down. `scrub` takes secrets out of messages."""
+`env:NAME` and `file:PATH` name the place of a secret, so a definition can be stored without it. A secret given
+literally works in the process that declared it and is never stored. `scrub` takes secrets out of messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from strandline.errors import Invalid
 
 GIVEN = "given"
-"""What is kept of a secret that was given as it is: that there was one."""
+"""Stored in place of a secret that was given literally."""
 _NAMES = ("secret", "token", "password", "encryption_key", "customer_key")
-# How names of settings end that hold no secret, or an address; whatever ends otherwise may be a secret as a whole.
+# Endings of the names of settings without a secret, and of addresses. Any other setting may be secret as a whole.
 _PLAIN = re.compile(
     r"(?:^|[._-])(?:type|name|username|prefix|scope|audience|resource|version|impl|region|separator|path|timeout|retries"
     r"|mode|signer|key[_-]id|client[_-]id|glue\.id|role-arn|cabundle|client\.cert|ssl\.client\.key|access-delegation)$"
@@ -34,12 +34,12 @@ def is_reference(text: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a store's setting of that name holds a secret; a file that holds one is named, and read by its client."""
+    """Whether a store's setting of that name holds a secret. A `_file` setting only names the file of one."""
     return not name.lower().endswith("_file") and any(word in name.lower() for word in _NAMES)
 
 
 def is_plain(name: str, value: object) -> bool:
-    """Whether a catalog's setting may be written down as it is: a switch, or one with a name of harmless things."""
+    """Whether a catalog's setting may be stored as it is: a switch, or a harmless one by its name."""
     if str(value).lower() in _SWITCHES:
         return True
     return bool(_PLAIN.search(name.lower())) and not is_secret_name(name) and not str(value).startswith("env:")
@@ -50,23 +50,22 @@ def is_address_name(name: str) -> bool:
 
 
 def change_address(text: str, change: Callable[[str], str]) -> str:
-    """An address with its password and the values of its query changed; as a whole when it is not clear what they are.
-
-    The same text when nothing changes."""
+    """An address with `change` applied to its password and to the values of its query, or to the whole text when they
+    cannot be told apart. The same text when nothing changes."""
     scheme, mark, rest = text.partition("://")
     if not mark or scheme == "file" or not set(text) & set("@?#;"):
-        # A path, a name, or an address that holds nothing else.
+        # A path, a name, or an address without password and query.
         is_plain = mark or text.startswith("/") or not (text == GIVEN or set(text) & set("@?#;="))
         return text if is_plain else change(text)
     is_web = scheme in _WEB
     before, _, query = rest.partition("?")
     authority = before.partition("/")[0]
-    # A path may hold an @, and so may a password.
+    # Both a path and a password may hold an @.
     is_path = (scheme in _STORES and ":" not in authority) or not (authority or is_web)
     place = authority if is_path else before
     who, at, host = place.rpartition("@")
     user, colon, password = who.partition(":")
-    # In front of a server of the web, a name without a password may be a token.
+    # A user without a password, before a web server, may be a token.
     known = unquote(password if colon or not is_web else user)
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
@@ -86,7 +85,7 @@ def change_address(text: str, change: Callable[[str], str]) -> str:
 
 
 def place_of(text: str) -> str:
-    """An address without whatever is not needed to say which place it is."""
+    """An address without password, user and query: the place alone."""
     known = change_address(text, lambda _: GIVEN)
     scheme, mark, rest = known.partition("://")
     if known == GIVEN or not mark or scheme in ("file", "sqlite") or text.startswith("env:"):
@@ -95,19 +94,19 @@ def place_of(text: str) -> str:
     return f"{scheme}://{before.rpartition('@')[2]}{slash}{path}"
 
 
-def of_store(options: Mapping[str, Any]) -> list[str]:
-    """The secrets with which a store is reached: those in its settings, and those that its client finds by itself."""
+def store_secrets(options: Mapping[str, Any]) -> list[str]:
+    """The secrets of a store: those in its settings, and those that its client reads from the environment."""
     found = [str(value) for name, value in options.items() if is_secret_name(name)]
     return [*found, *filter(None, map(os.environ.get, ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")))]
 
 
 def reference(text: str | None) -> str | None:
-    """What may be written down of a secret."""
+    """The form of a secret that may be stored."""
     return text if text is None or is_reference(text) else GIVEN
 
 
-def resolved(text: str, role: str) -> str:
-    """The secret itself, read anew at each call; `Invalid` when it is not there."""
+def resolve(text: str, role: str) -> str:
+    """The secret itself, read anew at each call; `Invalid` when it cannot be read."""
     if text.startswith("env:"):
         value = os.environ.get(text.removeprefix("env:"))
         if not value:
@@ -121,7 +120,7 @@ def resolved(text: str, role: str) -> str:
             raise Invalid(f"the {role} is {text}, which cannot be read: {error}") from error
     if text == GIVEN:
         raise Invalid(
-            f"the {role} was given in the program that declared the sink, and is not written down",
+            f"the {role} was given literally by the program that declared the sink, and is not stored",
             hint="Run that program, name it with --app module:lake, or declare the secret as 'env:NAME'.",
         )
     return text

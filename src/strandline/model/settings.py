@@ -1,6 +1,6 @@
-"""How a table is looked after: when its log is folded, how far back it can be read, when its rows expire.
+"""A table's settings: when its log is folded, how far back it can be read, when its rows expire.
 
-The settings are part of the table's definition, so every process that cares for the table does the same.
+They are part of the table's definition, so every process acts alike.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class TableSettings:
     """A table's settings; times are in seconds.
 
     A vnode is folded when its unfolded changes pass `fold_ratio` of its folded rows, lie in more than `fold_files`
-    files, or the oldest of them is older than `fold_age`. Every state of the last `keep` can be read. A file that
-    nothing needs is deleted when it has been so for `grace`. `retention` is how long a row is kept by its time
-    column; None keeps it for ever."""
+    files, or the oldest of them is older than `fold_age`. Every state of the last `keep` can be read. A file is
+    deleted after nothing has needed it for `grace`. `retention` is how long a row is kept by its time column; None
+    keeps it for ever."""
 
     fold_ratio: float = 0.2
     fold_files: int = 200
@@ -39,12 +39,12 @@ class TableSettings:
         for name, value in settings.items():
             if name not in known:
                 raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
-            checked[name] = _checked(name, value)
+            checked[name] = _check_value(name, value)
         return replace(self, **checked)
 
     @staticmethod
     def from_dict(facts: Mapping[str, Any]) -> TableSettings:
-        """What `to_dict` wrote, also in a later version that has more settings."""
+        """The settings that `to_dict` wrote; those of a later version that are unknown here are ignored."""
         known = {field.name for field in fields(TableSettings)}
         return TableSettings().changed({name: value for name, value in facts.items() if name in known})
 
@@ -54,12 +54,12 @@ class TableSettings:
     def shown(self) -> dict[str, str]:
         """Each setting as a person would write it."""
         return {
-            name: "none" if value is None else duration.shown(value) if name in _TIMES else str(value)
+            name: "none" if value is None else duration.to_text(value) if name in _TIMES else str(value)
             for name, value in self.to_dict().items()
         }
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_value(name: str, value: Any) -> Any:
     if name in _TIMES:
         if name == "retention" and (value is None or value == "none"):
             return None

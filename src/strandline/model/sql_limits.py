@@ -1,8 +1,7 @@
-"""How much SQL a text may hold: measured before any parser sees it.
+"""Limits on the size of an SQL text, checked before a parser sees it.
 
-A parser can be brought down by a text. DuckDB's crashed on 400,000 tables joined by commas, and did not come back from
-a mistake inside of ten WITHs in each other. Only the tokens are counted here, which takes time in the order of the
-text's length."""
+A text can bring a parser down. DuckDB's crashed on 400,000 tables joined by commas, and did not return from an error
+inside ten nested WITHs. This module counts tokens only, in time linear in the text's length."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from strandline.model.text import check_text
 MOST_CHARACTERS = 1 << 20
 MOST_TOKENS = 20_000
 MOST_NESTED = 200  # brackets inside each other
-# DuckDB reads a WITH right inside a WITH several times, in a wrong query several times more with each level.
+# DuckDB parses a WITH right inside a WITH several times; in a wrong query that multiplies with each level.
 _MOST_RETRIES = 500_000
 _RETRIES = 6
 
 
 def too_deep(role: str) -> Invalid:
     return Invalid(
-        f"{role} is nested too deeply: expressions, subqueries or joins in each other",
+        f"{role} is nested too deeply: expressions, subqueries or joins inside each other",
         hint="Split it, or put long lists of values into a table.",
     )
 
 
-def measured(role: str, statement: object) -> str:
-    """The text, if it is one that DuckDB's parser can be given."""
+def check_sql_size(role: str, statement: object) -> str:
+    """The text; `Invalid` when it is too large for DuckDB's parser."""
     text = check_text(role, statement)
     if not text.strip():
         raise Invalid(f"{role} is empty")
@@ -36,11 +35,11 @@ def measured(role: str, statement: object) -> str:
             f"{role} has {len(text):,} characters; at most {MOST_CHARACTERS:,} are allowed",
             hint="Put long lists of values into a table and join it.",
         )
-    _count(role, text)
+    _check_tokens(role, text)
     return text
 
 
-def _count(role: str, text: str) -> None:
+def _check_tokens(role: str, text: str) -> None:
     starts = [start for start, _ in duckdb.tokenize(text)]
     if len(starts) > MOST_TOKENS:
         raise Invalid(

@@ -1,7 +1,7 @@
-"""Texts that a caller gives and a commit, the state or a query will hold: refused at the door if some reader cannot.
+"""Refuse a caller's text that some reader of commits, state or queries could not hold.
 
-Python texts may hold half a surrogate pair, which is not Unicode: JSON libraries refuse the whole file that has one,
-and Parquet and SQL cannot hold it. A NUL ends a text for many readers.
+A Python text may hold half a surrogate pair, which is not Unicode: JSON libraries refuse a whole file for it, and
+Parquet and SQL cannot hold it. A NUL ends a text for many readers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from strandline.errors import Invalid
 
 
 def check_text(role: str, value: object) -> str:
-    """`value`, which is a text that every reader can hold; `Invalid` names its `role`."""
+    """`value` itself; `Invalid`, with its `role`, unless it is a text that every reader can hold."""
     if value == "":
         raise Invalid(f"{role} is empty")
     if not isinstance(value, str):
@@ -27,7 +27,7 @@ def check_text(role: str, value: object) -> str:
 
 
 def check_texts(role: str, value: object) -> None:
-    """Every text in a value made of mappings and sequences, the names in mappings too; an empty one is fine."""
+    """Check every text in nested mappings and sequences, keys included; an empty text is fine."""
     if isinstance(value, str):
         if value:
             check_text(role, value)

@@ -1,7 +1,7 @@
 """Column types: which Arrow types a table may hold, and how they look to Delta and Spark.
 
-A table's schema is kept as Arrow (it knows JSON and nullability); Delta sees the same columns in its own words.
-Types that Delta cannot hold are replaced by one that holds every value (unsigned by the next wider signed, large
+A table's schema is stored as Arrow, which knows JSON and nullability; Delta gets the same columns in its own types.
+Types that Delta cannot hold are replaced by a type that holds every value (unsigned by the next wider signed, large
 and dictionary types by plain ones, times by UTC microseconds) or refused by name.
 """
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.names import as_text, check_columns, check_fields
+from strandline.model.names import check_columns, check_fields, require_utf8_names
 
 JSON = pa.json_(pa.string())
 
@@ -34,7 +34,7 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
-# DuckDB takes time that doubles with every level of lists: 20 levels a second, 30 levels for ever.
+# DuckDB's time doubles with every level of lists: 20 levels take a second, 30 take for ever.
 _DEPTH = 16
 KEY_TYPES = (
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.binary(),
@@ -99,21 +99,21 @@ def _inner_field(field: pa.Field, column: str, depth: int) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, column, depth))
 
 
-@as_text()
-def relaxed(schema: pa.Schema) -> pa.Schema:
-    """`schema` with all that lies inside its columns nullable: for schemas that nobody declared for a table."""
-    return pa.schema([field.with_type(_relaxed_type(field.type)) for field in schema])
+@require_utf8_names()
+def relax_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` with nullable fields inside its columns: for schemas that were not declared for a table."""
+    return pa.schema([field.with_type(_relax_type(field.type)) for field in schema])
 
 
-def _relaxed_type(kind: pa.DataType) -> pa.DataType:
+def _relax_type(kind: pa.DataType) -> pa.DataType:
     if pt.is_struct(kind):
-        return pa.struct([pa.field(field.name, _relaxed_type(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, _relax_type(field.type)) for field in kind])
     if pt.is_list(kind):
-        return pa.list_(_relaxed_type(kind.value_type))
+        return pa.list_(_relax_type(kind.value_type))
     if pt.is_large_list(kind):
-        return pa.large_list(_relaxed_type(kind.value_type))
+        return pa.large_list(_relax_type(kind.value_type))
     if pt.is_map(kind):
-        return pa.map_(_relaxed_type(kind.key_type), _relaxed_type(kind.item_type))
+        return pa.map_(_relax_type(kind.key_type), _relax_type(kind.item_type))
     return kind
 
 
@@ -121,9 +121,9 @@ def canonical_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, canonical_type(field.type, field.name), field.nullable)
 
 
-@as_text()
+@require_utf8_names()
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema a table keeps for a declared one; names are checked here."""
+    """The schema that a table stores for a declared one, its names checked."""
     check_columns(schema.names)
     if not len(schema):
         raise Invalid("a table needs at least one column")
@@ -131,7 +131,7 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
-    """`kind` without JSON marks: what Delta, Spark and DuckDB hand back."""
+    """`kind` with JSON as string: the type that Delta, Spark and DuckDB return."""
     if is_json(kind):
         return pa.string()
     if pt.is_list(kind):
@@ -179,13 +179,13 @@ def conform_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
     return column.cast(kind)
 
 
-def wider(kind: pa.DataType) -> tuple[pa.DataType, ...]:
-    """The types to which a column may be widened, the narrowest first."""
+def wider_types(kind: pa.DataType) -> tuple[pa.DataType, ...]:
+    """The types to which a column of `kind` may be widened, narrowest first."""
     return _WIDER.get(kind, ())
 
 
-def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    """`current` with the nullable columns that `wanted` adds and the numbers it widens; anything else is refused."""
+def evolve_schema(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """`current` with the new nullable columns and the widened numbers of `wanted`; `Invalid` for any other change."""
     wanted = canonical_schema(wanted)
     fields = list(current)
     for field in wanted:
@@ -193,7 +193,7 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
         if at < 0:
             if not field.nullable:
                 raise Invalid(
-                    f"new column {field.name!r} must be nullable: rows that exist have no value for it",
+                    f"new column {field.name!r} must be nullable: existing rows have no value for it",
                     column=field.name,
                 )
             fields.append(field)
@@ -201,7 +201,7 @@ def evolved(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
         if current.field(at).nullable and not field.nullable:
             raise Invalid(f"column {field.name!r} cannot become required: rows may lack it", column=field.name)
         if field.type != current.field(at).type:
-            if field.type not in wider(current.field(at).type):
+            if field.type not in wider_types(current.field(at).type):
                 raise Invalid(
                     f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",
                     hint="A table may gain nullable columns and widen numbers (int8→int64, float→double).",
@@ -221,7 +221,7 @@ def delta_json(schema: pa.Schema) -> str:
 
 
 def needs_ntz(schema: pa.Schema) -> bool:
-    """Whether a column holds local times: Delta lists that as a table feature."""
+    """Whether a column holds local times, which Delta lists as a table feature."""
     return "timestamp_ntz" in json.dumps(json.loads(delta_json(schema)))
 
 
@@ -234,7 +234,7 @@ def from_text(text: str) -> pa.Schema:
 
 
 def names_of(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
-    """The asked-for column names, checked; all of them when none are named."""
+    """The wanted column names, checked; all of them by default."""
     if columns is None:
         return list(schema.names)
     if isinstance(columns, str) or not isinstance(columns, Sequence):

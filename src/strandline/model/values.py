@@ -1,6 +1,6 @@
-"""Whether a column's type holds one Python value exactly.
+"""Check that a column's type holds a Python value exactly.
 
-Arrow itself takes much more than that: truth values as numbers, moments as dates, text as lists, and rounds some.
+Arrow itself accepts more: booleans as numbers, moments as dates, text as lists; and it rounds some values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strandline.model.moments import is_whole
 
 _FLOAT32_MAX = 3.4028235677973366e38
 
-# Values of exactly these classes need no closer look.
+# Values of exactly these classes fit.
 _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
     (pt.is_integer, frozenset({int})),
     (pt.is_float64, frozenset({int, float})),
@@ -32,7 +32,7 @@ _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
 
 
 def first_unfit(values: Sequence[Any], kind: pa.DataType) -> int | None:
-    """The index of the first value that `kind` does not hold by its class; ranges are for Arrow to check."""
+    """The index of the first value of a class that `kind` does not hold; Arrow checks ranges."""
     classes = set(map(type, values)) - {type(None)}
     for is_kind, plain in _PLAIN:
         if is_kind(kind) and classes <= plain:

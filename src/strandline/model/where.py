@@ -1,5 +1,4 @@
-"""A `where=` expression: one text that means the same to DuckDB and to Spark, and tells which files can be
-skipped.
+"""A `where=` expression: it means the same to DuckDB and to Spark, and tells which files can be skipped.
 
 The expression is SQL over the table's columns: comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, IS NULL, arithmetic,
 casts and a few functions. Subqueries, other functions and unknown columns are refused.
@@ -11,14 +10,14 @@ import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.model.condition import Predicate
-from strandline.model.sql_limits import measured, too_deep
+from strandline.model.sql_limits import check_sql_size, too_deep
 
 
 def parse(text: str, schema: pa.Schema) -> Predicate:
-    """The expression `text` over the columns of `schema`; `Invalid` says what it does not allow."""
+    """The condition of an expression over the columns of `schema`; `Invalid` names what is not allowed."""
     if not isinstance(text, str) or not text.strip():
         raise Invalid(f"where is {text!r}; expected an SQL expression such as \"date >= '2026-01-01'\"")
-    measured("where", text)
+    check_sql_size("where", text)
     # sqlglot takes a while to load, and most processes read no condition.
     from strandline.model.where_tree import parse_tree
 

@@ -1,10 +1,9 @@
-"""Whether a `where=` expression makes sense for a table's columns, and one meaning for what engines read
-differently.
+"""Check the types of a `where=` expression, and rewrite what DuckDB and Spark would read differently.
 
-An expression is made of comparisons, AND/OR/NOT, IN, BETWEEN, LIKE/ILIKE, IS NULL, `+ - *` and a few functions,
-and only compares like with like. Constants that stand for dates and times are given their type, times an offset
-(UTC unless they have one); 32-bit floats are compared as 64-bit ones and integers computed in 64 bits, everywhere. Of
-floats, -0.0 equals 0.0, and NaN equals NaN and is larger than every other number.
+An expression is made of comparisons, AND/OR/NOT, IN, BETWEEN, LIKE/ILIKE, IS NULL, `+ - *` and a few functions, and
+compares like with like. Constants for dates and times get their type, and times an offset (UTC unless they have one).
+32-bit floats are compared as 64-bit ones, and integers are computed in 64 bits. For floats, -0.0 equals 0.0, and NaN
+equals NaN and is larger than every other number.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ _CASTS: dict[Any, Family] = {
 }
 
 
-def checked(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
-    """The expression with its constants typed; `Invalid` when it is not a condition that makes sense."""
-    sense = _Sense(schema, text)
+def check_types(tree: exp.Expr, schema: pa.Schema, text: str) -> exp.Expr:
+    """The expression with its constants typed; `Invalid` when it is no condition or its types do not match."""
+    sense = _TypeChecker(schema, text)
     holder: Any = exp.Paren(this=tree)
     if sense.family(tree) not in ("truth", "null"):
         raise sense.refusal(tree, "is not a condition")
     for listed in list(holder.find_all(exp.In)):
         if any(pt.is_floating(schema.field(column.name).type) for column in listed.find_all(exp.Column)):
-            # Spark looks a value up in a longer list by its bits.
+            # In a long list, Spark compares floats by their bits.
             listed.replace(exp.paren(exp.or_(*(exp.EQ(this=listed.this, expression=e) for e in listed.expressions))))
     for column in list(holder.find_all(exp.Column)):
         kind = schema.field(column.name).type
         if pt.is_floating(kind) and not isinstance(column.parent, exp.Is):
-            column.replace(_by_value(column.copy(), kind))
+            column.replace(_compare_by_value(column.copy(), kind))
         elif pt.is_integer(kind) and isinstance(column.parent, _ARITHMETIC):
             column.replace(_cast(column.copy(), _TYPES.BIGINT))
     return cast(exp.Expr, holder.this)
 
 
-def _by_value(column: exp.Expr, kind: pa.DataType) -> exp.Expr:
-    """A column of floats that engines look at row by row: bounds of files, dictionaries and hashes tell -0.0 from 0.0
-    and know nothing of NaN. Adding nothing makes one zero of the two and changes no other value."""
+def _compare_by_value(column: exp.Expr, kind: pa.DataType) -> exp.Expr:
+    """A column of floats that engines must compare row by row: bounds of files, dictionaries and hashes tell -0.0 from
+    0.0 and ignore NaN. Adding 0 turns -0.0 into 0.0 and changes no other value."""
     number = _cast(column, _TYPES.DOUBLE) if pt.is_float32(kind) else column
     return exp.paren(exp.Add(this=number, expression=exp.Literal.number("0e0")), copy=False)
 
@@ -64,7 +63,7 @@ def _cast(node: exp.Expr, to: Any) -> exp.Cast:
     return exp.Cast(this=node, to=exp.DataType(this=to))
 
 
-class _Sense:
+class _TypeChecker:
     def __init__(self, schema: pa.Schema, text: str) -> None:
         self._schema = schema
         self._text = text
@@ -76,34 +75,34 @@ class _Sense:
         )
 
     def family(self, node: exp.Expr) -> Family:
-        """What kind of value the node gives, after checking it and all below it."""
+        """The family of the node's value; the node and all below it are checked."""
         if isinstance(node, exp.Paren):
             return self.family(node.this)
         if isinstance(node, exp.And | exp.Or | exp.Not):
-            self._all(node, "truth")
+            self._require_family(node, "truth")
             return "truth"
         if isinstance(node, (*_COMPARISONS, exp.Between, exp.In)):
-            self._like_with_like(node)
+            self._common_family(node)
             return "truth"
         if isinstance(node, exp.Like | exp.ILike):
-            self._all(node, "text")
-            if "\\" in node.expression.name or not _is_text(node.expression):
+            self._require_family(node, "text")
+            if "\\" in node.expression.name or not is_text(node.expression):
                 raise self.refusal(node, "needs a plain text without backslashes as its pattern")
             return "truth"
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
             self.family(node.this)
             return "truth"
         if isinstance(node, _ARITHMETIC):
-            self._all(node, "number")
+            self._require_family(node, "number")
             return "number"
         if isinstance(node, exp.Lower | exp.Upper | exp.Length):
-            self._all(node, "text")
+            self._require_family(node, "text")
             return "number" if isinstance(node, exp.Length) else "text"
         if isinstance(node, exp.Coalesce):
-            return self._like_with_like(node)
-        return self._leaf(node)
+            return self._common_family(node)
+        return self._leaf_family(node)
 
-    def _leaf(self, node: exp.Expr) -> Family:
+    def _leaf_family(self, node: exp.Expr) -> Family:
         if isinstance(node, exp.Column):
             return _family_of(self._schema.field(node.name).type)
         if isinstance(node, exp.Literal):
@@ -112,41 +111,41 @@ class _Sense:
             return "truth"
         if isinstance(node, exp.Null):
             return "null"
-        if isinstance(node, exp.Cast) and _is_text(node.this) and node.to.this in _CASTS:
+        if isinstance(node, exp.Cast) and is_text(node.this) and node.to.this in _CASTS:
             return _CASTS[node.to.this]
         raise self.refusal(node, "is not allowed here")
 
-    def _all(self, node: exp.Expr, wanted: Family) -> None:
+    def _require_family(self, node: exp.Expr, wanted: Family) -> None:
         for part in node.iter_expressions():
             if self.family(part) not in (wanted, "null"):
                 raise self.refusal(part, f"is not a {wanted}")
 
-    def _like_with_like(self, node: exp.Expr) -> Family:
-        """The family that all parts share. A constant text beside dates or times becomes one."""
+    def _common_family(self, node: exp.Expr) -> Family:
+        """The family that all parts share. A text constant beside dates or times becomes a date or time."""
         parts = list(node.iter_expressions())
         families = [self.family(part) for part in parts]
         for wanted in ("date", "time", "local time"):
             if any(f == wanted and not isinstance(p, exp.Cast) for f, p in zip(families, parts, strict=True)):
                 for part in parts:
                     inner = part.this if isinstance(part, exp.Cast) else part
-                    if _is_text(inner):
-                        part.replace(self._constant(inner, wanted))
+                    if is_text(inner):
+                        part.replace(self._typed_constant(inner, wanted))
                 families = [self.family(part) for part in node.iter_expressions()]
         found = set(families) - {"null"}
         if len(found) > 1 or "other" in found:
             raise self.refusal(node, f"compares {' with '.join(sorted(found))}")
         return found.pop() if found else "null"
 
-    def _constant(self, node: exp.Expr, family: str) -> exp.Expr:
+    def _typed_constant(self, node: exp.Expr, family: str) -> exp.Expr:
         try:
             if family == "date":
                 return _cast(exp.Literal.string(dt.date.fromisoformat(node.name).isoformat()), _TYPES.DATE)
-            moment = moments.parsed(node.name)
+            moment = moments.parse_moment(node.name)
             moment = moment.replace(tzinfo=moment.tzinfo or dt.UTC).astimezone(dt.UTC)
         except (ValueError, OverflowError) as error:
             raise self.refusal(node, f"is not a {family}") from error
         if family == "time":
-            # In Spark's words TIMESTAMP_LTZ; what its TIMESTAMP is, a setting says.
+            # TIMESTAMP_LTZ in Spark: there the meaning of TIMESTAMP depends on a setting.
             return _cast(exp.Literal.string(moment.isoformat(sep=" ")), _TYPES.TIMESTAMPLTZ)
         return _cast(exp.Literal.string(moment.replace(tzinfo=None).isoformat(sep=" ")), _TYPES.TIMESTAMPNTZ)
 
@@ -165,5 +164,5 @@ def _family_of(kind: pa.DataType) -> Family:
     return "other"
 
 
-def _is_text(node: exp.Expr | None) -> bool:
+def is_text(node: exp.Expr | None) -> bool:
     return isinstance(node, exp.Literal) and bool(node.is_string)

@@ -1,4 +1,4 @@
-"""A `where=` expression as a tree of sqlglot: its columns, its text for each engine, its bounds."""
+"""Parse a `where=` expression with sqlglot: its columns, its SQL for each engine, its bounds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import sqlglot
 from sqlglot import exp
 
 from strandline.errors import Invalid
-from strandline.model import where_check
 from strandline.model.condition import Bound, Predicate
+from strandline.model.where_check import check_types, is_text
 
 _FLIPPED = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
 
 def parse_tree(text: str, schema: pa.Schema) -> Predicate:
-    """The expression as both engines read it, and the bounds by which files are skipped."""
+    """The expression as SQL for both engines, with the bounds by which files are skipped."""
     try:
         trees = sqlglot.parse(text, read="duckdb")
     except sqlglot.errors.SqlglotError as error:
@@ -38,32 +38,32 @@ def parse_tree(text: str, schema: pa.Schema) -> Predicate:
             )
         columns.add(name)
         node.set("this", exp.to_identifier(name, quoted=True))
-    tree = where_check.checked(tree, schema, text)
+    tree = check_types(tree, schema, text)
     return Predicate(
         tree.sql(dialect="duckdb"),
-        tree.transform(_exact).sql(dialect="spark"),
+        tree.transform(_escape_text).sql(dialect="spark"),
         frozenset(columns),
-        tuple(_bounds(tree, schema)),
+        tuple(_find_bounds(tree, schema)),
     )
 
 
-def _exact(node: exp.Expr) -> exp.Expr:
-    """The same for Spark: how it reads a quoted text with a backslash or a dollar sign depends on settings."""
-    if not _is_text(node) or (node.name.isprintable() and not set(node.name) & set("\\'\"$")):
+def _escape_text(node: exp.Expr) -> exp.Expr:
+    """A text literal as hex where Spark's reading of it depends on settings: with a backslash, quote or dollar sign."""
+    if not is_text(node) or (node.name.isprintable() and not set(node.name) & set("\\'\"$")):
         return node
     return exp.Cast(this=exp.HexString(this=node.name.encode().hex()), to=exp.DataType(this=exp.DataType.Type.TEXT))
 
 
-def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
+def _find_bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
     bounds = []
     for part in tree.flatten() if isinstance(tree, exp.And) else [tree]:
         part = part.unnest()
         if isinstance(part, exp.And):
-            bounds += _bounds(part, schema)
+            bounds += _find_bounds(part, schema)
             continue
         if isinstance(part, exp.Between) and not part.args.get("symmetric"):
-            bounds += _bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
-            bounds += _bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
+            bounds += _find_bounds(exp.GTE(this=part.this, expression=part.args["low"]), schema)
+            bounds += _find_bounds(exp.LTE(this=part.this, expression=part.args["high"]), schema)
             continue
         kind = type(part)
         if kind not in _FLIPPED:
@@ -72,23 +72,23 @@ def _bounds(tree: exp.Expr, schema: pa.Schema) -> list[Bound]:
         if isinstance(value, exp.Column):
             column, value, kind = value, column, _FLIPPED[kind]
         if isinstance(column, exp.Column):
-            constant = _constant(value, schema.field(column.name).type)
+            constant = _statistics_value(value, schema.field(column.name).type)
             if constant is not None:
                 op = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}[kind]
                 bounds.append(Bound(column.name, op, constant))
     return bounds
 
 
-def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
-    """The literal as Delta statistics spell values of `kind`; None when unsure, which skips nothing."""
+def _statistics_value(node: exp.Expr, kind: pa.DataType) -> Any:
+    """The literal as Delta statistics write values of `kind`; None when unsure, which skips no file."""
     if pt.is_integer(kind):
         try:
-            value = int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not _is_text(node) else None
+            value = int(node.sql()) if isinstance(node, exp.Literal | exp.Neg) and not is_text(node) else None
         except ValueError:
             return None
         return value if value is None or abs(value) < 1 << (kind.bit_width - 1) else None
     if pt.is_string(kind):
-        return node.name if _is_text(node) else None
+        return node.name if is_text(node) else None
     if pt.is_date(kind):
         text = node.this.name if isinstance(node, exp.Cast) and node.to.this == exp.DataType.Type.DATE else node.name
         try:
@@ -96,7 +96,3 @@ def _constant(node: exp.Expr, kind: pa.DataType) -> Any:
         except ValueError:
             return None
     return None
-
-
-def _is_text(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Literal) and bool(node.is_string)

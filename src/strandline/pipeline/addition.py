@@ -1,4 +1,4 @@
-"""Add a sink by command, or change one: what that would do, and what it did."""
+"""Add or change a sink by command: the preview and the result."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.pipeline import commands
 from strandline.pipeline.plan import marked_plans
-from strandline.pipeline.resolve import active_sinks
 from strandline.sinks.definition import SinkDef
-from strandline.state.consumers import ConsumerRecord, Registered, preview
+from strandline.state.consumers import ConsumerRecord, Registration, preview
 
 
 @dataclass(frozen=True)
 class SinkChange:
-    """What becomes of a sink that is added: `before` is its record until then, `after` what is registered.
-    `shared_with` are other sinks with the same destination."""
+    """How adding a sink changes its record: `before`, and `after` its registration. `shared_with` are other sinks with
+    the same destination."""
 
     before: ConsumerRecord | None
-    after: Registered
+    after: Registration
     shared_with: list[str]
 
     @property
     def is_change(self) -> bool:
-        """Whether a sink that is at work becomes another one, or sends something else."""
+        """Whether an active sink begins a new life, or sends something else."""
         return self.before is not None and not self.before.is_retired and bool(self.after.is_new or self.after.why)
 
 
 @dataclass(frozen=True)
 class AddedSink:
-    """A sink that was added, and what the next tick sends for it."""
+    """An added sink, and the plan of its next tick."""
 
     change: SinkChange
     plan: ConsumerPlan
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is something to send."""
+        """Whether the next tick sends rows."""
         return any(work.source != NOTHING for work in self.plan.works)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,15 +60,24 @@ def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
             consumer=sink.name,
             seq=sink.start,
         )
-    found = context.known(sink.name)
+    found = context.consumer_state(sink.name)
     facts = facts_of(SinkConsumer(sink), table, found.consumer)
     after = preview(sink.name, **facts, found=found.consumer, under_way=found.intents, revive=True)
-    others = {name: each.to.destination for name, each in active_sinks(context).items() if name != sink.name}
-    return SinkChange(found.consumer, after, [name for name, there in others.items() if there == sink.to.destination])
+    return SinkChange(found.consumer, after, _sharing_sinks(context, sink))
+
+
+def _sharing_sinks(context: Context, sink: SinkDef) -> list[str]:
+    """The other active sinks that go to the same place. A sink whose place is out of order counts too."""
+    there = {}
+    for name, known in context.consumer_states().items():
+        declared, record = context.declared.get(name), known.consumer
+        if name != sink.name and (record is None or not record.is_retired):
+            there[name] = declared.to.destination if declared else record.destination if record else ""
+    return [name for name, place in there.items() if place == sink.to.destination]
 
 
 def add_sink(context: Context, sink: SinkDef) -> AddedSink:
-    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
+    """Register a sink: every tick of the lake serves it, without a program that declares it."""
     planned = plan_sink(context, sink)
     done = commands.add(context, sink)
     [plan] = marked_plans(context, [sink.name])

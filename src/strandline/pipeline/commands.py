@@ -1,24 +1,25 @@
-"""What people do to sinks by command: add one, start it again, retire it.
+"""Commands for sinks: add one, start it again, retire it.
 
-A sink that is started again is a new life: a destination that keeps positions holds the old one, so a mark that is only
-set back would send nothing, and one that is set forward would be refused as a gap.
+A sink that is started again gets a new life. A destination that keeps positions would ignore rows behind the old life's
+position, and refuse rows beyond it as a gap.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from strandline.consumers.context import Context
-from strandline.consumers.feed import extent_of, files_of
+from strandline.consumers.feed import files_of, size_of
 from strandline.consumers.registration import declared_consumer, facts_of, table_of
 from strandline.consumers.sink import SinkConsumer
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.contract import ResumableDelivery
-from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, checked_start
-from strandline.state.consumers import ConsumerRecord, Registered
+from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef, Start, check_start
+from strandline.state.consumers import ConsumerRecord, Registration
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
 from strandline.tables.merge import TableAt
@@ -27,8 +28,8 @@ from strandline.tables.store import TableStore
 
 @dataclass(frozen=True)
 class ResetReport:
-    """A sink that starts again: `rows` will be sent at most, of which the destination may have some. `was` are its
-    marks until then, `life` is its number from now on."""
+    """A sink that starts again. At most `rows` will be sent; the destination may have some of them. `was` are its old
+    marks, `life` is its new life."""
 
     name: str
     table: str
@@ -41,7 +42,7 @@ class ResetReport:
 
 @dataclass(frozen=True)
 class RetireReport:
-    """A sink that holds the log no more; what lies in `lag` is never sent."""
+    """A retired sink, which no longer holds the log; the changes in `lag` are never sent."""
 
     name: str
     table: str
@@ -49,19 +50,19 @@ class RetireReport:
     lag: Lag
 
 
-def add(context: Context, sink: SinkDef) -> Registered:
-    """Register a sink, so that every tick of the lake finds it without a program that declares it."""
-    for setting in sink.unkept():
+def add(context: Context, sink: SinkDef) -> Registration:
+    """Register a sink: every tick of the lake serves it, without a program that declares it."""
+    for setting in sink.lost_secrets():
         raise Invalid(
             f"sink {sink.name!r} has a secret in {setting} that would be lost: secrets are not written down",
-            hint="Keep it elsewhere, and name where in its place: env:NAME or file:PATH.",
+            hint="Keep it elsewhere, and give its place instead: env:NAME or file:PATH.",
             consumer=sink.name,
             setting=setting,
         )
-    known = context.known(sink.name)
+    known = context.consumer_state(sink.name)
     table = context.table(sink.table)
     context.check_sink(sink)
-    sink.shape(table.definition, is_new=True, with_salt=False)
+    sink.outgoing(table.definition, is_new=True, with_salt=False)
     context.state.epoch.check()
     facts = facts_of(SinkConsumer(sink), table, known.consumer)
     registered = context.state.registry.register(sink.name, **facts, revive=True)
@@ -70,20 +71,26 @@ def add(context: Context, sink: SinkDef) -> Registered:
 
 
 def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
-    """Start a sink again: with the table as it is, with what comes next, or with the changes after a seq."""
-    checked_start(start, name)
-    found, consumer = _found(context, name)
+    """Start a sink again: with the current table, with the next change, or with the changes after a seq."""
+    check_start(start, name)
+    found, consumer = _find_consumer(context, name)
     declared = declared_consumer(context, name, consumer)
     table = table_of(context, None if declared is None else declared.table, consumer)
     merge = table.merge()
     done = ResetReport(
-        name, table.name, consumer.destination, start, _rows(start, merge), found.marks, consumer.life + (not dry_run)
+        name,
+        table.name,
+        consumer.destination,
+        start,
+        _count_rows(start, merge),
+        found.marks,
+        consumer.life + (not dry_run),
     )
     if dry_run:
         return done
     context.state.epoch.check()
     newest = _newest_life(context, table, consumer)
-    with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+    with context.state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
         context.state.registry.retire(name)
         context.state.registry.register(
             name,
@@ -91,7 +98,7 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
             table=table.name,
             table_generation=table.entry.generation,
             destination=consumer.destination,
-            definition={**consumer.decided().definition, "start": merge.log.head if start == HEAD else start},
+            definition={**consumer.without_undecided().definition, "start": merge.log.head if start == HEAD else start},
             revive=True,
             after_ms=newest,
         )
@@ -100,25 +107,22 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
 
 
 def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) -> int:
-    """The newest life of a sink that its destination knows: the next one must be newer, also when a clock went back. 0
-    when it knows none or cannot be asked; then the clock alone decides."""
+    """The newest life of a sink that its destination knows: the next one must be newer, even if a clock went back. 0
+    when it knows none or cannot be asked; then the clock decides."""
     if consumer.kind not in KINDS:
         return 0
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
-        delivery = sink.to.open(context.producer(consumer))
-        try:
+        with closing(sink.to.open(context.producer(consumer))) as delivery:
             return delivery.newest_life() if isinstance(delivery, ResumableDelivery) else 0
-        finally:
-            delivery.close()
     except StrandlineError:
         return 0
 
 
 def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireReport:
-    """Let a sink send nothing more and hold the log no more."""
-    found, consumer = _found(context, name)
+    """Retire a sink: it sends nothing more and no longer holds the log."""
+    found, consumer = _find_consumer(context, name)
     try:
         table = table_of(context, None, consumer)
         lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
@@ -126,17 +130,17 @@ def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireRepor
         lag = Lag(0, 0, None)
     if not dry_run:
         context.state.epoch.check()
-        with context.state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        with context.state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
             context.state.registry.retire(name)
             context.state.epoch.renew()
     return RetireReport(name, consumer.table, consumer.destination, lag)
 
 
-def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
-    known = context.all_known()
+def _find_consumer(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
+    known = context.consumer_states()
     found = known.get(name, ConsumerState())
     if found.consumer is None:
-        ran = [each for each, standing in known.items() if standing.consumer is not None]
+        ran = [each for each, state in known.items() if state.consumer is not None]
         hint = f"Sinks that have run: {', '.join(ran) or 'none'}"
         if name in known:
             raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
@@ -144,7 +148,7 @@ def _found(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
     return found, found.consumer
 
 
-def _rows(start: Start, merge: TableAt) -> int:
+def _count_rows(start: Start, merge: TableAt) -> int:
     if start == HEAD:
         return 0
     if start == BACKFILL:
@@ -152,4 +156,4 @@ def _rows(start: Start, merge: TableAt) -> int:
     vnodes = range(merge.definition.vnodes)
     if int(start) > merge.log.head:
         raise Invalid(f"table is at seq {merge.log.head}; there is nothing after {start}", seq=int(start))
-    return extent_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows
+    return size_of(files_of(merge.log, int(start), merge.log.head, vnodes, len(vnodes))).rows

@@ -1,4 +1,4 @@
-"""The part of an examination that asks the state: can the sinks of a lake go on?"""
+"""The part of an examination that checks the state and the sinks of a lake."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from strandline.pipeline.status import ConsumerStatus, status_of
 
 
 def add_state(report: Report, open_context: Callable[[], Context]) -> Report:
-    """The report with what is found in the state: whether it is there, is not an older one, and no sink has failed. A
-    lake that cannot be opened is a finding as well."""
+    """The report with the findings of the state: it is missing or outdated, or a sink has failed. A lake that cannot be
+    opened is a finding too."""
     try:
         context = open_context()
         if context.has_state:
@@ -27,7 +27,7 @@ def add_state(report: Report, open_context: Callable[[], Context]) -> Report:
 
 
 def _find_failure(sink: ConsumerStatus) -> Finding:
-    """A sink that failed. One whose destination did not answer goes on by itself when it does."""
+    """The finding of a failed sink; only a note when its destination did not answer: the next tick tries again."""
     if sink.is_retired:
         return Finding("wrong", sink.table, sink.error or "", sink.destination, command=f"mark reset {sink.name}")
     last = (sink.last.body.get("error") if sink.last else None) or {}

@@ -1,4 +1,4 @@
-"""How far a consumer is behind: what lies between its marks and the head, in data commits, rows and seconds."""
+"""How far a consumer is behind: the distance from its marks to the head in data commits, rows and seconds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from strandline.consumers.feed import extent_of, files_of
+from strandline.consumers.feed import files_of, size_of
 from strandline.sinks.definition import BACKFILL, HEAD, Start
 from strandline.tables.merge import TableAt
 
 
 @dataclass(frozen=True)
 class Lag:
-    """`seconds` since the oldest change that is behind was committed, None when there is none. `rows` counts those of
-    whole files, of which some may be of vnodes that are further."""
+    """`seconds` is the age of the oldest missing change, None when there is none. `rows` counts whole files, so it may
+    include rows of vnodes that are further."""
 
     commits: int
     rows: int
@@ -29,8 +29,8 @@ class Lag:
 
 
 def lag_of(marks: Mapping[int, int], start: Start, merge: TableAt, now_s: float) -> Lag:
-    """The lag of marks by vnode; one that has none stands where its sink starts. The whole table is before it if that
-    is the beginning, as far as the log still has it."""
+    """The lag of marks by vnode; a vnode without a mark stands at the sink's start. At the beginning, the lag is the
+    whole table."""
     log, vnodes = merge.log, merge.definition.vnodes
     first = 0 if start == BACKFILL else log.head if start == HEAD else int(start)
     marks = {vnode: marks.get(vnode) or first for vnode in range(vnodes)}
@@ -41,9 +41,9 @@ def lag_of(marks: Mapping[int, int], start: Start, merge: TableAt, now_s: float)
         low = max(min(marks.values()), log.trimmed_to)
         behind = [vnode for vnode in range(vnodes) if marks[vnode] < log.head]
         files = files_of(log, low, log.head, behind, vnodes) if behind else []
-        rows = extent_of(files).rows
+        rows = size_of(files).rows
     if not files and not rows:
         return Lag(0, 0, None)
     oldest_ms = min((file.modified_ms for _, file in files), default=None)
     seconds = None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 1)
-    return Lag(extent_of(files).commits, rows, seconds)
+    return Lag(size_of(files).commits, rows, seconds)

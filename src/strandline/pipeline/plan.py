@@ -1,4 +1,4 @@
-"""What a tick will do, as data: for every consumer the work that is due, how much that is, and by which engine.
+"""What a tick will do, as data: for every consumer the due works with their size and engine.
 
 A plan is made from commit files and the state alone; no data file is read. A dry run prints it, `tick` carries it out.
 """
@@ -20,8 +20,8 @@ from strandline.tables.broken import BrokenTable
 
 @dataclass(frozen=True)
 class Plan:
-    """What a tick will do: consumers with marks in the state first, then what looks after the tables, where something
-    is due. `broken` are tables for which nothing can be done."""
+    """What a tick will do: first all consumers with marks in the state, then those retentions and compactions that are
+    due. `broken` are tables that cannot be planned."""
 
     consumers: tuple[ConsumerPlan, ...]
     broken: tuple[BrokenTable, ...] = ()
@@ -67,8 +67,8 @@ def plan_of(context: Context, names: Sequence[str] | None = None) -> Plan:
 
 
 def marked_plans(context: Context, names: Sequence[str] | None = None) -> list[ConsumerPlan]:
-    """What a tick would do for these consumers with marks in the state, each once, or for all of them."""
-    known = context.all_known()
+    """The plans of these consumers with marks in the state, each once, or of all of them."""
+    known = context.consumer_states()
     for name in names or ():
         if name not in known:
             raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)

@@ -1,10 +1,9 @@
-"""Find the marks of a lost or old state again, from the destinations that hold them.
+"""Recover the marks of a lost or outdated state from the destinations.
 
-The lake's own record says which sinks there were and what they had begun; each destination that keeps positions says
-how far it has come. A batch that was interrupted is under way again, and goes on behind the last row that the
-destination has. A sink whose destination cannot tell, or holds more than the lake has, is retired and waits: only a
-person knows where it may go on, and `status` and every tick ask for it. Nothing is changed unless every destination
-has answered.
+The lake's own record names the sinks and their open intents; each destination that keeps positions says how far it has
+come. An interrupted batch is opened again, and continues behind the last row that the destination has. A sink whose
+destination cannot tell, or has more than the lake, is retired until a person decides where it continues; `status` and
+every tick ask for that. Nothing is changed unless every destination has answered.
 
 After a crash: everything is adopted, or nothing is.
 """
@@ -12,6 +11,7 @@ After a crash: everything is adopted, or nothing is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,9 +28,8 @@ from strandline.tables.store import TableStore
 
 @dataclass(frozen=True)
 class RecoveredSink:
-    """A sink and the seqs from which it goes on, by vnode; None when it is retired. `why` says how that is known,
-    `begun` counts the batches that it finishes first. With `is_undecided` it waits for a person to say where it goes
-    on."""
+    """A sink and the seqs from which it continues, by vnode; None when it is retired. `why` gives the source of the
+    marks, `begun` counts the batches that it finishes first. With `is_undecided` it waits for a person's decision."""
 
     name: str
     table: str
@@ -46,7 +45,7 @@ class RecoveredSink:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a sink goes on; `marks` are None when it does not."""
+    """Where a sink continues; `marks` are None when it does not."""
 
     marks: Mapping[int, int] | None
     why: str
@@ -55,9 +54,9 @@ class _Place:
 
 
 def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[RecoveredSink]:
-    """Make the state that the lake is opened with its own again. Sinks named in `skip` are retired unasked."""
+    """Make the open state the lake's own again. Sinks in `skip` are retired without asking their destinations."""
     epochs = [0, *(context.table(name).log.refresh().epoch for name in context.tables())]
-    if _belongs(context, max(epochs)):
+    if _is_own_state(context, max(epochs)):
         raise Invalid(
             f"the state {context.state.database.shown} and the lake belong together: there is nothing to adopt",
             hint="To start one sink again: strandline mark reset SINK",
@@ -75,12 +74,16 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Recover
     found: list[RecoveredSink] = []
     heads = {table.entry.generation: table.head for table in map(context.table, context.tables())}
     for name in sorted(known):
-        consumer = known[name].decided()
+        consumer = known[name].without_undecided()
         is_retired = consumer.is_retired and known[name].undecided is None
         if is_retired:
             decided.append((consumer, None))
             continue
-        place = _Place(None, "skipped") if name in skip else _place(context, consumer, record.intents if record else ())
+        place = (
+            _Place(None, "skipped")
+            if name in skip
+            else _find_place(context, consumer, record.intents if record else ())
+        )
         if place.is_undecided:
             consumer = replace(consumer, definition={**consumer.definition, UNDECIDED: place.why})
         decided.append((replace(consumer, is_retired=False), place.marks))
@@ -91,7 +94,7 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Recover
     return found
 
 
-def _belongs(context: Context, trimmed_epoch: int) -> bool:
+def _is_own_state(context: Context, trimmed_epoch: int) -> bool:
     try:
         context.state.epoch.check(trimmed_epoch=trimmed_epoch)
     except Conflict:
@@ -99,8 +102,8 @@ def _belongs(context: Context, trimmed_epoch: int) -> bool:
     return True
 
 
-def _place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) -> _Place:
-    """Where a sink goes on, by its destination and by what it had begun."""
+def _find_place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) -> _Place:
+    """Where a sink continues, by its destination and its open intents."""
     try:
         table = table_of(context, None, consumer)
     except NotFound:
@@ -110,11 +113,9 @@ def _place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) 
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
-        delivery = sink.to.open(context.producer(consumer))
-        try:
-            return _held(delivery, table, [each for each in begun if each.generation == consumer.generation])
-        finally:
-            delivery.close()
+        mine = [each for each in begun if each.generation == consumer.generation]
+        with closing(sink.to.open(context.producer(consumer))) as delivery:
+            return _ask_destination(delivery, table, mine)
     except Conflict as error:
         return _Place(None, error.message, is_undecided=True)
     except StrandlineError as error:
@@ -125,15 +126,15 @@ def _place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) 
         ) from error
 
 
-def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Place:
+def _ask_destination(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Place:
     vnodes, head = table.definition.vnodes, table.head
     held = delivery.position(vnodes)
     if held is None:
         return _Place(None, "its destination keeps no position", is_undecided=True)
-    inside = delivery.inside(vnodes) if isinstance(delivery, ResumableDelivery) else {}
+    inside = delivery.partial_positions(vnodes) if isinstance(delivery, ResumableDelivery) else {}
     beyond = max([*held.values(), *(seq for seq, _ in inside.values())], default=0)
     if beyond > head:
-        why = f"its destination has changes up to seq {beyond} of a past that the lake lost: it is at {head}"
+        why = f"its destination has changes up to seq {beyond}, and the lake is at {head}: it lost the rest"
         return _Place(None, why, is_undecided=True)
     marks = {vnode: held.get(vnode, 0) for vnode in range(vnodes)}
     if not isinstance(delivery, ResumableDelivery) or not inside:
@@ -146,13 +147,13 @@ def _held(delivery: Delivery, table: TableStore, begun: Sequence[Intent]) -> _Pl
             return _Place(None, f"{why} does not know", is_undecided=True)
         under_way[intent.id] = intent
     reopened = tuple(
-        replace(each, cuts=delivery.rest(each.vnodes, each.after, each.upto)) for each in under_way.values()
+        replace(each, cuts=delivery.remaining_cuts(each.vnodes, each.after, each.upto)) for each in under_way.values()
     )
     marks |= {vnode: each.after for each in reopened for vnode in each.vnodes}
-    return _Place(marks, "by its destination, which has a part of what was sent last", reopened)
+    return _Place(marks, "by its destination, which has a part of the last batch", reopened)
 
 
 def _covers(intent: Intent, vnode: int, seq: int) -> bool:
-    """Whether a position inside this seq can be one of the batch. A first load has one seq for all its rows."""
+    """Whether the batch can have left a position inside this seq. A first load has one seq for all its rows."""
     is_load = intent.after == 0 and intent.definition.get("start", BACKFILL) == BACKFILL
     return vnode in intent.vnodes and (seq == intent.upto if is_load else intent.after < seq <= intent.upto)

@@ -1,20 +1,20 @@
-"""Send dead letters once more: each key as it is now, outside of every range.
+"""Send dead letters again: the current row of each key, outside of every range.
 
-A letter holds the keys of rows that a destination refused, not the rows: what is sent is the current row of each key,
-in the sink's own shape, or a delete where there is none any more, if the sink sends deletes. It goes to the place that
-refused it and to no other. The request's id comes from the letter and from what is sent, so a repeated attempt that
-sends the same counts once. A receiver that keeps positions is told at which seq the rows were read: a request that
-arrives late puts no older row over a newer one.
+A letter holds the keys of refused rows, not the rows. A replay sends the current row of each key, with the sink's
+columns and masks, or a delete where the row is gone and the sink sends deletes. It goes only to the destination that
+refused it. The request's id comes from the letter and the rows, so repeating the same request counts once. A receiver
+that keeps positions learns the seq at which the rows were read: a late request puts no older row over a newer one.
 
-Only a refusal by the destination counts as an attempt; after anything else the letter is as it was.
+Only a refusal by the destination counts as an attempt; any other error leaves the letter unchanged.
 
-After a crash: the letter is gone, or is there and can be sent again.
+After a crash: the letter is gone, or exists and can be sent again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ _REFUSALS = REFUSED | {TOO_LARGE}
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """A letter that was to be sent again: it is gone, or stays because of `error`."""
+    """The replay of a letter: the letter is gone, or stays because of `error`."""
 
     id: str
     consumer: str
@@ -55,7 +55,7 @@ class ReplayReport:
 
 
 def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent) -> list[ReplayReport]:
-    """Send these letters again, each on its own; those that are accepted go."""
+    """Send these letters again, one by one; accepted ones are deleted."""
     state = context.state
     state.epoch.check()
     by_sink: dict[str, list[DeadLetter]] = defaultdict(list)
@@ -65,103 +65,103 @@ def replay(context: Context, ids: Sequence[str], *, progress: Progress = silent)
     proved: set[str] = set()
     for name, letters in sorted(by_sink.items()):
         consumer = state.registry.get(name)
-        with state.leases.held(consumer.lease, this_worker(), title=consumer.title):
+        with state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
             consumer = state.registry.get(name)  # as it is under the lease
             state.epoch.renew()
             away: Unavailable | None = None
             for letter in letters:
                 if away is None:
-                    sent = _sent(context, consumer, letter, proved)
+                    sent = _replay_letter(context, consumer, letter, proved)
                 else:
                     sent = ReplayReport(letter.id, name, letter.rows, away)
-                # Who is away for one letter is for the next, and each would wait as long.
+                # Do not wait for the same silent destination once for each letter.
                 away = sent.error if isinstance(sent.error, Unavailable) else None
                 done.append(sent)
                 progress(len(done), len(ids), name)
     return done
 
 
-def _sent(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> ReplayReport:
+def _replay_letter(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> ReplayReport:
     letters = context.state.letters
     try:
-        rows = _send(context, consumer, letter, proved)
+        rows = _send_letter(context, consumer, letter, proved)
     except StrandlineError as error:
         if isinstance(error, Invalid) and error.fields.get("status") in _REFUSALS:
-            letters.failed(letter.id, error.message, error.fields["status"])
+            letters.count_refusal(letter.id, error.message, error.fields["status"])
         return ReplayReport(letter.id, consumer.name, letter.rows, error)
     crash_point("redelivery.sent")
     letters.drop([letter.id])
     return ReplayReport(letter.id, consumer.name, rows)
 
 
-def _send(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> int:
+def _send_letter(context: Context, consumer: ConsumerRecord, letter: DeadLetter, proved: set[str]) -> int:
     if consumer.is_retired:
         raise Invalid(
             f"sink {consumer.name!r} is retired: nothing is sent for it any more",
             hint=f"Drop the letter, or use the sink again: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
-    declared = context.declared.get(consumer.name)
-    table = table_of(context, None if declared is None else declared.table, consumer)
-    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
+    table, sink = _find_sink(context, consumer)
     is_same_table = letter.table_generation == table.entry.generation
     if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
         raise Invalid(
             f"dead letter {letter.id[:8]} of sink {consumer.name!r} is for {consumer.destination}, and an earlier life"
-            " of the sink or of its table: it goes nowhere else",
+            " of the sink or of its table: it cannot be sent elsewhere",
             hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )
     rows, as_of = current_rows(table, sink, letter.key_table, proved)
     if not rows.num_rows:
         return 0
-    delivery = sink.to.open(context.producer(consumer))
-    try:
+    with closing(sink.to.open(context.producer(consumer))) as delivery:
         if not isinstance(delivery, Redelivery):
             raise Invalid(f"sink {consumer.name!r} takes no single rows", consumer=consumer.name)
         delivery.resend(letter.id, rows, as_of)
-    finally:
-        delivery.close()
     return int(rows.num_rows)
+
+
+def _find_sink(context: Context, consumer: ConsumerRecord) -> tuple[TableStore, SinkDef]:
+    """The table and the sink of a consumer on record."""
+    declared = context.declared.get(consumer.name)
+    table = table_of(context, None if declared is None else declared.table, consumer)
+    return table, SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
 
 
 def rows_of(context: Context, letter: DeadLetter) -> pa.Table | None:
     """The rows of a letter as a sink would send them now; None when the table was dropped."""
     consumer = context.state.registry.get(letter.consumer)
-    declared = context.declared.get(consumer.name)
     try:
-        table = table_of(context, None if declared is None else declared.table, consumer)
+        table, sink = _find_sink(context, consumer)
     except NotFound:
         return None
-    sink = SinkDef.from_dict(consumer.name, table.name, consumer.definition, declared)
     current, _ = current_rows(table, sink, letter.key_table, set())
     rows = pa.Table.from_batches([current])
     return rows.filter(pc.equal(rows.column(OP), UPSERT))
 
 
 def current_rows(table: TableStore, sink: SinkDef, keys: pa.Table, proved: set[str]) -> tuple[pa.RecordBatch, int]:
-    """What a sink would send of these keys now: `_op`, `_seq` and the columns; and the seq at which that is so. Of a
-    table without a key the rows that are still there, otherwise also a delete for each key that is not, unless the sink
-    sends none. `proved` are the paths of files that were verified already."""
+    """What a sink would send for these keys now: `_op`, `_seq` and the columns; and the seq at which it was read. A key
+    without a row gives a delete, if the sink sends deletes. `proved` are the paths of files that were verified
+    already."""
     log = table.log.refresh()
-    shape = sink.shape(log.definition)
+    outgoing = sink.outgoing(log.definition)
     vnodes = range(log.definition.vnodes)
-    feed = Feed(table, shape, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
-    with feed.kept():
-        found = feed.matching(keys, proved)
+    feed = Feed(table, outgoing, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
+    with feed.hold_files():
+        found = feed.find_rows(keys, proved)
     hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
     found = found.drop_columns(hidden)
     if log.definition.is_keyed and sink.deletes:
         names = list(log.definition.key)
         gone = keys.select(names).join(found.select(names), keys=names, join_type="left anti")
         deletes = {OP: pa.array([DELETE] * gone.num_rows), SEQ: pa.array([log.head] * gone.num_rows, pa.int64())}
-        told = pa.table({**deletes, **{name: gone.column(name) for name in names}})
-        found = pa.concat_tables([found, schemas.conform(_padded(told, found.schema), found.schema)])
+        missing = pa.table({**deletes, **{name: gone.column(name) for name in names}})
+        found = pa.concat_tables([found, schemas.conform(_add_null_columns(missing, found.schema), found.schema)])
     rows = found.combine_chunks().to_batches()[0] if found.num_rows else pa.RecordBatch.from_pylist([], found.schema)
     return rows, log.head
 
 
-def _padded(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _add_null_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(rows.num_rows, schemas.storage_type(field.type)))

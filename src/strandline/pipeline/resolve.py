@@ -1,4 +1,4 @@
-"""Which consumers a lake has: those with marks in the state, by name, and those that look after each table."""
+"""The consumers of a lake: those with marks in the state, and the retention and compaction of each table."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from strandline.consumers.plan import ConsumerPlan, plan_own
 from strandline.consumers.registration import declared_sink
 from strandline.consumers.retention import Retention
 from strandline.sinks.definition import KINDS, SinkDef
-from strandline.tables.broken import BrokenTable, guarded
+from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.store import TableStore
 
 
 def table_consumers(context: Context, name: str) -> list[Consumer]:
-    """What looks after a table: its retention, then its compaction."""
+    """The retention and the compaction of a table."""
     table = context.table(name)
     return [Retention(table), Compaction(table)]
 
 
 def table_plans(context: Context) -> tuple[list[tuple[Consumer, ConsumerPlan]], list[BrokenTable]]:
-    """What is due for the tables, and the tables of which that cannot be said."""
+    """The due retentions and compactions, and the tables that cannot be planned."""
 
-    def due(name: str) -> list[tuple[Consumer, ConsumerPlan]]:
+    def plan_table(name: str) -> list[tuple[Consumer, ConsumerPlan]]:
         return [(each, plan_own(each, context)) for each in table_consumers(context, name)]
 
-    found = [guarded(name, partial(due, name)) for name in context.tables()]
+    found = [try_table(name, partial(plan_table, name)) for name in context.tables()]
     broken = [each for each in found if isinstance(each, BrokenTable)]
     plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].is_due]
-    # Rows expire before they would be folded.
+    # Expiry first, so that expired rows are not folded.
     return sorted(plans, key=lambda pair: isinstance(pair[0], Compaction)), broken
 
 
 def active_sinks(context: Context) -> dict[str, SinkDef]:
-    """The sinks that are not retired, by name, as they are now: as they are declared here, else as the state has them,
-    with the name that their table has today."""
+    """The sinks that are not retired, by name: as declared here, else as on record, with the present name of their
+    table."""
     tables = {entry.generation: entry.name for entry in context.catalog.refresh().tables.values()}
     found = {}
-    for name, known in context.all_known().items():
+    for name, known in context.consumer_states().items():
         record = known.consumer
         sink = declared_sink(context, name, record)
         if sink is None and record is not None and record.kind in KINDS:
@@ -51,7 +51,7 @@ def active_sinks(context: Context) -> dict[str, SinkDef]:
 
 
 def sinks_needing(context: Context, table: TableStore, column: str) -> list[str]:
-    """The sinks of a table whose conditions need a column: without it nothing leaves."""
+    """The sinks of a table whose conditions need a column: without it they send nothing."""
     mine = {name: sink for name, sink in active_sinks(context).items() if sink.table == table.name and sink.where}
-    leaving = {name: sink.shape(table.definition, with_salt=False) for name, sink in mine.items()}
+    leaving = {name: sink.outgoing(table.definition, with_salt=False) for name, sink in mine.items()}
     return [name for name, each in leaving.items() if each.predicate is not None and column in each.predicate.columns]

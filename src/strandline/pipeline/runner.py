@@ -1,6 +1,6 @@
-"""Run a plan, once or for ever: consumers side by side, then what looks after the tables.
+"""Run a plan, once or for ever: consumers side by side, then the tables' retentions and compactions.
 
-One consumer's failure is in its report and stops nobody else. A consumer that another runner works on is left to it. A
+The failure of a consumer is in its report and stops no other. A consumer that another runner works on is skipped. A
 tick with nothing to do reads no data file, writes nothing and starts no Spark.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport
-from strandline.consumers.loop import Step, adding_up, collecting, report_of, run_marked, run_own
+from strandline.consumers.loop import Step, collect_errors, report_of, run_marked, run_own, sum_steps
 from strandline.consumers.plan import ConsumerPlan
 from strandline.consumers.retention import Retention
 from strandline.errors import Internal, StrandlineError
@@ -29,15 +29,15 @@ from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
 from strandline.tables.broken import BrokenTable
 
-# A destination that never answers takes a place; the others share the rest.
+# A silent destination occupies one thread; the other consumers share the rest.
 AT_ONCE = 16
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
 class TickReport:
-    """What a tick did, for the consumers that had something to do or could not. `broken` are tables that could not be
-    looked after. `working` are consumers that `run` does not wait for: they are still at it."""
+    """What a tick did, for the consumers that had work or failed. `broken` are tables that could not be planned.
+    `working` are consumers that are still running; `run` does not wait for them."""
 
     consumers: tuple[ConsumerReport, ...]
     broken: tuple[BrokenTable, ...] = ()
@@ -55,7 +55,7 @@ class TickReport:
 
     @property
     def expired(self) -> tuple[str, ...]:
-        """The tables of which rows have expired."""
+        """The tables with newly expired rows."""
         return tuple(each.table for each in self.consumers if each.kind == Retention.kind and "seq" in each.facts)
 
     @property
@@ -64,7 +64,7 @@ class TickReport:
 
     @property
     def rows(self) -> int:
-        """How many rows left for sinks."""
+        """The number of rows that were sent to sinks."""
         return sum(each.rows for each in self.sinks)
 
     @property
@@ -85,16 +85,16 @@ def tick(
 ) -> TickReport:
     """One pass over every consumer that is behind, then over the tables; with names, over those consumers alone."""
     started_s = time.monotonic()
-    plans = _plan(context, names)
-    step = adding_up(progress, sum(plan.rows for plan in plans))
+    plans = _make_plans(context, names)
+    step = sum_steps(progress, sum(plan.rows for plan in plans))
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer")
     try:
         run = partial(run_marked, context, lease_s=lease_s, step=step)
         reports = tuple(pool.map(run, [plan for plan in plans if plan.is_due]))
     finally:
-        # Whoever interrupts a tick does not wait for its consumers: what they have begun is on record.
+        # An interrupted tick does not wait for its consumers: their intents are saved.
         pool.shutdown(wait=False, cancel_futures=True)
-    done, broken = ((), ()) if names is not None else _look_after(context, progress)
+    done, broken = ((), ()) if names is not None else _run_tables(context, progress)
     return TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3))
 
 
@@ -104,69 +104,69 @@ def run(
     *,
     lease_s: float = LENGTH_S,
     stop: threading.Event | None = None,
-    heard: Callable[[TickReport | StrandlineError], None] = lambda report: None,
+    on_report: Callable[[TickReport | StrandlineError], None] = lambda report: None,
     progress: Progress = silent,
 ) -> None:
-    """Tick until `stop` is set, `every_s` from start to start. A consumer that takes longer holds nobody up: the others
-    go on without it, and it is asked again when it is done. What goes wrong with a tick as a whole is told and tried
-    again; what is under way in the end is waited for."""
+    """Tick until `stop` is set, `every_s` from start to start. A slow consumer does not delay the others; it is planned
+    again when it is done. An error of a whole tick is reported, and the next tick tries again. In the end the running
+    consumers are waited for."""
     stop = stop or threading.Event()
     working: dict[str, Future[ConsumerReport]] = {}
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer") as pool:
         while not stop.is_set():
             started_s = time.monotonic()
             try:
-                plans = [plan for plan in _plan(context, None) if plan.name not in working and plan.is_due]
-                step = adding_up(progress, sum(plan.rows for plan in plans))
+                plans = [plan for plan in _make_plans(context, None) if plan.name not in working and plan.is_due]
+                step = sum_steps(progress, sum(plan.rows for plan in plans))
                 begin = partial(run_marked, context, lease_s=lease_s, step=step)
                 working |= {plan.name: pool.submit(begin, plan) for plan in plans}
-                _wait(working, stop, started_s + every_s)
-                done, broken = _look_after(context, progress)
+                _wait_for(working, stop, started_s + every_s)
+                done, broken = _run_tables(context, progress)
                 reports = (*_take_finished(working), *done)
                 took_s = round(time.monotonic() - started_s, 3)
-                heard(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
+                on_report(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
             except StrandlineError as error:
-                heard(error)
+                on_report(error)
             except Exception as error:
-                heard(Internal(f"a tick failed: {type(error).__name__}: {error}"))
+                on_report(Internal(f"a tick failed: {type(error).__name__}: {error}"))
             stop.wait(max(0.0, started_s + every_s - time.monotonic()))
         wait(working.values())
     if left := _take_finished(working):
-        heard(TickReport(left))
+        on_report(TickReport(left))
 
 
-def _wait(working: Mapping[str, Future[ConsumerReport]], stop: threading.Event, until_s: float) -> None:
+def _wait_for(working: Mapping[str, Future[ConsumerReport]], stop: threading.Event, until_s: float) -> None:
     while not stop.is_set() and (left_s := until_s - time.monotonic()) > 0:
         if not wait(working.values(), min(left_s, _LOOK_S)).not_done:
             return
 
 
 def _take_finished(working: dict[str, Future[ConsumerReport]]) -> tuple[ConsumerReport, ...]:
-    """The reports of those that are done, which are at work no more."""
+    """Take the reports of the finished consumers out of `working`."""
     done = [name for name, future in working.items() if future.done()]
     return tuple(working.pop(name).result() for name in done)
 
 
-def _plan(context: Context, names: Sequence[str] | None) -> list[ConsumerPlan]:
-    """What is due; `Conflict` when lake and state do not belong together."""
+def _make_plans(context: Context, names: Sequence[str] | None) -> list[ConsumerPlan]:
+    """The plans of consumers; `Conflict` when lake and state do not belong together."""
     found = marked_plans(context, names)
     if context.has_state:
         context.state.epoch.check(trimmed_epoch=max((each.epoch for each in found), default=0))
     return found
 
 
-def _look_after(context: Context, progress: Progress) -> tuple[tuple[ConsumerReport, ...], tuple[BrokenTable, ...]]:
-    """Let rows expire and fold what is due; what cannot be done for one table keeps no other from it."""
+def _run_tables(context: Context, progress: Progress) -> tuple[tuple[ConsumerReport, ...], tuple[BrokenTable, ...]]:
+    """Run the due retentions and compactions; an error of one table stops no other."""
     plans, broken = table_plans(context)
     if not plans:
         return (), tuple(broken)
-    step = adding_up(progress, sum(plan.rows for _, plan in plans))
-    return tuple(_run_own(context, consumer, plan, step) for consumer, plan in plans), tuple(broken)
+    step = sum_steps(progress, sum(plan.rows for _, plan in plans))
+    return tuple(_run_guarded(context, consumer, plan, step) for consumer, plan in plans), tuple(broken)
 
 
-def _run_own(context: Context, consumer: Consumer, plan: ConsumerPlan, step: Step) -> ConsumerReport:
+def _run_guarded(context: Context, consumer: Consumer, plan: ConsumerPlan, step: Step) -> ConsumerReport:
     report = report_of(plan)
-    with collecting(plan.title, report.errors):
+    with collect_errors(plan.title, report.errors):
         if plan.error is not None:
             raise plan.error
         run_own(consumer, plan.works, partial(consumer.plan, context, ConsumerState()), report=report, step=step)

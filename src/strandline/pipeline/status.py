@@ -1,6 +1,6 @@
-"""What a lake holds and how far its consumers are: one value, which every front end shows.
+"""What a lake holds and how far its consumers are: one value for every front end.
 
-Everything here comes from commit files and statistics; no data file is read unless rows are to be counted exactly.
+Everything comes from commit files and statistics; data files are read only for an exact count of rows.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
-from strandline.consumers.plan import plan_marked, plan_own
+from strandline.consumers.plan import ConsumerPlan, plan_marked, plan_own
+from strandline.consumers.registration import table_of
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.change import OP, UPSERT
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.definition import KINDS
 from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.storage.snapshot import DataFile
-from strandline.tables.broken import BrokenTable, guarded
-from strandline.tables.fold_problems import Health
+from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.horizon import expired_rows, horizon_for, micros
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
@@ -36,7 +37,7 @@ _MESSAGE_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One table. Without `is_exact`, `rows` is an upper bound: changes of one key are counted each."""
+    """One table. Without `is_exact`, `rows` is an upper bound: each change of a key is counted."""
 
     name: str
     key: tuple[str, ...]
@@ -65,8 +66,8 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class ConsumerStatus:
-    """One consumer: how far it has come and what it did last. `error` is why its last attempt failed, or why nothing
-    can be said of it; `owner` is who works on it now; with `holds_log` the log is kept for it."""
+    """One consumer: its position and its last receipt. `error` is why its last attempt failed, or why it cannot be
+    planned; `owner` works on it now; with `holds_log` the log is kept for it."""
 
     name: str
     table: str
@@ -107,7 +108,7 @@ class Status:
 
     @property
     def marked(self) -> tuple[ConsumerStatus, ...]:
-        """The consumers with marks in the state: those that a person can start again or retire."""
+        """The consumers with marks in the state, which a person can reset or retire."""
         return tuple(each for each in self.consumers if each.kind not in (Compaction.kind, Retention.kind))
 
     @property
@@ -127,24 +128,26 @@ class Status:
 
 
 def status_of(context: Context, *, exact: bool = False) -> Status:
-    """The lake's status; `exact` counts the rows of tables whose statistics do not tell."""
+    """The lake's status; `exact` reads the tables whose statistics do not give the number of rows."""
     catalog = context.catalog.refresh()
-    tables = tuple(guarded(name, partial(_table_of, context, name, exact)) for name in sorted(catalog.tables))
+    tables = tuple(
+        try_table(name, partial(_find_table_status, context, name, exact)) for name in sorted(catalog.tables)
+    )
     good = [table for table in tables if isinstance(table, TableStatus)]
-    found = [guarded(table.name, partial(_table_consumers, context, table)) for table in good]
+    found = [try_table(table.name, partial(_table_statuses, context, table)) for table in good]
     own = [each for consumers in found if not isinstance(consumers, BrokenTable) for each in consumers]
     fault = None
     try:
         if context.has_state:
             context.state.epoch.check()
-        marked = _marked(context)
+        marked = _marked_statuses(context)
     except StrandlineError as error:
         marked, fault = (), str(error)
     return Status(context.storage.uri, catalog.lake_id, catalog.format, tables, (*marked, *own), fault)
 
 
-def _table_consumers(context: Context, status: TableStatus) -> list[ConsumerStatus]:
-    """How far the folds of a table are behind, and its expiry if it has one."""
+def _table_statuses(context: Context, status: TableStatus) -> list[ConsumerStatus]:
+    """The compaction of a table, and its retention if it has one."""
     table = context.table(status.name)
     merge = table.merge()
     folded = dict(enumerate(merge.baseline.marks))
@@ -163,35 +166,46 @@ def _own_status(consumer: Consumer, marks: Mapping[int, int], lag: Lag, error: s
     return ConsumerStatus(consumer.name, consumer.table, consumer.kind, consumer.destination, marks, lag, error)
 
 
-def _marked(context: Context) -> tuple[ConsumerStatus, ...]:
+def _marked_statuses(context: Context) -> tuple[ConsumerStatus, ...]:
     """The consumers with marks in the state."""
-    all_known = context.all_known()
+    all_known = context.consumer_states()
     records = [known.consumer for known in all_known.values() if known.consumer is not None]
     last = context.state.marks.last_receipts(records) if records else {}
     letters = context.state.letters.counts() if records else {}
-    return tuple(_consumer(context, name, known, last, letters) for name, known in all_known.items())
+    return tuple(_consumer_status(context, name, known, last, letters) for name, known in all_known.items())
 
 
 def _last_error(receipt: SavedReceipt | None) -> str | None:
-    """Why a consumer's last attempt failed; an earlier version may have kept the words of others as they were."""
+    """Why a consumer's last attempt failed; cleaned, since older versions kept messages of others unchanged."""
     if receipt is None or not receipt.body.get("error"):
         return None
-    return plain(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
+    return scrub_text(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
 
 
-def _consumer(
+def _lag(context: Context, plan: ConsumerPlan, known: ConsumerState) -> Lag:
+    """How far a consumer is behind, also when it cannot be planned, as long as its table is there."""
+    try:
+        if plan.resolved is not None:
+            table, start = plan.resolved.table, plan.start
+        else:
+            table = table_of(context, None if known.consumer else plan.table, known.consumer)
+            start = known.consumer.definition["start"] if known.consumer else plan.start
+        return lag_of({} if plan.is_new else known.marks, start, table.merge(), time.time())
+    except StrandlineError:
+        return Lag(0, 0, None)
+
+
+def _consumer_status(
     context: Context, name: str, known: ConsumerState, last: Mapping[str, SavedReceipt], letters: Mapping[str, int]
 ) -> ConsumerStatus:
     record = known.consumer
     generation = "" if record is None else record.generation
     error = _last_error(last.get(generation))
-    lag, is_retired = Lag(0, 0, None), record is not None and record.is_retired
+    is_retired = record is not None and record.is_retired
     plan = plan_marked(context, name, known)
     if plan.error is not None:
         error = plan.error.message
-    elif not is_retired:
-        assert plan.resolved is not None
-        lag = lag_of({} if plan.is_new else known.marks, plan.start, plan.resolved.table.merge(), time.time())
+    lag = Lag(0, 0, None) if is_retired else _lag(context, plan, known)
     lease = None if record is None else context.state.leases.find(record.lease)
     return ConsumerStatus(
         name=name,
@@ -213,7 +227,7 @@ def _consumer(
     )
 
 
-def _table_of(context: Context, name: str, exact: bool) -> TableStatus:
+def _find_table_status(context: Context, name: str, exact: bool) -> TableStatus:
     return table_status(context.table(name), exact=exact)
 
 
@@ -248,33 +262,33 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         rejects=Rejects(log.storage, table.entry).count(),
         oldest_seq=table.oldest,
         pins=sum(pin.expires_s > time.time() for pin in table.pins.all(is_strict=False)),
-        degraded=_degraded(table),
-        waits_for=_waits_for(table),
+        degraded=_list_degraded(table),
+        waits_for=_expiry_blocker(table),
     )
 
 
-def _degraded(table: TableStore) -> tuple[str, ...]:
+def _list_degraded(table: TableStore) -> tuple[str, ...]:
     """The vnodes that the last compaction could not fold, and why."""
-    found = Health(table.log.storage, table.entry.folder).read()
+    found = FoldProblems(table.log.storage, table.entry.folder).read()
     return tuple(f"vnode {vnode}: {each['message']}: {each['path']}" for vnode, each in found.items())
 
 
-def _waits_for(table: TableStore) -> str | None:
-    """What keeps rows that are past their retention."""
+def _expiry_blocker(table: TableStore) -> str | None:
+    """The sink that keeps rows beyond their retention, in words."""
     retention_s = table.definition.settings.retention
     if retention_s is None:
         return None
     try:
-        held = retention.waiting(table)
+        held = retention.find_blocker(table)
     except StrandlineError as error:
         return error.message
     horizon = micros(horizon_for(retention_s, dt.datetime.now(dt.UTC)))
     if held is None or held.before >= horizon:
         return None
-    return f"sink {held.consumer!r}, which has not acknowledged what came after seq {held.seq}"
+    return f"sink {held.consumer!r}, which has not acknowledged the changes after seq {held.seq}"
 
 
 def _is_one_batch_of_upserts(unfolded: Sequence[tuple[int, DataFile]]) -> bool:
-    """A commit holds a key once, so its upserts count rows, if statistics say that it holds nothing else."""
+    """Whether all changes are upserts of one commit, by statistics. A commit holds a key once, so they count rows."""
     ops = {file.stats.get(side, {}).get(OP) for _, file in unfolded for side in ("minValues", "maxValues")}
     return len({seq for seq, _ in unfolded}) == 1 and ops == {UPSERT}

@@ -1,11 +1,11 @@
-"""The functions that user SQL may call: they compute from their arguments, and perhaps the clock or chance.
+"""The functions that user SQL may call: they use only their arguments, the clock and random numbers.
 
-A function that is not here is refused, so that one which a later DuckDB adds is closed until somebody has looked at
-it. Left out on purpose: functions that tell settings, variables, the environment, the running statement, the catalog
-or a plan, that wait, write, move a sequence or raise an error of choice.
+Any other function is refused, so a function that a later DuckDB adds is closed until somebody has checked it. Left out
+on purpose: functions that show settings, variables, the environment, the running statement, the catalog or a plan, and
+functions that wait, write, move a sequence or raise an error of the caller's choice.
 
-DuckDB computes constants while it plans, in many times the memory of the value and deaf to interrupts. So a constant
-that says how large a value is to become has a limit.
+DuckDB computes constants while it plans. This takes many times the memory of the value and cannot be interrupted. So a
+constant that sets the size of a value has a limit.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def check_size(name: str, arguments: Sequence[Mapping[str, Any]]) -> None:
     if asked > MOST_REPEATED:
         raise Invalid(
             f"{name} makes a value of {asked:,.0f} characters or elements; a query may ask for {MOST_REPEATED:,}",
-            hint="Rows instead of a list: SELECT … FROM range(…)." if name in _SERIES else None,
+            hint="Use rows instead of a list: SELECT … FROM range(…)." if name in _SERIES else None,
         )
 
 
 def _constant(node: Mapping[str, Any]) -> float | str | None:
-    """The number or text of a constant, also one with a cast."""
+    """The number or text of a constant, also under a cast; None for anything else."""
     while node["class"] == "CAST":
         node = node["child"]
     literal = node.get("literal") or {}

@@ -1,8 +1,8 @@
-"""SQL over the lake's tables, safe to take from strangers.
+"""SQL over the lake's tables, safe for untrusted users.
 
-A statement is one SELECT. `guard` lets it name the lake's tables and nothing else; it then runs in a read-only
-transaction of a DuckDB that can open nothing outside the lake (see `duck`). `watch` ends it on Ctrl-C and when its
-time is over. Its result arrives batch by batch and is refused as soon as it is too large.
+A statement is one SELECT. `guard` lets it read only the lake's tables. It runs in a read-only transaction of a DuckDB
+that can open nothing outside the lake (see `duck`). `watch` stops it on Ctrl-C and after its timeout. Its result
+arrives in batches and is refused as soon as it is too large.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from strandline.engines.watch import Watch, watched
+from strandline.engines.stoppable import StoppableWork, run_stoppable
 from strandline.errors import Invalid, StrandlineError
-from strandline.query.guard import GuardedQuery, fenced
+from strandline.query.guard import GuardedQuery, guard_query
 from strandline.tables.collection import Tables
 from strandline.tables.merge import duck_sql
 
-# A batch is whole before it is counted, so it is small: as many rows as DuckDB works on at a time.
+# A batch is in memory before it is counted, so it is small: as many rows as DuckDB works on at a time.
 _BATCH_ROWS = 2048
-_MOST_SAID = 1500  # characters of an error, which may repeat values
+_MESSAGE_CHARS = 1500  # of an error, which may repeat values
 
 
 def run(
@@ -32,27 +32,31 @@ def run(
     max_rows: int | None = None,
     max_bytes: int | None = None,
 ) -> pa.Table:
-    """The result of `statement` over the lake, with one seq per table, fixed before it runs."""
+    """The result of `statement` over the lake. The seq of each table is fixed before it runs."""
     for name, limit in (("timeout_s", timeout_s), ("max_rows", max_rows), ("max_bytes", max_bytes)):
         is_number = isinstance(limit, int | float if name == "timeout_s" else int) and not isinstance(limit, bool)
         if limit is not None and not (is_number and 0 < limit < 1 << 62):
             raise Invalid(f"{name} is {limit!r}; expected a number above 0, or None")
     most_bytes = lake.duck.result_bytes if max_bytes is None else max_bytes
-    return watched(lambda watch: _run(lake, statement, max_rows, most_bytes, watch), timeout_s, lake.duck.cache_bytes)
+    return run_stoppable(
+        lambda work: _run_query(lake, statement, max_rows, most_bytes, work), timeout_s, lake.duck.cache_bytes
+    )
 
 
-def _run(lake: Tables, statement: str, max_rows: int | None, max_bytes: int, watch: Watch[pa.Table]) -> pa.Table:
-    query = fenced(lake.duck, statement, lake.tables())
-    watch.check()
+def _run_query(
+    lake: Tables, statement: str, max_rows: int | None, max_bytes: int, work: StoppableWork[pa.Table]
+) -> pa.Table:
+    query = guard_query(lake.duck, statement, lake.tables())
+    work.check()
     try:
-        with lake.duck.transaction(read_only=True) as cursor, watch.holding(cursor):
+        with lake.duck.transaction(read_only=True) as cursor, work.holding(cursor):
             _make_views(lake, query, cursor)
-            found = _read(cursor, query.sql, max_rows, max_bytes)
+            found = _read_result(cursor, query.sql, max_rows, max_bytes)
     except StrandlineError as error:
-        message = query.unmasked(error.message.partition("\n\nLINE ")[0])
-        short = message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}…"
+        message = query.unmask(error.message.partition("\n\nLINE ")[0])
+        short = message if len(message) <= _MESSAGE_CHARS else f"{message[:_MESSAGE_CHARS]}…"
         raise type(error)(short, hint=error.hint, **error.fields) from None
-    return found.rename_columns([query.unmasked(name) for name in found.column_names])
+    return found.rename_columns([query.unmask(name) for name in found.column_names])
 
 
 def _make_views(lake: Tables, query: GuardedQuery, cursor: Any) -> None:
@@ -62,7 +66,7 @@ def _make_views(lake: Tables, query: GuardedQuery, cursor: Any) -> None:
             locks.enter_context(table.lock)
         merges = [table.merge() for table in tables]
         folds = [table.fold_name(merge) for table, merge in zip(tables, merges, strict=True)]
-        # The transaction sees the folds as they are at its first look; later refreshes do not disturb it.
+        # The transaction sees the folds as they are at its first query; later refreshes do not change them.
         for name in filter(None, folds):
             cursor.execute(f"SELECT 1 FROM {name} LIMIT 0").fetchall()
     for table, merge, fold in zip(tables, merges, folds, strict=True):
@@ -70,14 +74,14 @@ def _make_views(lake: Tables, query: GuardedQuery, cursor: Any) -> None:
         cursor.execute(f"CREATE TEMP VIEW {query.views[table.name]} AS {rows}").fetchall()
 
 
-def _read(cursor: Any, sql: str, max_rows: int | None, max_bytes: int) -> pa.Table:
+def _read_result(cursor: Any, sql: str, max_rows: int | None, max_bytes: int) -> pa.Table:
     batches, rows, size = [], 0, 0
     try:
         found = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
     except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-        # The fault of the query, also when it speaks of a file.
+        # The query is wrong, also when the message is about a file.
         raise Invalid(f"the query failed: {error}") from error
-    # The reader is closed before the cursor rolls back: an open one keeps it busy.
+    # Close the reader before the cursor rolls back: an open reader keeps the cursor busy.
     with closing(found) as reader:
         for batch in reader:
             rows += batch.num_rows

@@ -16,7 +16,7 @@ import strandline
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
 from strandline.server.auth import Auth
-from strandline.server.connections import paced
+from strandline.server.connections import limit_pace
 from strandline.server.errors import answer
 from strandline.server.receiver import Limits, Receiver
 from strandline.sinks.forward.refusal import Refusal
@@ -40,7 +40,7 @@ def make_app(
     table_columns: int = Limits.table_columns,
     evolve: bool = True,
 ) -> FastAPI:
-    """The server of a lake. Requests need a token if it `is_public`, and from the first token in `tokens` on."""
+    """The server of a lake. Requests need a token if it `is_public`, or if the lake has ever had a token."""
     limits = Limits(
         body_bytes, queue_bytes, queue_requests, commit_rows, linger_ms, body_rows, body_columns, table_columns
     )
@@ -67,12 +67,12 @@ def make_app(
     async def ingest(table: str, request: Request) -> JSONResponse:
         """Apply the rows of the body to a table: see the forward protocol."""
         await allow(request, "writer")
-        outcome = await receiver.ingest(table, request.headers, paced(request.stream()))
+        outcome = await receiver.ingest(table, request.headers, limit_pace(request.stream()))
         return JSONResponse(outcome.to_dict())
 
     @app.get("/ingest/{table}/positions")
     async def positions(table: str, sink: str, request: Request, life: int | None = None) -> JSONResponse:
-        """How far a table has the changes of one life of a sink; of the newest one, if none is named."""
+        """The positions of one life of a sink in a table; without `life`, of the newest one."""
         await allow(request, "writer", "reader")
         found, places = await receiver.positions(table, sink, life)
         return JSONResponse({"sink": sink, "life": found, "positions": places})

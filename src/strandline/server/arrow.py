@@ -1,7 +1,7 @@
-"""An Arrow IPC stream from outside: decoded only when what it becomes is known to be small enough.
+"""An Arrow IPC stream from a client: it is decoded only when its decoded size is known to be small enough.
 
-Rows, fields and buffers are counted from the messages before any is decoded. What dictionaries and views unfold to is
-weighed afterwards, when they are still small, before anything unfolds them or looks at their texts.
+Rows, fields and buffers are counted from the messages before any is decoded. The unfolded size of dictionaries and
+views is counted after decoding, before anything unfolds them or reads their texts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.model.soundness import first_unsound
-from strandline.server.arrow_messages import Flat, schema_size, texts_size
+from strandline.model.arrow_check import find_invalid
+from strandline.server.arrow_messages import FlatTable, schema_size, texts_size
 from strandline.server.memory_cost import COPIES, ROW_BYTES, SLOT_BYTES, Weight
 from strandline.sinks.forward.refusal import malformed, too_wide
 
@@ -28,7 +28,7 @@ _UNKNOWN = (pt.is_union, pt.is_run_end_encoded, pt.is_list_view, pt.is_large_lis
 
 
 def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
-    """The rows of a stream, sound and weighed."""
+    """The rows of a stream, checked, their memory counted."""
     try:
         _weigh_messages(data, weight)
         batches: list[pa.RecordBatch] = []
@@ -36,7 +36,7 @@ def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
             _check_columns(reader.schema)
             for batch in reader:
                 batch.validate()
-                weight.add(COPIES * sum(_unfolded(column) for column in batch.columns))
+                weight.add(COPIES * sum(_unfolded_bytes(column) for column in batch.columns))
                 _check_sound(batch, sum(each.num_rows for each in batches))
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema)
@@ -45,7 +45,7 @@ def read_stream(data: bytes | bytearray, weight: Weight) -> pa.Table:
 
 
 def _check_sound(batch: pa.RecordBatch, before: int) -> None:
-    fault = first_unsound(pa.Table.from_batches([batch]))
+    fault = find_invalid(pa.Table.from_batches([batch]))
     if fault is not None:
         error = fault.error(before)
         raise malformed(error.message, **error.fields)
@@ -63,7 +63,7 @@ def _check_columns(schema: pa.Schema) -> None:
         seen.add(field.name)
         if _holds_unknown(field.type):
             raise malformed(
-                f"column {field.name!r} is {field.type!s:.200}, which is not taken; send it as a plain column",
+                f"column {field.name!r} is {field.type!s:.200}, which is not supported; send it as a plain column",
                 column=field.name,
             )
 
@@ -72,14 +72,14 @@ def _holds_unknown(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _holds_unknown(kind.storage_type)
     if pt.is_dictionary(kind):
-        values = _stored(kind.value_type)
+        values = _storage_type(kind.value_type)
         return bool(pt.is_nested(values) or pt.is_dictionary(values)) or _holds_unknown(values)
     return any(is_such(kind) for is_such in _UNKNOWN) or any(
         _holds_unknown(kind.field(at).type) for at in range(kind.num_fields)
     )
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
+def _storage_type(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
@@ -87,16 +87,16 @@ def _weigh_messages(data: bytes | bytearray, weight: Weight) -> None:
     dictionaries: dict[int, int] = {}
     rows = work = 0
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
-        weight.add(COPIES * texts_size(Flat.message(message.metadata), 4, weight.most_bytes))
+        weight.add(COPIES * texts_size(FlatTable.message(message.metadata), 4, weight.most_bytes))
         if message.type == "schema":
             _weigh_schema(message.metadata, weight)
             continue
-        header = Flat.header(message.metadata)
+        header = FlatTable.header(message.metadata)
         if message.type == "record batch":
-            rows += _length(header)
+            rows += _count_rows(header)
             weight.check_rows(rows)
-            weight.add(ROW_BYTES * _length(header) + COPIES * _batch_bytes(header, message.body, weight))
-            # With every batch its dictionaries are looked at again, and after a delta put together again.
+            weight.add(ROW_BYTES * _count_rows(header) + COPIES * _batch_bytes(header, message.body, weight))
+            # Each batch reads its dictionaries again, and joins them again after a delta.
             work += sum(dictionaries.values())
             weight.check_work(work)
         elif message.type == "dictionary":
@@ -123,15 +123,15 @@ def _weigh_schema(metadata: Any, weight: Weight) -> None:
     weight.add(_ARRAY_BYTES * fields + size)
 
 
-def _length(batch: Flat) -> int:
+def _count_rows(batch: FlatTable) -> int:
     length = batch.number(0, "<q")
     if not 0 <= length < _MOST_LENGTH:
         raise malformed("the body is not an Arrow IPC stream: a batch has no sensible length")
     return length
 
 
-def _batch_bytes(batch: Flat, body: Any, weight: Weight) -> int:
-    """What the values of a batch take, from what is written about its arrays and buffers."""
+def _batch_bytes(batch: FlatTable, body: Any, weight: Weight) -> int:
+    """The memory of a batch's values, from the description of its arrays and buffers."""
     arrays, buffers = batch.pairs(1), batch.pairs(2)
     size = _ARRAY_BYTES * len(arrays) + _BUFFER_BYTES * len(buffers)
     lengths = np.concatenate([arrays[:, 0], buffers[:, 1]])
@@ -151,22 +151,22 @@ def _batch_bytes(batch: Flat, body: Any, weight: Weight) -> int:
     return size
 
 
-def _unfolded(array: pa.Array) -> int:
-    """What an array takes beyond its buffers when each value stands for itself."""
+def _unfolded_bytes(array: pa.Array) -> int:
+    """The memory of an array beyond its buffers, when dictionaries and views are unfolded."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _unfolded(array.storage)
+        return _unfolded_bytes(array.storage)
     if pt.is_dictionary(kind):
-        sizes = _sizes(array.dictionary)
+        sizes = _value_sizes(array.dictionary)
         return _sum(sizes) + _sum(sizes.take(array.indices))
     if kind in _VIEWS:
-        return _sum(_sizes(array))
+        return _sum(_value_sizes(array))
     if pt.is_struct(kind):
-        return sum(_unfolded(array.field(at)) for at in range(kind.num_fields))
+        return sum(_unfolded_bytes(array.field(at)) for at in range(kind.num_fields))
     if pt.is_map(kind):
-        return _unfolded(array.keys) + _unfolded(array.items)
+        return _unfolded_bytes(array.keys) + _unfolded_bytes(array.items)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        return _unfolded(array.values)
+        return _unfolded_bytes(array.values)
     return 0
 
 
@@ -174,11 +174,11 @@ def _sum(sizes: pa.Array) -> int:
     return int(pc.sum(sizes, min_count=0).as_py())
 
 
-def _sizes(values: pa.Array) -> pa.Array:
-    """The bytes of each of some texts or plain values."""
+def _value_sizes(values: pa.Array) -> pa.Array:
+    """The bytes of each value."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _sizes(values.storage)
+        return _value_sizes(values.storage)
     if kind in _VIEWS:
         # A view begins with the length of its text.
         views = np.frombuffer(values.buffers()[1] or b"", np.int32).reshape(-1, 4)

@@ -1,7 +1,7 @@
-"""The messages of an Arrow stream as they are written, before anything is made of them.
+"""The messages of an Arrow stream, read without decoding the stream.
 
-They are flatbuffers tables: see Schema.fbs and Message.fbs of the Arrow format. Tables and texts of one message may be
-shared, so that a few kilobytes describe millions of fields: whatever is looked at here is counted.
+They are flatbuffers tables: see Schema.fbs and Message.fbs of the Arrow format. Parts of one message may share tables
+and texts, so a few kilobytes can describe millions of fields. So everything that is read here is counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Pairs = npt.NDArray[np.int64]
 _TIMESTAMP, _UNION = 10, 14
 
 
-class Flat:
-    """A flatbuffers table, of which fields are asked for by their number."""
+class FlatTable:
+    """A flatbuffers table. Fields are read by their number."""
 
     def __init__(self, data: memoryview, place: int) -> None:
         self._data = data
@@ -30,45 +30,45 @@ class Flat:
         self._size = self._read("<H", self._fields)
 
     @staticmethod
-    def header(metadata: Any) -> Flat:
+    def header(metadata: Any) -> FlatTable:
         """The content of a message."""
-        return Flat.message(metadata).table(2)
+        return FlatTable.message(metadata).table(2)
 
     @staticmethod
-    def message(metadata: Any) -> Flat:
+    def message(metadata: Any) -> FlatTable:
         data = memoryview(metadata)
-        return Flat(data, struct.unpack_from("<I", data, 0)[0])
+        return FlatTable(data, struct.unpack_from("<I", data, 0)[0])
 
     def number(self, field: int, form: str, default: int = 0) -> int:
-        place = self._at(field)
+        place = self._find_field(field)
         return default if place is None else self._read(form, place)
 
     def has(self, field: int) -> bool:
-        return self._at(field) is not None
+        return self._find_field(field) is not None
 
-    def table(self, field: int) -> Flat:
-        return Flat(self._data, self._target(field))
+    def table(self, field: int) -> FlatTable:
+        return FlatTable(self._data, self._follow_offset(field))
 
-    def tables(self, field: int) -> Iterator[Flat]:
+    def tables(self, field: int) -> Iterator[FlatTable]:
         """A vector of tables."""
         if self.has(field):
-            start = self._target(field) + 4
+            start = self._follow_offset(field) + 4
             for place in range(start, start + 4 * self.length(field), 4):
-                yield Flat(self._data, place + self._read("<I", place))
+                yield FlatTable(self._data, place + self._read("<I", place))
 
     def length(self, field: int) -> int:
-        """How many items a vector has, or a text bytes."""
-        return self._read("<I", self._target(field)) if self.has(field) else 0
+        """The number of items of a vector, or of bytes of a text."""
+        return self._read("<I", self._follow_offset(field)) if self.has(field) else 0
 
     def text(self, field: int) -> bytes:
-        start = self._target(field) + 4 if self.has(field) else 0
+        start = self._follow_offset(field) + 4 if self.has(field) else 0
         return bytes(self._data[start : start + self.length(field)])
 
     def pairs(self, field: int) -> Pairs:
         """A vector of structs of two int64."""
         if not self.has(field):
             return np.zeros((0, 2), np.int64)
-        start, count = self._target(field) + 4, self.length(field)
+        start, count = self._follow_offset(field) + 4, self.length(field)
         return np.frombuffer(self._data[start : start + 16 * count], np.int64).reshape(-1, 2)
 
     def _read(self, form: str, place: int) -> int:
@@ -76,23 +76,23 @@ class Flat:
             raise struct.error("an offset points out of the message")
         return int(struct.unpack_from(form, self._data, place)[0])
 
-    def _at(self, field: int) -> int | None:
+    def _find_field(self, field: int) -> int | None:
         entry = 4 + 2 * field
         offset = self._read("<H", self._fields + entry) if entry < self._size else 0
         return self._place + offset if offset else None
 
-    def _target(self, field: int) -> int:
-        place = self._at(field)
+    def _follow_offset(self, field: int) -> int:
+        place = self._find_field(field)
         if place is None:
             raise malformed("the body is not an Arrow IPC stream: a message without content")
         return place + self._read("<I", place)
 
 
 def schema_size(metadata: Any, *, most_fields: int, most_bytes: int) -> tuple[int, int]:
-    """How many fields a schema has, at all depths, and how many bytes their texts take; counting ends where one of the
-    two is passed. Raises `UnicodeDecodeError` for a name that is no text."""
-    waiting = [Flat.header(metadata).tables(1)]
-    fields, size = 0, texts_size(Flat.header(metadata), 2, most_bytes)
+    """The number of fields of a schema, at all depths, and the bytes of their texts. Counting stops when a limit is
+    passed. Raises `UnicodeDecodeError` for a name that is not UTF-8."""
+    waiting = [FlatTable.header(metadata).tables(1)]
+    fields, size = 0, texts_size(FlatTable.header(metadata), 2, most_bytes)
     while waiting and fields <= most_fields and size <= most_bytes:
         field = next(waiting[-1], None)
         if field is None:
@@ -104,8 +104,8 @@ def schema_size(metadata: Any, *, most_fields: int, most_bytes: int) -> tuple[in
     return fields, size
 
 
-def texts_size(table: Flat, field: int, most: int) -> int:
-    """How many bytes the keys and values of metadata take, or more than `most`."""
+def texts_size(table: FlatTable, field: int, most: int) -> int:
+    """The bytes of the keys and values of metadata; counting stops after `most`."""
     size = 0
     for pair in table.tables(field):
         size += pair.length(0) + pair.length(1) + 2
@@ -114,7 +114,7 @@ def texts_size(table: Flat, field: int, most: int) -> int:
     return size
 
 
-def _type_size(field: Flat) -> int:
+def _type_size(field: FlatTable) -> int:
     kind = field.number(2, "<B")
     if kind == _TIMESTAMP:
         return field.table(3).length(1)

@@ -1,8 +1,8 @@
 """Who may do what: bearer tokens and their roles.
 
-In a lake that never had a token everyone who reaches the server may do everything, which is meant for this machine
-alone. A server that others reach is `is_public` and takes nobody without one. Nor does one that has ever seen a token:
-when the last is revoked, nobody is let in.
+While a lake has never had a token, everyone who reaches the server may do everything; this is meant for one machine
+only. A server that others can reach (`is_public`) always asks for a token. So does a server whose lake has ever had
+one: when the last token is revoked, nobody is let in.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import time
 from collections.abc import Sequence
 
 from strandline.sinks.forward.refusal import forbidden, unauthorized
-from strandline.state.tokens import KnownToken, Role, Tokens, role_of
+from strandline.state.tokens import Role, TokenHash, Tokens, role_of
 
 _FRESH_S = 1.0
 
 
 class Auth:
-    """Checks requests. What the state says of tokens is looked up once a second: a revoked one works no longer."""
+    """Checks requests. Tokens are read from the state once a second, so a revoked one stops working."""
 
     def __init__(self, tokens: Tokens | None, *, is_public: bool = False) -> None:
         self._tokens = tokens
-        self._known: Sequence[KnownToken] = ()
+        self._known: Sequence[TokenHash] = ()
         self._is_asking = is_public
         self._looked_s = -_FRESH_S
         self._lock = asyncio.Lock()
 
     async def check(self, authorization: str | None, roles: Sequence[Role]) -> None:
         """Let a request pass that carries a token of one of these roles, or of an admin."""
-        known = await self._refreshed()
+        known = await self._refresh_tokens()
         if not self._is_asking:
             return
         scheme, _, secret = (authorization or "").partition(" ")
@@ -37,17 +37,17 @@ class Auth:
             raise unauthorized("a token is needed", hint="Send it: Authorization: Bearer TOKEN")
         role = role_of(secret.strip(), known)
         if role is None:
-            raise unauthorized("the token is not known", hint="Make one: strandline token add NAME --role ROLE")
+            raise unauthorized("the token is not known", hint="Create one: strandline token add NAME --role ROLE")
         if role != "admin" and role not in roles:
             raise forbidden(f"a {role} may not do this", hint=f"Use a token with the role {roles[0]}.")
 
-    async def _refreshed(self) -> Sequence[KnownToken]:
+    async def _refresh_tokens(self) -> Sequence[TokenHash]:
         if self._tokens is None:
             return ()
         if time.monotonic() - self._looked_s >= _FRESH_S:
             async with self._lock:
                 if time.monotonic() - self._looked_s >= _FRESH_S:
-                    self._known = await asyncio.to_thread(self._tokens.known)
+                    self._known = await asyncio.to_thread(self._tokens.hashes)
                     if not self._is_asking:
                         self._is_asking = bool(self._known) or await asyncio.to_thread(self._tokens.were_made)
                     self._looked_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""A request's body: taken in as a stream up to a limit, then decoded into rows of a table's columns."""
+"""The body of a request: received as a stream up to a limit, then decoded into rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MEMBERS = 10_000
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a body is written."""
+class BodyFormat:
+    """The content type and compression of a body."""
 
     is_arrow: bool
     is_gzip: bool
@@ -34,19 +34,19 @@ class Form:
         return f"{ARROW_TYPE if self.is_arrow else NDJSON_TYPE} {'gzip' if self.is_gzip else 'identity'}"
 
     @staticmethod
-    def of(content_type: str | None, encoding: str | None) -> Form:
+    def of(content_type: str | None, encoding: str | None) -> BodyFormat:
         kind = (content_type or "").partition(";")[0].strip().lower()
         if kind not in (ARROW_TYPE, NDJSON_TYPE):
             raise unsupported(f"the body is {kind or 'of no type'}", hint=f"Send {ARROW_TYPE} or {NDJSON_TYPE}.")
         coding = (encoding or "identity").strip().lower()
         if coding not in ("identity", "gzip"):
             raise unsupported(f"the body is encoded with {coding!r}", hint="Send it plain or with gzip.")
-        return Form(kind == ARROW_TYPE, coding == "gzip")
+        return BodyFormat(kind == ARROW_TYPE, coding == "gzip")
 
 
 @dataclass(frozen=True)
 class Body:
-    """A body of `count` rows, weighed but for what depends on the table."""
+    """A body of `count` rows. Its memory is counted, except the part that depends on the table."""
 
     count: int
     weight: Weight
@@ -54,12 +54,12 @@ class Body:
 
     @property
     def is_typed(self) -> bool:
-        """Whether the body says of what types its columns are."""
+        """Whether the body has the types of its columns."""
         return isinstance(self._data, pa.Table)
 
     def rows(self, wanted: pa.Schema) -> pa.Table:
-        """The rows, with columns in the types in which they came: Arrow as it is, lines of JSON in those of `wanted`.
-        `Invalid` names the row and the column of anything that JSON says and `wanted` does not hold."""
+        """The rows: Arrow in its own types, JSON in the types of `wanted`. `Invalid` names the row and the column of a
+        JSON value that does not fit `wanted`."""
         if isinstance(self._data, pa.Table):
             names = set(self._data.column_names)
             self.weight.add(rows_bytes(self.count, slots(pa.schema([f for f in wanted if f.name not in names]))))
@@ -67,18 +67,18 @@ class Body:
         return ndjson.read_lines(self._data, wanted, self.weight)
 
 
-def decode(data: bytes | bytearray, form: Form, weight: Weight) -> Body:
-    """What a body holds; 413 as soon as it weighs too much."""
+def decode(data: bytes | bytearray, form: BodyFormat, weight: Weight) -> Body:
+    """Decode a body; 413 as soon as it takes too much memory."""
     weight.add(len(data))
-    plain = _unzipped(data, weight) if form.is_gzip else data
+    plain = _unzip(data, weight) if form.is_gzip else data
     if form.is_arrow:
         table = arrow.read_stream(plain, weight)
         return Body(table.num_rows, weight, table)
     return Body(ndjson.count_lines(plain, weight), weight, plain)
 
 
-async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[int], None]) -> bytearray:
-    """All of a body, or 413 as soon as it is too large. `hold` is told how much is held, and may refuse it."""
+async def receive(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[int], None]) -> bytearray:
+    """Receive a whole body; 413 as soon as it is too large. `hold` gets the size so far and may refuse it."""
     data = bytearray()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -91,8 +91,8 @@ async def received(stream: AsyncIterator[bytes], *, most: int, hold: Callable[[i
     return data
 
 
-async def passed(stream: AsyncIterator[bytes]) -> None:
-    """Let a body pass without keeping any of it."""
+async def discard(stream: AsyncIterator[bytes]) -> None:
+    """Receive a body and keep nothing of it."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             async for _ in stream:
@@ -103,10 +103,10 @@ async def passed(stream: AsyncIterator[bytes]) -> None:
 
 def check_length(length: int, most: int) -> None:
     if length > most:
-        raise too_large(f"the body has {length} bytes or more; at most {most} are taken", limit=most)
+        raise too_large(f"the body has {length} bytes or more; the limit is {most}", limit=most)
 
 
-def _unzipped(data: bytes | bytearray, weight: Weight) -> bytearray:
+def _unzip(data: bytes | bytearray, weight: Weight) -> bytearray:
     plain = bytearray()
     whole = memoryview(data)
     at = members = 0
@@ -114,7 +114,7 @@ def _unzipped(data: bytes | bytearray, weight: Weight) -> bytearray:
         while at < len(whole):
             members += 1
             if members > _MEMBERS:
-                raise too_large(f"the body has more than {_MEMBERS} gzip members", hint="Compress it as one.")
+                raise too_large(f"the body has more than {_MEMBERS} gzip members", hint="Compress it as one member.")
             at = _unzip_member(whole, at, plain, weight)
     except zlib.error as error:
         raise malformed(f"the body is not gzip: {error}") from error
@@ -122,8 +122,8 @@ def _unzipped(data: bytes | bytearray, weight: Weight) -> bytearray:
 
 
 def _unzip_member(whole: memoryview, at: int, plain: bytearray, weight: Weight) -> int:
-    """Add one gzip member to `plain`; where the next one begins. Little is read ahead at first: it is copied when the
-    member ends before it."""
+    """Add one gzip member to `plain`; returns where the next one begins. At first little is read ahead, because
+    bytes after the end of the member are copied."""
     member = zlib.decompressobj(wbits=31)
     ahead = _AHEAD_BYTES
     while not member.eof:

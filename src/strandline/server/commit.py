@@ -1,10 +1,10 @@
 """One commit for many requests.
 
-What a request brings is decided on the snapshot that the commit is based on: what of a chunk the table has already,
-and whether a repeated request was done before. When another process got ahead, all is decided anew on the newer one.
-So rows and positions land together, and once, whoever sends them to whichever server of the lake.
+The snapshot that the commit is based on decides which rows of a chunk are new, and whether a request was applied
+before. When another process commits first, this is decided again on the newer snapshot. So rows and positions are
+committed together, exactly once, whichever server of the lake gets them.
 
-After a crash: the commit is there whole or not at all; who got no answer repeats the request, and it counts once.
+After a crash: the commit exists or not. A client without an answer repeats the request, and it counts once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from strandline.model.change import OP
 from strandline.model.definition import TableDef
 from strandline.model.types import conform
 from strandline.retry import until_landed
-from strandline.server.idempotency import Key, reused
+from strandline.server.idempotency import Key, key_reused
 from strandline.server.requests import Post, columns_of
 from strandline.server.table_growth import Growth
 from strandline.sinks.forward.message import ChunkHeader, Places, Sender
-from strandline.sinks.forward.positions import forgotten, looked_at, replayed, verdict
+from strandline.sinks.forward.positions import check_replay, find_new_rows, older_positions, replay_transactions
 from strandline.sinks.forward.refusal import Failure, Refusal
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.log import Log, prepare
@@ -36,8 +36,8 @@ from strandline.tables.log import Log, prepare
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request. `seq` is the commit that has it; None when it brought nothing new. Of a repeated
-    request `rows` or `skipped` is None when its body was not counted again."""
+    """The answer to a request. `seq` is its commit; None when it had nothing new. `rows` or `skipped` of a repeated
+    request is None when its body was not counted again."""
 
     rows: int | None
     skipped: int | None = 0
@@ -50,23 +50,24 @@ class Outcome:
 
 
 def commit_posts(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
-    """Commit the first of `posts`, all of them where one commit can say it; what became of each, in their order."""
+    """Commit as many of `posts` as one commit can hold, from the first on; the outcome of each, in order."""
     try:
-        return until_landed(lambda: _commit(log, posts))
+        return until_landed(lambda: _commit_once(log, posts))
     except Conflict as error:
         raise Unavailable(
-            "others commit to this table so often that there was no getting in between", hint="Nothing was applied."
+            "other processes commit to this table too often; this commit never got its turn",
+            hint="Nothing was applied.",
         ) from error
 
 
-def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
-    plan = _planned(log, posts)
+def _commit_once(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
+    plan = _make_plan(log, posts)
     while plan.growths:
-        # The table becomes what applied requests need, in a commit of its own before theirs. Then all is decided anew.
+        # The table gets the columns that the requests need, in a commit before theirs. Then all is decided again.
         with suppress(Invalid):
-            log.redefine("EVOLVE", plan.grown)
+            log.redefine("EVOLVE", plan.grow)
         crash_point("receiver.grown")
-        plan = _planned(log, posts)
+        plan = _make_plan(log, posts)
     if not plan.is_due:
         return plan.results(None)
     definition = plan.definition
@@ -74,10 +75,10 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
         if any(snapshot.txns.get(app) != value for app, value in plan.expected.items()):
-            raise Conflict("positions moved while the commit was made")
+            raise Conflict("another commit moved the positions first")
         keys = {key.app: key.packed(snapshot.version + 1) for key in plan.keys.values()}
-        # From the snapshot: an older life may have got a vnode's position after the commit was decided.
-        old = {app: at for sender in plan.begun for app, at in forgotten(snapshot.txns, sender).items()}
+        # From the newest snapshot: an older life may have got a position after the plan was made.
+        old = {app: at for sender in plan.begun for app, at in older_positions(snapshot.txns, sender).items()}
         return replace(draft, txns=plan.moved, expiring_txns=keys, forgotten_txns=old)
 
     seq = log.commit(files, operation="RECEIVE", amend=amend).seq
@@ -85,7 +86,7 @@ def _commit(log: Log, posts: Sequence[Post]) -> list[Outcome | Failure]:
     return plan.results(seq)
 
 
-def _planned(log: Log, posts: Sequence[Post]) -> _Plan:
+def _make_plan(log: Log, posts: Sequence[Post]) -> _Plan:
     state = log.refresh()
     plan = _Plan(state.snapshot.txns, state.definition)
     for post in posts:
@@ -96,8 +97,8 @@ def _planned(log: Log, posts: Sequence[Post]) -> _Plan:
 
 
 class _Plan:
-    """What a commit will hold. `expected` are the transactions that it was decided on; `definition` is the table with
-    the `growths` of all that is in it."""
+    """The contents of a commit. It was decided on the `expected` transactions; `definition` is the table with all
+    `growths` that its rows need."""
 
     def __init__(self, txns: Mapping[str, int], definition: TableDef) -> None:
         self.definition = definition
@@ -107,7 +108,7 @@ class _Plan:
         self.keys: dict[str, Key] = {}
         self.begun: set[Sender] = set()
         self.pieces: list[pa.Table] = []
-        # A dict, as every snapshot has it; nothing writes to it here.
+        # It is the dict of a snapshot; nothing writes to it here.
         self._txns = cast("dict[str, int]", txns)
         self._results: list[tuple[Outcome | Failure, bool]] = []
         self._deleted: list[np.ndarray[Any, np.dtype[np.int64]]] = []
@@ -117,20 +118,20 @@ class _Plan:
         return bool(self.pieces or self.moved)
 
     def has_room_for(self, post: Post) -> bool:
-        """Whether no key with versions that the commit deletes is upserted after that."""
+        """False when a table has versions and the post upserts a key that the commit deletes."""
         if post.upserted is None or not self._deleted:
             return True
         return not any(np.isin(post.upserted, deleted).any() for deleted in self._deleted)
 
-    def grown(self, definition: TableDef) -> TableDef:
-        """The table with all that the commit needs; `Invalid` when it can no longer have it."""
+    def grow(self, definition: TableDef) -> TableDef:
+        """The table with all columns that the commit needs; `Invalid` when it can no longer get them."""
         for growth in self.growths:
-            definition = growth.applied(definition)
+            definition = growth.apply_to(definition)
         return definition
 
     def add(self, post: Post) -> None:
-        if not self._is_held(post):
-            changed = "the table's columns changed while the request was under way"
+        if not self._is_accepted(post):
+            changed = "the table's columns changed during the request"
             self._results.append((Unavailable(changed, hint="Nothing was applied. Send it again."), False))
             return
         if post.deleted is not None and len(post.deleted):
@@ -140,22 +141,22 @@ class _Plan:
             return
         moved: Mapping[str, int] = {}
         if post.replay is not None and not self._is_repeated(post.key):
-            self.expected.update((app, self._txns.get(app)) for app in looked_at(post.replay.sender))
+            self.expected.update((app, self._txns.get(app)) for app in replay_transactions(post.replay.sender))
             try:
-                moved = replayed(post.replay, ChainMap(self.moved, self._txns))
+                moved = check_replay(post.replay, ChainMap(self.moved, self._txns))
             except (Conflict, Refusal) as refused:
                 self._results.append((refused, False))
                 return
         if post.key is None or self._is_new(post.key, post.rows.num_rows):
-            self._take(post.rows, post)
+            self._add_rows(post.rows, post)
             if post.replay is not None:
-                self._move(post.replay.sender, moved)
+                self._move_positions(post.replay.sender, moved)
             self._results.append((Outcome(post.rows.num_rows), True))
 
-    def _is_held(self, post: Post) -> bool:
+    def _is_accepted(self, post: Post) -> bool:
         """Whether the table has all columns of a post, or can get them."""
         try:
-            definition = self.definition if post.growth is None else post.growth.applied(self.definition)
+            definition = self.definition if post.growth is None else post.growth.apply_to(self.definition)
         except Invalid:
             return False
         return {OP, *definition.schema.names}.issuperset(post.rows.column_names)
@@ -164,7 +165,7 @@ class _Plan:
         return key is not None and (key.app in self._txns or key.text in self.keys)
 
     def _is_new(self, key: Key, count: int) -> bool:
-        """Whether a request with this key is to be applied; otherwise what became of it is known."""
+        """Whether a request with this key is new; otherwise its outcome is added."""
         self.expected[key.app] = self._txns.get(key.app)
         try:
             earlier = key.seq_in(self._txns)
@@ -180,7 +181,7 @@ class _Plan:
         if first == key:
             self._results.append((Outcome(count, is_repeated=True), True))
         else:
-            self._results.append((reused(key.text, "Nothing of this body was applied."), False))
+            self._results.append((key_reused(key.text, "Nothing of this body was applied."), False))
         return False
 
     def _add_chunk(self, post: Post, chunk: ChunkHeader, places: Places) -> None:
@@ -188,36 +189,36 @@ class _Plan:
         for app in (sender.life_app, *map(sender.position_app, chunk.ranges)):
             self.expected[app] = self._txns.get(app)
         try:
-            found = verdict(chunk, places, ChainMap(self.moved, self._txns))
+            found = find_new_rows(chunk, places, ChainMap(self.moved, self._txns))
         except (Conflict, Refusal) as refused:
             self._results.append((refused, False))
             return
         new = post.rows if found.is_new is None else post.rows.filter(pa.array(found.is_new))
-        self._take(new, post)
-        self._move(sender, found.moved)
+        self._add_rows(new, post)
+        self._move_positions(sender, found.moved)
         outcome = Outcome(new.num_rows, post.rows.num_rows - new.num_rows)
         self._results.append((outcome, bool(found.moved)))
 
-    def _move(self, sender: Sender, moved: Mapping[str, int]) -> None:
+    def _move_positions(self, sender: Sender, moved: Mapping[str, int]) -> None:
         if sender.life_app in moved:
-            # A new life sends for the first time: what this commit would have kept of an older one is not kept.
+            # The first chunk of a new life: positions of an older life do not go into this commit.
             self.begun.add(sender)
             own = f"from/{sender.sink}/"
             self.moved = {app: at for app, at in self.moved.items() if not app.startswith(own)}
         self.moved.update(moved)
 
-    def _take(self, rows: pa.Table, post: Post) -> None:
+    def _add_rows(self, rows: pa.Table, post: Post) -> None:
         if not rows.num_rows:
             return
         self.pieces.append(rows)
         if post.growth is not None:
-            grown = post.growth.applied(self.definition)
+            grown = post.growth.apply_to(self.definition)
             if grown is not self.definition:
                 self.definition = grown
                 self.growths.append(post.growth)
 
     def rows(self, definition: TableDef) -> pa.Table:
-        """All rows in their order. Some may have been checked before a column was added."""
+        """All rows in order. Some may have been checked before a column was added, so they get it here."""
         columns = columns_of(definition)
         return pa.concat_tables([conform(piece, columns) for piece in self.pieces])
 

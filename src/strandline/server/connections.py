@@ -1,8 +1,7 @@
 """The server's connections: how many there are, and how long one may keep the server waiting.
 
-A connection waits while it has no request under way: it is new, idle, or in the middle of a head. Where more come than
-are served, the one that has waited longest goes; requests under way stay. What a storm does is logged in one line, not
-in one for each connection.
+A connection waits while it has no complete head of a request: it is new, idle, or still sends the head. When there are
+too many connections, the one that has waited longest is closed; running requests stay. Many equal log lines become one.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from strandline.sinks.forward.refusal import too_slow
 
 HEAD_S: Final = 10.0
-"""How long the head of a request may take; also the rest of a body that was answered before it was read."""
+"""The time for the head of a request, and for the rest of a body that was answered before it was read."""
 IDLE_S: Final = 75
-"""How long a connection may be idle between two requests."""
+"""The time that a connection may be idle between two requests."""
 BODY_S: Final = 15.0
-"""How long a body may keep the server waiting, all its pauses together …"""
+"""The time that a body may keep the server waiting, all its pauses together …"""
 SLOWEST_BYTES_S: Final = 8 << 10
-"""… and a second longer for so many bytes of it."""
+"""… plus one second for this many bytes of it."""
 ANSWER_S: Final = 60.0
-"""How long a client may leave an answer unread that does not fit into the buffers on its way."""
+"""The time that a client may leave an answer unread, when the answer does not fit into the network buffers."""
 SPARE: Final = 256
-"""So many connections more are served than requests: for those that wait, and for `GET /healthz`."""
+"""The number of connections beyond the limit of requests: for waiting ones, and for `GET /healthz`."""
 
 _CLOSE_S = 5.0
 _QUIET_S = 10.0
@@ -42,51 +41,51 @@ _log = logging.getLogger("uvicorn.error")
 
 
 class ConnectionLimit:
-    """What the connections of a server share."""
+    """The limit that the connections of a server share."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.waiting: dict[ClientConnection, None] = {}
 
-    def enter(self, door: ClientConnection, count: int) -> bool:
-        """Whether a new connection is served; one that waits makes room for it."""
+    def admit(self, count: int) -> bool:
+        """Whether a new connection is served; a waiting one is closed for it if necessary."""
         if count <= self.most:
             return True
         _log.warning("Too many connections: %d are served at once.", self.most)
         if not self.waiting:
             return False
-        next(iter(self.waiting)).leave()
+        next(iter(self.waiting)).make_room()
         return True
 
 
 class ClientConnection(H11Protocol):
-    """One connection. `protocol_for` binds it to the others of its server."""
+    """One connection. `protocol_for` gives it the limit of its server."""
 
-    doors: ConnectionLimit
+    limit: ConnectionLimit
     _clock: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.doors.enter(self, len(self.connections)):
-            self._wait(HEAD_S)
+        if self.limit.admit(len(self.connections)):
+            self._start_clock(HEAD_S)
         else:
             transport.write(_FULL)
             self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._work()
+        self._stop_clock()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not self.transport.is_closing():
             super().data_received(data)
-            self._look()
+            self._set_clock()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look()
+        self._set_clock()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -103,56 +102,58 @@ class ClientConnection(H11Protocol):
         super().timeout_keep_alive_handler()
         self._close()
 
-    def leave(self) -> None:
+    def make_room(self) -> None:
         """Make room for another connection."""
-        self.doors.waiting.pop(self, None)
+        self.limit.waiting.pop(self, None)
         self.connections.discard(self)
         self.transport.abort()
 
-    def _look(self) -> None:
-        """Set the clock for what is waited for now."""
+    def _set_clock(self) -> None:
+        """Set or stop the clock, depending on what the server waits for now."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._work()
+            self._stop_clock()
             return
         is_in_head = bool(self.conn.trailing_data[0]) or self.conn.their_state is h11.SEND_BODY
-        self._wait(HEAD_S if is_in_head else IDLE_S)
+        self._start_clock(HEAD_S if is_in_head else IDLE_S)
 
-    def _wait(self, length_s: float) -> None:
-        """Wait so long for a request; not longer than it would have been before, whatever came meanwhile."""
+    def _start_clock(self, length_s: float) -> None:
+        """Wait at most this long for a request. A clock that ends earlier stays."""
         until_s = self.loop.time() + length_s
         if self._clock is not None and self._clock.when() <= until_s:
             return
-        self._work()
-        self.doors.waiting[self] = None
-        self._clock = self.loop.call_at(until_s, self._end)
+        self._stop_clock()
+        self.limit.waiting[self] = None
+        self._clock = self.loop.call_at(until_s, self._time_out)
 
-    def _work(self) -> None:
-        self.doors.waiting.pop(self, None)
+    def _stop_clock(self) -> None:
+        self.limit.waiting.pop(self, None)
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
 
-    def _end(self) -> None:
+    def _time_out(self) -> None:
         if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
             self.transport.write(_LATE)
         self._close()
 
     def _close(self) -> None:
-        """End the connection, also one whose client leaves unread what is on its way to it."""
-        self._work()
+        """Close the connection, also when its client does not read the rest."""
+        self._stop_clock()
         self.transport.close()
         self.loop.call_later(_CLOSE_S, self.transport.abort)
 
 
 def protocol_for(requests: int) -> type[ClientConnection]:
-    """The protocol of a server that has so many requests under way at most."""
-    return type("ServedDoor", (ClientConnection,), {"doors": ConnectionLimit(_affordable(requests + SPARE))})
+    """The protocol of a server that runs at most this many requests at once."""
+    return type(
+        "LimitedConnection", (ClientConnection,), {"limit": ConnectionLimit(_affordable_connections(requests + SPARE))}
+    )
 
 
-def _affordable(wanted: int) -> int:
-    """As many connections as the system lets one process have, with room for its other files."""
+def _affordable_connections(wanted: int) -> int:
+    """The wanted number of connections, or fewer if the system allows the process fewer open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -165,8 +166,8 @@ def _affordable(wanted: int) -> int:
     return max(_LEAST, raised - _OTHER_FILES)
 
 
-async def paced(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a body; 408 when they keep the server waiting for too long."""
+async def limit_pace(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a body; 408 when they arrive too slowly."""
     waited_s, received = 0.0, 0
     while True:
         since_s = time.monotonic()
@@ -182,8 +183,8 @@ async def paced(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-class OneLine(logging.Filter):
-    """Lets a line pass once in a while, however often it is written, and tells how often that was."""
+class RepeatFilter(logging.Filter):
+    """Logs a repeated line only once in a while, with the number of repeats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,9 +206,9 @@ class OneLine(logging.Filter):
         return True
 
 
-def told_once(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What the event loop cannot do, such as to accept a connection when the process has no file left for it: the loop
-    tells of each one that it tries in vain, thousands in a second."""
+def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error of the event loop. When the process has no files left, the loop reports every connection that it
+    cannot accept, thousands per second; these become one line."""
     if "accept" in str(context.get("message")):
         _log.error("No connection can be accepted: %s", context.get("exception"))
     else:

@@ -1,4 +1,4 @@
-"""What an error is in HTTP: the one place where kinds become statuses."""
+"""Errors as HTTP answers: the one place where kinds become statuses."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _STATUSES: dict[type[StrandlineError], int] = {
 
 def answer(error: Exception) -> JSONResponse:
     """The answer to a request that failed."""
-    status, said = _said(error)
+    status, said = _status_of(error)
     headers = {}
     if status in (protocol.BUSY, protocol.UNAVAILABLE):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if status == protocol.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": _told(said)}, status, headers)
+    return JSONResponse({"error": _to_json(said)}, status, headers)
 
 
-def _said(error: Exception) -> tuple[int, StrandlineError]:
+def _status_of(error: Exception) -> tuple[int, StrandlineError]:
     if isinstance(error, Refusal):
         return error.status, error.error
     if isinstance(error, StrandlineError):
@@ -54,13 +54,13 @@ def _said(error: Exception) -> tuple[int, StrandlineError]:
         return protocol.MALFORMED, Invalid("the connection ended before the body did")
     if isinstance(error, OSError):
         return protocol.UNAVAILABLE, Unavailable(f"the lake could not be read or written: {error.strerror or error}")
-    # What nobody expected is for the server's log, not for the client.
+    # An unexpected error goes to the server's log, not to the client.
     return protocol.FAULT, Internal("a fault in Strandline", hint="Please report it with the server's log.")
 
 
-def _told(error: StrandlineError) -> dict[str, Any]:
+def _to_json(error: StrandlineError) -> dict[str, Any]:
     hint = {} if error.hint is None else {"hint": error.hint}
     told = {"kind": error.kind, "message": error.message, **hint, **error.fields}
-    # Names from a body may hold half of a surrogate pair, which no answer can.
+    # Names from a body may have half of a surrogate pair, which cannot be encoded.
     text = _SURROGATE.sub("?", json.dumps(told, default=str, ensure_ascii=False))
     return cast("dict[str, Any]", json.loads(text))

@@ -1,8 +1,8 @@
-"""The `Idempotency-Key` of a request: which commit has the request, and which body it came with.
+"""The `Idempotency-Key` of a request: the commit of the request, and a digest of its body.
 
 Both are one Delta transaction, in the commit that has the rows: `key/<Idempotency-Key>`, whose version is
-`seq << 31 | digest`. It expires as the tokens of the table do. One key stands for one body: the key with other bytes is
-refused, because an answer of 200 would drop those rows without a word.
+`seq << 31 | digest`. It expires as the tokens of the table do. A key is for one body: the same key with other bytes is
+refused, because an answer of 200 would lose those rows silently.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ class Key:
         return seq << DIGEST_BITS | self.digest
 
     def seq_in(self, txns: Mapping[str, int]) -> int | None:
-        """The commit that has this request; None when there is none yet. `Invalid` when the key was used for another
-        body."""
+        """The commit of this request; None when there is none yet. `Invalid` when the key was used for another body."""
         found = txns.get(self.app)
         if found is None:
             return None
         seq = found >> DIGEST_BITS
         if found != self.packed(seq):
-            raise reused(self.text, f"Nothing of this body was applied. The first one is in commit {seq}.", seq=seq)
+            raise key_reused(self.text, f"Nothing of this body was applied. The first one is in commit {seq}.", seq=seq)
         return seq
 
 
@@ -48,7 +47,7 @@ def app_of(text: str) -> str:
     return f"key/{text}"
 
 
-def reused(text: str, what: str, **fields: int) -> Invalid:
+def key_reused(text: str, what: str, **fields: int) -> Invalid:
     return Invalid(
         f"the {KEY_HEADER} {text!r} was used before, for another body",
         hint=f"{what} Send the same bytes again, or give other rows a key of their own.",
@@ -56,8 +55,8 @@ def reused(text: str, what: str, **fields: int) -> Invalid:
     )
 
 
-class Summed:
-    """A body on its way: `pieces` passes it on, and `digest` is of all that has passed, and of how it is written."""
+class HashedBody:
+    """A body that is being received: `pieces` are its bytes, `digest` is of its format and all bytes so far."""
 
     def __init__(self, stream: AsyncIterator[bytes], *how: str) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
-"""Requests that wait for their commit: as many as fit, and a commit at a time for each table.
+"""Requests that wait for their commit: as many as fit into memory, and one commit at a time for each table.
 
-While a table's commit is under way others wait, and the next one takes them all: the more there are, the fewer commits
-each costs. An answer is given when its commit is durable.
+While a commit of a table runs, other requests wait, and the next commit takes them all. So under load many requests
+share a commit. A request is answered when its commit is durable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_S = 0.001
 
 @dataclass
 class MemoryBudget:
-    """What all requests of the server may hold together, from their first byte to their answer. Threads share it."""
+    """The memory for all requests of the server, from their first byte to their answer. Threads share it."""
 
     most_bytes: int
     most_requests: int
@@ -38,9 +38,9 @@ class MemoryBudget:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, size: int) -> Claim:
-        """A place for a request that says it has `size` bytes; 429 when there is none."""
+        """A claim for a request of `size` bytes; 429 when there is no room."""
         if self.requests >= self.most_requests:
-            raise busy(f"{self.requests} requests are under way; this server takes no more at once")
+            raise busy(f"{self.requests} requests are running; this server takes no more at once")
         claim = Claim(self)
         claim.hold(size)
         return claim
@@ -48,20 +48,20 @@ class MemoryBudget:
 
 @dataclass
 class Claim:
-    """What one request holds, while its block lasts."""
+    """The memory of one request, while its block runs."""
 
     budget: MemoryBudget
     size: int = 0
 
     def hold(self, size: int) -> None:
-        """Hold so much from here on; 429 when others leave no room for it."""
+        """Hold `size` bytes from now on; 429 when other requests leave no room."""
         budget = self.budget
         with budget.lock:
             others = budget.bytes - self.size
             if size > self.size and others + size > budget.most_bytes:
                 if size > budget.most_bytes:
-                    raise too_large(f"the request takes {size} bytes in memory; at most {budget.most_bytes} are taken")
-                raise busy(f"requests under way hold {budget.bytes} bytes; at most {budget.most_bytes} are taken")
+                    raise too_large(f"the request takes {size} bytes in memory; the limit is {budget.most_bytes}")
+                raise busy(f"running requests hold {budget.bytes} bytes; the limit is {budget.most_bytes}")
             budget.bytes, self.size = others + size, size
 
     def __enter__(self) -> Claim:
@@ -79,10 +79,10 @@ class Claim:
 
 @dataclass
 class TableQueue:
-    """The posts that wait for a commit of one table. Used by the event loop alone; commits run in `commits`.
+    """The posts that wait for a commit of one table. Only the event loop uses it; commits run in `commits`.
 
-    `arriving` tells how many more requests for the table are on their way. A commit waits a moment for them, or when
-    the one before had more posts; a client that is alone waits for nobody."""
+    `arriving` is the number of requests for the table that are still being received. A commit waits a moment for
+    them, or when the commit before had more posts. A single client never waits."""
 
     log: Log
     commits: Executor
@@ -94,7 +94,7 @@ class TableQueue:
     _last_posts: int = 1
 
     async def put(self, posts: Sequence[Post]) -> list[Result]:
-        """What became of posts that are committed one after the other, when all of them are."""
+        """Commit these posts in order; the outcome of each, when all are done."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Result]] = [loop.create_future() for _ in posts]
         self._waiting.extend(zip(posts, futures, strict=True))
@@ -103,15 +103,15 @@ class TableQueue:
             self._work = loop.create_task(self._commit_all())
         return list(await asyncio.gather(*futures))
 
-    async def drained(self) -> None:
-        """Wait until nothing waits."""
+    async def drain(self) -> None:
+        """Wait until no post waits."""
         if self._work is not None:
             await self._work
 
     async def _commit_all(self) -> None:
         while self._waiting:
             await self._linger()
-            group = self._group()
+            group = self._take_group()
             results: Sequence[Result | Exception]
             try:
                 results = await asyncio.get_running_loop().run_in_executor(
@@ -121,16 +121,16 @@ class TableQueue:
                 results = [error] * len(group)
             for (_, future), result in zip(group, results, strict=False):
                 if not future.done():
-                    _settle(future, result)
+                    _set_outcome(future, result)
             self._waiting.extendleft(reversed(group[len(results) :]))
 
     async def _linger(self) -> None:
-        """Who was answered together comes back together, though not at the same moment."""
+        """Wait a moment: clients that were answered together send their next requests at nearly the same time."""
         until_s = time.monotonic() + self.linger_s
         while (self.arriving() or len(self._waiting) < self._last_posts) and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)
 
-    def _group(self) -> list[tuple[Post, asyncio.Future[Result]]]:
+    def _take_group(self) -> list[tuple[Post, asyncio.Future[Result]]]:
         group = [self._waiting.popleft()]
         rows, size = group[0][0].rows.num_rows, group[0][0].rows.nbytes
         while self._waiting:
@@ -143,7 +143,7 @@ class TableQueue:
         return group
 
 
-def _settle(future: asyncio.Future[Result], result: Result | Exception) -> None:
+def _set_outcome(future: asyncio.Future[Result], result: Result | Exception) -> None:
     if isinstance(result, Outcome | StrandlineError | Refusal):
         future.set_result(result)
     else:

@@ -1,7 +1,7 @@
-"""Take rows for the tables of a lake: bodies in, commits out.
+"""Receive rows for the tables of a lake: from the body of a request to its commit.
 
-After a crash: a request that was answered is in a commit; one that was not may be, and is safe to repeat as the forward
-protocol says.
+After a crash: a request that was answered is in a commit. A request without an answer may be in one; it is safe to
+repeat it, as the forward protocol describes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from strandline.lake import Lake
 from strandline.model.change import OP
 from strandline.model.definition import TableDef
 from strandline.server import body
-from strandline.server.body import Body, Form
+from strandline.server.body import Body, BodyFormat
 from strandline.server.commit import Outcome
-from strandline.server.idempotency import Key, Summed, app_of
+from strandline.server.idempotency import HashedBody, Key, app_of
 from strandline.server.memory_cost import Weight
 from strandline.server.queue import Claim, MemoryBudget, Result, TableQueue
-from strandline.server.requests import Post, hidden_columns, posts_of
-from strandline.server.table_growth import check_cuts, grown, growth_of, lacking, narrowed, widest
+from strandline.server.requests import Post, hidden_columns, make_posts
+from strandline.server.table_growth import (
+    check_rounding,
+    find_growth,
+    grow_table,
+    missing_column,
+    narrow_rows,
+    widest_fields,
+)
 from strandline.sinks.forward import positions
 from strandline.sinks.forward.message import ChunkHeader, Replay, Sender
 from strandline.sinks.forward.protocol import CHUNK_HEADER, KEY_HEADER, REPLAY_HEADER, TOO_LARGE
@@ -42,8 +49,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server takes: of one request, and at once. `body_columns` counts the fields of columns as well;
-    `table_columns` is how many a table may get by requests."""
+    """The limits of the server, for one request and for all at once. `body_columns` also counts fields of columns;
+    requests may add columns to a table up to `table_columns`."""
 
     body_bytes: int = 64 << 20
     queue_bytes: int = 1 << 30
@@ -67,15 +74,15 @@ class Limits:
 
     @property
     def weight_bytes(self) -> int:
-        """What one body may take in memory, in all its forms together."""
+        """The memory for one body, in all its forms together."""
         return min(_UNFOLDED * self.body_bytes, self.queue_bytes)
 
 
 @dataclass(frozen=True)
-class Head:
-    """What a request says before its body."""
+class RequestHead:
+    """The headers of a request."""
 
-    form: Form
+    form: BodyFormat
     chunk: ChunkHeader | None
     replay: Replay | None
     key: str | None
@@ -87,18 +94,18 @@ class Head:
         return None if said is None else said.sender
 
     @staticmethod
-    def of(headers: Mapping[str, str]) -> Head:
-        """The headers, checked; a chunk's positions say more than its `Idempotency-Key`, which is then left alone."""
-        form = Form.of(headers.get("Content-Type"), headers.get("Content-Encoding"))
+    def of(headers: Mapping[str, str]) -> RequestHead:
+        """The headers, checked. The `Idempotency-Key` of a chunk is ignored, because its positions are stronger."""
+        form = BodyFormat.of(headers.get("Content-Type"), headers.get("Content-Encoding"))
         said, again = headers.get(CHUNK_HEADER), headers.get(REPLAY_HEADER)
         if said is not None and again is not None:
             raise malformed(f"the request has both {CHUNK_HEADER} and {REPLAY_HEADER}; expected one of them")
         chunk = None if said is None else ChunkHeader.parse(said)
         key = headers.get(KEY_HEADER)
         if key is not None and not (1 <= len(key) <= 256 and key.isprintable()):
-            raise malformed(f"the {KEY_HEADER} has {len(key)} characters; expected 1 to 256 that can be printed")
+            raise malformed(f"the {KEY_HEADER} has {len(key)} characters; expected 1 to 256 printable ones")
         length = headers.get("Content-Length")
-        return Head(
+        return RequestHead(
             form,
             chunk,
             None if again is None else Replay.parse(again),
@@ -122,78 +129,78 @@ class Receiver:
         self._is_closed = False
 
     async def close(self) -> None:
-        """Commit what waits; then nothing more is taken."""
+        """Refuse new requests and commit those that wait."""
         self._is_closed = True
         for queue in list(self._queues.values()):
-            await queue.drained()
+            await queue.drain()
         self._checks.shutdown()
         self._commits.shutdown()
 
     async def ingest(self, name: str, headers: Mapping[str, str], stream: AsyncIterator[bytes]) -> Outcome:
-        """Take a request for a table; what became of it, once that is durable."""
+        """Apply a request to a table; the outcome, when it is durable."""
         if self._is_closed:
             raise Unavailable("the server is stopping", hint="Send it again in a moment.")
-        head = Head.of(headers)
+        head = RequestHead.of(headers)
         with self._budget.claim(min(head.length or 0, self._limits.body_bytes)) as claim:
             self._arriving[name] += 1
             try:
-                found = await self._checked(name, head, stream, claim)
+                found = await self._receive_request(name, head, stream, claim)
             finally:
                 self._arriving[name] -= 1
                 if not self._arriving[name]:
                     del self._arriving[name]
-            return found if isinstance(found, Outcome) else await self._committed(*found)
+            return found if isinstance(found, Outcome) else await self._commit_posts(*found)
 
     async def positions(self, name: str, sink: str, life: int | None) -> tuple[int | None, list[list[int]]]:
-        """How far a table has the changes of one life of a sink, and which life that is: the newest one without a
-        number, None when it has nothing of the sink."""
+        """The life of a sink, and its positions in a table. Without `life` the newest one; None when the table has
+        nothing of the sink."""
         asked = Sender.of(sink, life or 0)
 
         def found() -> tuple[int | None, list[list[int]]]:
-            txns = self._table(name).log.refresh().snapshot.txns
+            txns = self._find_table(name).log.refresh().snapshot.txns
             if life is None:
                 newest = txns.get(asked.life_app)
-                return newest, [] if newest is None else positions.known(txns, Sender(sink, newest))
+                return newest, [] if newest is None else positions.list_positions(txns, Sender(sink, newest))
             positions.check_life(asked, txns)
-            return life, positions.known(txns, asked)
+            return life, positions.list_positions(txns, asked)
 
-        return await self._run(found)
+        return await self._run_check(found)
 
-    async def _checked(
-        self, name: str, head: Head, stream: AsyncIterator[bytes], claim: Claim
+    async def _receive_request(
+        self, name: str, head: RequestHead, stream: AsyncIterator[bytes], claim: Claim
     ) -> Outcome | tuple[Table, list[Post]]:
         most, length = self._limits.body_bytes, head.length or 0
-        summed = Summed(stream, head.form.name)
+        summed = HashedBody(stream, head.form.name)
         pieces = summed.pieces()
         data: bytearray | None = None
         try:
             body.check_length(length, most)
-            data = await body.received(pieces, most=most, hold=lambda size: claim.hold(max(size, length)))
+            data = await body.receive(pieces, most=most, hold=lambda size: claim.hold(max(size, length)))
         except Refusal as refused:
-            if refused.status != TOO_LARGE or not await self._run(lambda: self._is_known(name, head)):
+            if refused.status != TOO_LARGE or not await self._run_check(lambda: self._is_done(name, head)):
                 raise
-            # A limit that was lowered since does not count for what is done.
+            # A request that was applied before is answered, also when the limit is lower now.
             claim.hold(0)
-            await body.passed(pieces)
+            await body.discard(pieces)
         key = None if head.key is None else Key(head.key, summed.digest)
-        return await self._run(lambda: self._check(name, head, key, data, claim))
+        return await self._run_check(lambda: self._check_request(name, head, key, data, claim))
 
-    def _check(
-        self, name: str, head: Head, key: Key | None, data: bytearray | None, claim: Claim
+    def _check_request(
+        self, name: str, head: RequestHead, key: Key | None, data: bytearray | None, claim: Claim
     ) -> Outcome | tuple[Table, list[Post]]:
-        """The request's rows, ready for a commit; or its outcome when it is done already. Runs in a thread. `data` is
-        None for a body that is too large to be held."""
-        table = self._table(name)
-        if done := self._done(table, head, key, data, claim):
-            # What was taken once is not judged again by what the table, or this server, has become since.
+        """The request's rows, ready for a commit, or its outcome when it was applied before. Runs in a thread. `data`
+        is None for a body that is too large."""
+        table = self._find_table(name)
+        if done := self._find_outcome(table, head, key, data, claim):
+            # A request that was applied before is not checked again: table and limits may have changed since.
             return done
         if data is None:
-            raise too_large("the body is larger than this server takes")
-        content = self._decoded(head, data, claim)
+            raise too_large("the body is larger than the limit of this server")
+        content = self._decode_body(head, data, claim)
         if head.chunk is None and not content.count:
             return Outcome(0)
         try:
-            posts = self._posts(content, table.definition, head, key)
+            posts = self._make_posts(content, table.definition, head, key)
             for post in posts:
                 content.weight.add_longest(post.rows)
             return table, [replace(post, replay=head.replay) for post in posts]
@@ -201,66 +208,68 @@ class Receiver:
             error.fields.setdefault("table", name)
             raise
 
-    def _posts(self, content: Body, definition: TableDef, head: Head, key: Key | None) -> list[Post]:
-        """The rows of a request, checked against the table as it will be when they are applied. It grows for a sink."""
+    def _make_posts(self, content: Body, definition: TableDef, head: RequestHead, key: Key | None) -> list[Post]:
+        """The rows of a request, checked against the table with the columns it will have. It grows only for a sink."""
         chunk = head.chunk
         hidden = hidden_columns(is_chunk=chunk is not None)
         if head.sender is None:
-            return posts_of(content.rows(pa.schema([*hidden, *definition.schema])), definition, key=key)
+            return make_posts(content.rows(pa.schema([*hidden, *definition.schema])), definition, key=key)
         known = {*definition.schema.names, *(field.name for field in hidden)}
         try:
-            rows = content.rows(pa.schema([*hidden, *widest(definition)]))
+            rows = content.rows(pa.schema([*hidden, *widest_fields(definition)]))
             if not content.is_typed:
-                rows = narrowed(rows, definition)
-            growth = growth_of(rows, definition, known, self._limits.table_columns)
+                rows = narrow_rows(rows, definition)
+            growth = find_growth(rows, definition, known, self._limits.table_columns)
             if growth is not None and not self._evolve:
                 known -= set(growth.columns.names)
                 growth = None
             if growth is not None:
-                definition = grown(definition, growth)
+                definition = grow_table(definition, growth)
                 known.update(definition.schema.names)
-            check_cuts(rows, definition)
-            return posts_of(rows, definition, chunk=chunk, key=key, growth=growth)
+            check_rounding(rows, definition)
+            return make_posts(rows, definition, chunk=chunk, key=key, growth=growth)
         except Invalid as error:
             if error.fields.get("column", OP) not in known:
-                raise lacking(error, definition) from error
+                raise missing_column(error, definition) from error
             raise
 
-    def _done(self, table: Table, head: Head, key: Key | None, data: bytearray | None, claim: Claim) -> Outcome | None:
-        """What became of a request that is done already; None for one that is new."""
+    def _find_outcome(
+        self, table: Table, head: RequestHead, key: Key | None, data: bytearray | None, claim: Claim
+    ) -> Outcome | None:
+        """The outcome of a request that was applied before; None for a new one."""
         txns = table.log.refresh().snapshot.txns
         if head.sender is not None:
             positions.check_life(head.sender, txns)
         seq = None if key is None else key.seq_in(txns)
-        is_had = head.chunk is not None and positions.has_all(head.chunk, txns)
+        is_had = head.chunk is not None and positions.holds_chunk(head.chunk, txns)
         if seq is None and not is_had:
             return None
         try:
-            count = None if data is None else self._decoded(head, data, claim).count
+            count = None if data is None else self._decode_body(head, data, claim).count
         except (Refusal, Invalid):
             count = None
         return Outcome(0, count) if seq is None else Outcome(count, seq=seq, is_repeated=True)
 
-    def _is_known(self, name: str, head: Head) -> bool:
-        """Whether a request is done already, as far as its head tells."""
-        txns = self._table(name).log.refresh().snapshot.txns
+    def _is_done(self, name: str, head: RequestHead) -> bool:
+        """Whether a request was applied before, judged by its headers alone."""
+        txns = self._find_table(name).log.refresh().snapshot.txns
         if head.sender is not None:
             positions.check_life(head.sender, txns)
         if head.chunk is not None:
-            return positions.has_all(head.chunk, txns)
+            return positions.holds_chunk(head.chunk, txns)
         return head.key is not None and app_of(head.key) in txns
 
-    def _decoded(self, head: Head, data: bytearray, claim: Claim) -> Body:
+    def _decode_body(self, head: RequestHead, data: bytearray, claim: Claim) -> Body:
         limits = self._limits
         return body.decode(
             data, head.form, Weight(limits.weight_bytes, limits.body_rows, limits.body_columns, claim.hold)
         )
 
-    def _table(self, name: str) -> Table:
+    def _find_table(self, name: str) -> Table:
         self._lake.catalog.refresh().get(name)
         return self._lake.table(name)
 
-    async def _committed(self, table: Table, posts: Sequence[Post]) -> Outcome:
+    async def _commit_posts(self, table: Table, posts: Sequence[Post]) -> Outcome:
         generation = table.entry.generation
         queue = self._queues.get(generation)
         if queue is None:
@@ -271,17 +280,17 @@ class Receiver:
                 self._limits.commit_rows,
                 self._limits.linger_ms / 1000,
             )
-        return _together(await queue.put(posts))
+        return _join_outcomes(await queue.put(posts))
 
-    async def _run(self, act: Callable[[], T]) -> T:
-        found = await asyncio.get_running_loop().run_in_executor(self._checks, _settled, act)
+    async def _run_check(self, act: Callable[[], T]) -> T:
+        found = await asyncio.get_running_loop().run_in_executor(self._checks, _catch_failure, act)
         if isinstance(found, Refusal | StrandlineError):
             raise found
         return found
 
 
-def _settled(act: Callable[[], T]) -> T | Refusal | StrandlineError:
-    """What became of a check. An error goes without its traceback, which would hold the body for as long."""
+def _catch_failure(act: Callable[[], T]) -> T | Refusal | StrandlineError:
+    """The result of a check, or its error. The error loses its traceback, which would keep the body in memory."""
     try:
         return act()
     except (Refusal, StrandlineError) as error:
@@ -289,8 +298,8 @@ def _settled(act: Callable[[], T]) -> T | Refusal | StrandlineError:
         return error.with_traceback(None)
 
 
-def _together(results: Sequence[Result]) -> Outcome:
-    """What became of one request whose posts took several commits; the first of them that failed speaks for it."""
+def _join_outcomes(results: Sequence[Result]) -> Outcome:
+    """The outcome of a request whose posts took several commits; raises the first failure."""
     total = Outcome(0)
     for result in results:
         if not isinstance(result, Outcome):

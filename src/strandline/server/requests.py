@@ -1,6 +1,6 @@
-"""A request that was checked: rows of the table, what each does, and what makes the request count once.
+"""A checked request: its rows, the operation of each, and what makes the request count once.
 
-All that can be wrong with a request is found here, before it meets others, so that one never harms another.
+A request is validated before it is grouped with others, so a bad one never affects them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strandline.errors import Invalid
 from strandline.model.change import DELETE, OP, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
-from strandline.model.rows import checked
+from strandline.model.rows import check_rows
 from strandline.server.body import PLACE
 from strandline.server.idempotency import Key
 from strandline.server.table_growth import Growth
@@ -26,11 +26,11 @@ from strandline.sinks.forward.protocol import INDEX
 
 @dataclass(frozen=True)
 class Post:
-    """Rows with `_op` and the table's columns, in the order in which they count.
+    """Rows with `_op` and the table's columns, in the order in which they apply.
 
-    A chunk's rows have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. Of a table with
-    versions, `upserted` and `deleted` are the hashes of the keys. `growth` is what the table needs before.
-    `replay` says as of which seq the rows of dead letters are."""
+    The rows of a chunk have `places`; `key` is the `Idempotency-Key` of a request that is not a chunk. For a table with
+    versions, `upserted` and `deleted` are the hashes of the keys. The table needs `growth` first. `replay` has the seq
+    at which the rows of dead letters were read."""
 
     rows: pa.Table
     chunk: ChunkHeader | None = None
@@ -48,11 +48,11 @@ def columns_of(definition: TableDef) -> pa.Schema:
 
 
 def hidden_columns(*, is_chunk: bool) -> list[pa.Field]:
-    """What a row says beside the table's columns. Outside of a chunk a place is ignored."""
+    """The columns of a row beside the table's. Outside of a chunk the place is ignored."""
     return [pa.field(OP, pa.string(), not is_chunk), *(pa.field(name, pa.int64(), not is_chunk) for name in PLACE)]
 
 
-def posts_of(
+def make_posts(
     rows: pa.Table,
     definition: TableDef,
     *,
@@ -60,60 +60,60 @@ def posts_of(
     key: Key | None = None,
     growth: Growth | None = None,
 ) -> list[Post]:
-    """The rows of a request as posts: one, or of a chunk for a table with versions one for each commit that it takes.
-    `definition` is the table as it is after `growth`."""
+    """The rows of a request as one post; a chunk for a table with versions as one post per commit that it needs.
+    `definition` is the table after `growth`."""
     columns = [field if field.name in definition.key else field.with_nullable(True) for field in definition.schema]
     wanted = pa.schema([*hidden_columns(is_chunk=chunk is not None), *columns])
-    # Nothing in a body without rows can be wrong; a chunk whose rows were all refused still moves its positions.
-    rows = next(checked(rows, wanted)) if rows.num_rows else wanted.empty_table()
+    # A body without rows cannot be wrong. A chunk without rows still moves its positions.
+    rows = next(check_rows(rows, wanted)) if rows.num_rows else wanted.empty_table()
     ops = pc.fill_null(rows.column(OP), UPSERT)
     is_delete = pc.equal(ops, DELETE)
     _check_ops(ops, is_delete, definition)
     _check_required(rows, is_delete, definition)
     places = None
     if chunk is not None:
-        places = chunk.places(*(_numbers(rows.column(name)) for name in (VNODE, SEQ, INDEX)))
+        places = chunk.places(*(_to_numbers(rows.column(name)) for name in (VNODE, SEQ, INDEX)))
     rows = rows.select(definition.schema.names)
     if pc.any(is_delete, min_count=0).as_py():
-        rows = _without_values(rows, is_delete, definition)
+        rows = _clear_deleted(rows, is_delete, definition)
     rows = rows.add_column(0, columns_of(definition).field(OP), ops)
     if definition.version is None:
         return [Post(rows, chunk, places, key, growth=growth)]
-    return _by_version(Post(rows, chunk, places, key, growth=growth), definition, is_delete)
+    return _split_by_version(Post(rows, chunk, places, key, growth=growth), definition, is_delete)
 
 
-def _numbers(column: pa.ChunkedArray) -> Numbers:
+def _to_numbers(column: pa.ChunkedArray) -> Numbers:
     return np.asarray(column.to_numpy(), np.int64)
 
 
 def _check_ops(ops: pa.ChunkedArray, is_delete: pa.ChunkedArray, definition: TableDef) -> None:
     is_unknown = pc.invert(pc.or_(is_delete, pc.equal(ops, UPSERT)))
-    row = _first(is_unknown)
+    row = _first_true(is_unknown)
     if row is not None:
         raise Invalid(
             f"row {row}, column {OP!r}: {ops[row].as_py()!r:.40} is neither {UPSERT!r} nor {DELETE!r}",
             row=row,
             column=OP,
         )
-    row = None if definition.is_keyed else _first(is_delete)
+    row = None if definition.is_keyed else _first_true(is_delete)
     if row is not None:
         raise Invalid(f"row {row}: the table has no key, so nothing can be deleted from it", row=row, column=OP)
 
 
 def _check_required(rows: pa.Table, is_delete: pa.ChunkedArray, definition: TableDef) -> None:
-    """Upserts have a value wherever the table requires one; of a delete that is the key alone."""
+    """Upserts have a value in every required column; deletes need only the key."""
     for field in definition.schema:
         if field.nullable or field.name in definition.key or not rows.column(field.name).null_count:
             continue
-        row = _first(pc.and_(pc.is_null(rows.column(field.name)), pc.invert(is_delete)))
+        row = _first_true(pc.and_(pc.is_null(rows.column(field.name)), pc.invert(is_delete)))
         if row is not None:
             raise Invalid(
                 f"row {row}, column {field.name!r}: a value is required, found null", row=row, column=field.name
             )
 
 
-def _without_values(rows: pa.Table, is_delete: pa.ChunkedArray, definition: TableDef) -> pa.Table:
-    """The rows, with nothing but the key in those that delete."""
+def _clear_deleted(rows: pa.Table, is_delete: pa.ChunkedArray, definition: TableDef) -> pa.Table:
+    """The rows; those that delete keep only their key."""
     places = pa.array(range(rows.num_rows), pa.int64())
     kept = pc.if_else(is_delete, pa.scalar(None, pa.int64()), places)
     for at, field in enumerate(rows.schema):
@@ -123,10 +123,10 @@ def _without_values(rows: pa.Table, is_delete: pa.ChunkedArray, definition: Tabl
     return rows
 
 
-def _by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) -> list[Post]:
-    """With versions, a delete clears its key for versions of any height. One commit has one change of a key and cannot
-    say both, so an upsert after a delete of its key takes another."""
-    hashes = _numbers(pa.chunked_array([hash_keys([post.rows.column(name) for name in definition.key])]))
+def _split_by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) -> list[Post]:
+    """Split a post for a table with versions. After a delete any version of the key counts. A commit has one change
+    per key, so an upsert after a delete of its key needs another commit."""
+    hashes = _to_numbers(pa.chunked_array([hash_keys([post.rows.column(name) for name in definition.key])]))
     deletes = np.asarray(is_delete.to_numpy(), np.bool_)
     cuts, cleared = [0], set[int]()
     if deletes.any() and not deletes.all():
@@ -158,6 +158,6 @@ def _by_version(post: Post, definition: TableDef, is_delete: pa.ChunkedArray) ->
     ]
 
 
-def _first(mask: pa.ChunkedArray) -> int | None:
+def _first_true(mask: pa.ChunkedArray) -> int | None:
     row = int(pc.index(mask, pa.scalar(True)).as_py())
     return None if row < 0 else row

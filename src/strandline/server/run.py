@@ -1,6 +1,6 @@
-"""Run the server: one process, from the line that says where it listens to a quiet end.
+"""Run the server in this process.
 
-SIGTERM and Ctrl-C end it: nothing new is taken, what is under way is committed and answered.
+SIGTERM and Ctrl-C end it: new requests are refused, running ones are committed and answered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uvicorn
 from strandline.errors import Invalid, Unavailable
 from strandline.lake import Lake
 from strandline.server.app import make_app
-from strandline.server.connections import IDLE_S, OneLine, protocol_for, told_once
+from strandline.server.connections import IDLE_S, RepeatFilter, log_loop_error, protocol_for
 from strandline.server.receiver import Limits
 from strandline.state.tokens import Tokens
 
@@ -37,12 +37,12 @@ def serve(
     on_listening: Callable[[str], None],
     **limits: Any,
 ) -> None:
-    """Serve a lake until a signal ends it; `on_listening` gets the address. `limits` are those of `make_app`. Only this
-    machine may be served without a token."""
+    """Serve a lake until a signal ends it. `on_listening` gets the address; `limits` are those of `make_app`. Without
+    a token only this machine is served."""
     is_public = not _is_loopback(host)
     _check_tokens(tokens, host, is_public=is_public)
     app = make_app(lake, tokens=tokens, is_public=is_public, **limits)
-    with _bound(host, port) as listener:
+    with _bind_socket(host, port) as listener:
         config = uvicorn.Config(
             app,
             http=protocol_for(limits.get("queue_requests", Limits.queue_requests)),
@@ -53,12 +53,12 @@ def serve(
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=_STOP_S,
         )
-        server = _Server(config, lambda: on_listening(_address(host, listener.getsockname()[1])))
-        quiet, log = OneLine(), logging.getLogger("uvicorn.error")
+        server = _Server(config, lambda: on_listening(_format_url(host, listener.getsockname()[1])))
+        quiet, log = RepeatFilter(), logging.getLogger("uvicorn.error")
         log.addFilter(quiet)
         before = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
-            # It raises the signal again at its end, which our handlers then take for another wish to stop.
+            # At its end it raises the signal again; our handlers treat this as a second request to stop.
             server.run(sockets=[listener])
         finally:
             log.removeFilter(quiet)
@@ -67,39 +67,39 @@ def serve(
 
 
 def _check_tokens(tokens: Tokens | None, host: str, *, is_public: bool) -> None:
-    """Nobody is served without tokens but on this machine, and there only in a lake that never had any."""
+    """`Invalid` when the lake has no token, unless only this machine is served and the lake has never had one."""
     if tokens is not None and tokens.all():
         return
     if is_public:
-        why = f"{host} can be reached by others, and this lake has no tokens"
+        why = f"other machines can reach {host}, and this lake has no tokens"
     elif tokens is not None and tokens.were_made():
         why = "all tokens of this lake were revoked, so nobody could be served"
     else:
         return
-    raise Invalid(why, hint="Make one first: strandline token add NAME --role writer", host=host)
+    raise Invalid(why, hint="Create one first: strandline token add NAME --role writer", host=host)
 
 
 class _Server(uvicorn.Server):
-    """A server that tells when it listens."""
+    """A server with a callback for the moment when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_listening = on_listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(told_once)
+        asyncio.get_running_loop().set_exception_handler(log_loop_error)
         await super().startup(sockets=sockets)
         if self.started:
             self._on_listening()
 
 
 def _is_loopback(host: str) -> bool:
-    return bool(host) and all(ipaddress.ip_address(found[4][0]).is_loopback for found in _found(host, 0))
+    return bool(host) and all(ipaddress.ip_address(found[4][0]).is_loopback for found in _resolve_host(host, 0))
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = _found(host, port)[0]
-    # Of sockets that say TCP the event loop sends small answers at once; others wait 40 ms for an acknowledgement.
+def _bind_socket(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = _resolve_host(host, port)[0]
+    # With IPPROTO_TCP the event loop sends small answers at once; otherwise they wait 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,19 +109,19 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Unavailable(
-            f"{_address(host, port)} cannot be listened on: {error.strerror}",
-            hint="Choose another with --port, or a free one with --port 0.",
+            f"the server cannot listen on {_format_url(host, port)}: {error.strerror}",
+            hint="Choose another port with --port, or any free one with --port 0.",
             host=host,
             port=port,
         ) from error
 
 
-def _found(host: str, port: int) -> list[Any]:
+def _resolve_host(host: str, port: int) -> list[Any]:
     try:
         return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise Invalid(f"{host!r} is not an address of this machine: {error.strerror}", host=host) from error
 
 
-def _address(host: str, port: int) -> str:
+def _format_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

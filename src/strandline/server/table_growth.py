@@ -1,8 +1,7 @@
-"""How a table grows with a sender's: columns that it lacks, and numbers that have become wider there.
+"""A table grows with the table of its sender: it gets missing columns and wider_types number types.
 
-Nothing grows before its request is applied. A request is checked against the table as it would be; its commit first
-makes the table so. Values are never cut to fit: a chunk whose numbers need more room than a column that cannot be
-widened is refused.
+A request is checked against the table with the new columns. The table gets them just before the commit of the request.
+Values are never rounded to fit: a chunk with numbers that a column cannot hold is refused.
 """
 
 from __future__ import annotations
@@ -16,46 +15,48 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.definition import TableDef
-from strandline.model.types import canonical_type, relaxed, wider
+from strandline.model.types import canonical_type, relax_schema, wider_types
 from strandline.sinks.forward.refusal import Refusal, unprepared
 
-_EVOLVE = "Add or widen the column here with evolve(); a sender that sends Arrow does it by itself if it may."
-_LEAVE_OUT = "The table cannot have it: leave the column out where it is sent, or give it another name there."
+_EVOLVE = (
+    "Add or widen the column here with evolve(). For a sender of Arrow the server does it, unless that is turned off."
+)
+_LEAVE_OUT = "The table cannot have this column: leave it out at the sender, or rename it there."
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a request needs of a table: `columns` that are new or wider. A table gets no more than `most` so."""
+    """The new or wider_types `columns` that a request needs. Requests add columns to a table up to `most`."""
 
     columns: pa.Schema
     most: int
 
-    def applied(self, definition: TableDef) -> TableDef:
+    def apply_to(self, definition: TableDef) -> TableDef:
         """The table as the request needs it. `Invalid` names a column that the table cannot get."""
-        lacking = [field for field in self.columns if not _is_held(field, definition)]
+        lacking = [field for field in self.columns if not _has_column(field, definition)]
         if not lacking:
             return definition
         grown = definition.evolve(pa.schema(lacking))
         count = len(grown.schema)
         if count > self.most and count > len(definition.schema):
             raise Invalid(
-                f"the table would have {count} columns; by requests it gets {self.most} at most",
+                f"the table would have {count} columns; requests may bring it to {self.most} at most",
                 hint="Raise --table-columns where the server is started.",
                 column=grown.schema.names[-1],
             )
         return grown
 
 
-def grown(definition: TableDef, growth: Growth) -> TableDef:
-    """The table as a request needs it; 412 when it can never be so."""
+def grow_table(definition: TableDef, growth: Growth) -> TableDef:
+    """The table as a request needs it; 412 when it cannot get these columns."""
     try:
-        return growth.applied(definition)
+        return growth.apply_to(definition)
     except Invalid as never:
         raise unprepared(never, never.hint or _LEAVE_OUT) from never
 
 
-def lacking(error: Invalid, definition: TableDef) -> Refusal:
-    """412 for rows with a column that a table lacks and does not get by itself."""
+def missing_column(error: Invalid, definition: TableDef) -> Refusal:
+    """412 for rows with a column that a table lacks and cannot get from a request."""
     name = error.fields["column"]
     if name not in definition.schema.names:
         try:
@@ -65,17 +66,17 @@ def lacking(error: Invalid, definition: TableDef) -> Refusal:
     return unprepared(error, _EVOLVE)
 
 
-def _is_held(field: pa.Field, definition: TableDef) -> bool:
-    """Whether a table has a column already, or in the meantime an even wider one."""
+def _has_column(field: pa.Field, definition: TableDef) -> bool:
+    """Whether a table already has a column, or a wider_types one."""
     at = definition.schema.get_field_index(field.name)
     if at < 0:
         return False
     kind, has = canonical_type(field.type, field.name), definition.schema.field(at).type
-    return bool(kind == has or has in wider(kind))
+    return bool(kind == has or has in wider_types(kind))
 
 
-def growth_of(rows: pa.Table, definition: TableDef, hidden: Collection[str], most: int) -> Growth | None:
-    """What a table lacks for rows that come in these types; None when it lacks nothing."""
+def find_growth(rows: pa.Table, definition: TableDef, hidden: Collection[str], most: int) -> Growth | None:
+    """The columns that a table needs for these rows; None when it needs nothing."""
     fields = []
     for field in rows.schema if rows.num_rows else []:
         at = definition.schema.get_field_index(field.name)
@@ -83,9 +84,9 @@ def growth_of(rows: pa.Table, definition: TableDef, hidden: Collection[str], mos
             fields.append(pa.field(field.name, field.type, True))
         elif at >= 0 and field.name not in definition.key:
             has = definition.schema.field(at)
-            if _number_type(field.type) in wider(has.type):
+            if _number_type(field.type) in wider_types(has.type):
                 fields.append(has.with_type(_number_type(field.type)))
-    return Growth(relaxed(pa.schema(fields)), most) if fields else None
+    return Growth(relax_schema(pa.schema(fields)), most) if fields else None
 
 
 def _number_type(kind: pa.DataType) -> pa.DataType | None:
@@ -96,41 +97,38 @@ def _number_type(kind: pa.DataType) -> pa.DataType | None:
     return canonical_type(kind, "")
 
 
-def widest(definition: TableDef) -> list[pa.Field]:
-    """The columns of a table with all the room that numbers from outside may need: JSON does not tell their types."""
-    return [f if f.name in definition.key else f.with_type((f.type, *wider(f.type))[-1]) for f in _exact(definition)]
+def widest_fields(definition: TableDef) -> list[pa.Field]:
+    """The columns of a table with the widest number types: JSON does not give the types of numbers."""
+    fields = [field.with_type(_with_float64(field.type)) for field in definition.schema]
+    return [f if f.name in definition.key else f.with_type((f.type, *wider_types(f.type))[-1]) for f in fields]
 
 
-def _exact(definition: TableDef) -> list[pa.Field]:
-    return [field.with_type(_doubled(field.type)) for field in definition.schema]
-
-
-def _doubled(kind: pa.DataType) -> pa.DataType:
-    """A type whose floats have 64 bits, at all depths."""
+def _with_float64(kind: pa.DataType) -> pa.DataType:
+    """The type with 64-bit floats, at all depths."""
     if pt.is_float32(kind):
         return pa.float64()
     if pt.is_list(kind):
-        return pa.list_(_doubled(kind.value_type))
+        return pa.list_(_with_float64(kind.value_type))
     if pt.is_struct(kind):
-        return pa.struct([field.with_type(_doubled(field.type)) for field in kind])
-    return pa.map_(_doubled(kind.key_type), _doubled(kind.item_type)) if pt.is_map(kind) else kind
+        return pa.struct([field.with_type(_with_float64(field.type)) for field in kind])
+    return pa.map_(_with_float64(kind.key_type), _with_float64(kind.item_type)) if pt.is_map(kind) else kind
 
 
-def narrowed(rows: pa.Table, definition: TableDef) -> pa.Table:
-    """Rows that were read with the most room, each column in the narrowest type that holds its values."""
+def narrow_rows(rows: pa.Table, definition: TableDef) -> pa.Table:
+    """Rows that were read in the widest types, each column in the narrowest type that holds its values."""
     for at, field in enumerate(rows.schema):
         place = definition.schema.get_field_index(field.name)
         if place >= 0:
-            column = _narrowed(rows.column(at), definition.schema.field(place).type)
+            column = _narrow_column(rows.column(at), definition.schema.field(place).type)
             rows = rows.set_column(at, field.with_type(column.type), column)
     return rows
 
 
-def _narrowed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    for candidate in (kind, *wider(kind)):
+def _narrow_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    for candidate in (kind, *wider_types(kind)):
         if column.type == candidate:
             break
-        if not is_cut(column, candidate):
+        if not is_rounded(column, candidate):
             try:
                 return column.cast(candidate)
             except pa.ArrowInvalid:
@@ -138,37 +136,37 @@ def _narrowed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return column
 
 
-def check_cuts(rows: pa.Table, definition: TableDef) -> None:
-    """No number of `rows` is rounded in the table; 412 names the column."""
+def check_rounding(rows: pa.Table, definition: TableDef) -> None:
+    """412 when the table would round a number of `rows`."""
     for field in definition.schema:
         at = rows.schema.get_field_index(field.name)
-        if at >= 0 and is_cut(rows.column(at), field.type):
+        if at >= 0 and is_rounded(rows.column(at), field.type):
             said = f"column {field.name!r} is {field.type} here and {rows.schema.field(at).type} in the body"
             raise unprepared(Invalid(f"{said}: numbers would be rounded", column=field.name), _EVOLVE)
 
 
-def is_cut(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> bool:
-    """Whether a float of 64 bits, at any depth, is more than the 32 bits hold that it has in `kind`."""
+def is_rounded(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> bool:
+    """Whether a 64-bit float, at any depth, would be rounded to the 32 bits that it has in `kind`."""
     if isinstance(column, pa.ChunkedArray):
-        return _holds_float32(kind) and any(is_cut(chunk, kind) for chunk in column.chunks)
+        return _holds_float32(kind) and any(is_rounded(chunk, kind) for chunk in column.chunks)
     found = column.type
     if isinstance(found, pa.BaseExtensionType):
-        return is_cut(column.storage, kind)
+        return is_rounded(column.storage, kind)
     if pt.is_dictionary(found):
-        return is_cut(column.dictionary, kind)
+        return is_rounded(column.dictionary, kind)
     if pt.is_float64(found) and pt.is_float32(kind):
         is_same = pc.or_(pc.equal(column.cast(kind).cast(found), column), pc.is_nan(column))
         return not pc.all(is_same, min_count=0).as_py()
     if pt.is_struct(found) and pt.is_struct(kind):
         return any(
             kind.get_field_index(found.field(at).name) >= 0
-            and is_cut(column.field(at), kind.field(found.field(at).name).type)
+            and is_rounded(column.field(at), kind.field(found.field(at).name).type)
             for at in range(found.num_fields)
         )
     if pt.is_map(found) and pt.is_map(kind):
-        return is_cut(column.keys, kind.key_type) or is_cut(column.items, kind.item_type)
+        return is_rounded(column.keys, kind.key_type) or is_rounded(column.items, kind.item_type)
     if (pt.is_list(found) or pt.is_large_list(found) or pt.is_fixed_size_list(found)) and pt.is_list(kind):
-        return is_cut(column.values, kind.value_type)
+        return is_rounded(column.values, kind.value_type)
     return False
 
 

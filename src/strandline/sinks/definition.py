@@ -1,4 +1,4 @@
-"""A sink as a user declares it: which table goes where, and what of it."""
+"""A sink as a user declares it: the table, the destination, and which rows and columns are sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.model.definition import TableDef
 from strandline.model.text import check_text, check_texts
 from strandline.sinks.contract import Sink
 from strandline.sinks.outgoing import Outgoing
-from strandline.state.consumers import checked_name
+from strandline.state.consumers import check_consumer_name
 
 KINDS = {
     "http": ("strandline.sinks.http", "HttpSink"),
@@ -27,7 +27,7 @@ Start = str | int
 
 @dataclass(frozen=True)
 class SinkDef:
-    """`start` says where a sink begins that has never run: with the table as it is (`backfill`), with what comes next
+    """A declared sink. `start` says where a new sink begins: with the current table (`backfill`), with the next change
     (`head`), or with the changes after a seq."""
 
     name: str
@@ -53,7 +53,7 @@ class SinkDef:
         deletes: bool = True,
         start: Start = BACKFILL,
     ) -> SinkDef:
-        checked_name(name)
+        check_consumer_name(name)
         if not isinstance(getattr(to, "kind", None), str) or not hasattr(to, "open"):
             raise Invalid(
                 f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",
@@ -61,7 +61,7 @@ class SinkDef:
             )
         if isinstance(columns, str):
             raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
-        checked_start(start, name)
+        check_start(start, name)
         declared = SinkDef(
             name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
         )
@@ -71,7 +71,7 @@ class SinkDef:
         return declared
 
     def to_dict(self) -> dict[str, Any]:
-        """What is kept of it: everything but secrets."""
+        """What the state keeps: everything but secrets."""
         return {
             "to": {"kind": self.to.kind, **self.to.to_dict()},
             "where": self.where,
@@ -82,16 +82,16 @@ class SinkDef:
             "start": self.start,
         }
 
-    def unkept(self) -> list[str]:
-        """The settings of which `to_dict` leaves out a secret, because it was given as it is."""
+    def lost_secrets(self) -> list[str]:
+        """The settings with a literal secret, which `to_dict` leaves out."""
         kept = self.to_dict()
         found = ["salt"] if kept["salt"] != self.salt else []
-        return found + [name for name, value in kept["to"].items() for name in _unkept(name, self.to, value)]
+        return found + [name for name, value in kept["to"].items() for name in _find_unkept(name, self.to, value)]
 
     @staticmethod
     def from_dict(name: str, table: str, facts: Mapping[str, Any], given: SinkDef | None = None) -> SinkDef:
-        """The sink that `to_dict` described. `given` is the same sink as it is now, if it is: it knows the secrets, and
-        how to reach the destination."""
+        """The sink that `to_dict` described. `given` is its present declaration, if any, with the secrets and the way
+        to reach the destination."""
         to = dict(facts["to"])
         kind = to.pop("kind")
         if kind not in KINDS:
@@ -103,7 +103,7 @@ class SinkDef:
         return SinkDef(
             name,
             table,
-            _destination(kind, to, None if given is None else given.to),
+            _build_destination(kind, to, None if given is None else given.to),
             facts["where"],
             None if facts["columns"] is None else tuple(facts["columns"]),
             facts["mask"],
@@ -112,9 +112,9 @@ class SinkDef:
             facts["start"],
         )
 
-    def shape(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
-        """What of a table's changes leaves; `is_new` is strict about columns that the table has no more. Without the
-        salt it is only good to be checked."""
+    def outgoing(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
+        """Which of a table's changes are sent, and how. With `is_new`, dropped columns are an error. Without the salt
+        the result is for checks only."""
         if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
             why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
             raise Invalid(
@@ -125,7 +125,7 @@ class SinkDef:
             )
         salt = None
         if self.salt is not None and with_salt:
-            salt = secret.resolved(self.salt, f"salt of sink {self.name!r}")
+            salt = secret.resolve(self.salt, f"salt of sink {self.name!r}")
         return Outgoing.of(
             definition,
             where=self.where,
@@ -137,19 +137,19 @@ class SinkDef:
         )
 
 
-def _unkept(name: str, given: object, kept: object) -> Iterator[str]:
-    """Where a setting of a destination, or one within it, is not kept as it was given."""
+def _find_unkept(name: str, given: object, kept: object) -> Iterator[str]:
+    """The names of the settings, nested ones too, that are not kept as they were given."""
     now = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
     if isinstance(kept, Mapping):
         for each, value in kept.items():
-            yield from _unkept(each, now, value)
+            yield from _find_unkept(each, now, value)
     elif kept != now:
         yield name
 
 
-def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
-    """The destination that facts describe. When the given one is the same place, it is reached as that one says: it
-    knows secrets that were not written down, and a token that was wrong must not hold what was begun with it."""
+def _build_destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sink:
+    """The destination that facts describe. If the given one is the same place, its access settings count: it has the
+    secrets that are not written down, and a corrected token must also serve a batch begun with the wrong one."""
     module, made = KINDS[kind]
     found: Any = getattr(import_module(module), made).from_dict(facts)
     if given is not None and (given.kind, given.destination) == (kind, found.destination):
@@ -159,7 +159,7 @@ def _destination(kind: str, facts: Mapping[str, Any], given: Sink | None) -> Sin
     return sink
 
 
-def checked_start(start: object, name: str) -> Start:
+def check_start(start: object, name: str) -> Start:
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return start
     if isinstance(start, str) and start in (BACKFILL, HEAD):

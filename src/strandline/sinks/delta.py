@@ -1,12 +1,12 @@
 """A Delta table that collects a table's changes, through the `deltalake` library.
 
-Lanes write files below `data/` of the table, where nothing sees them; `finish` claims them in one commit that also
-says up to which seq the producer has delivered (`txn` of `strandline/<generation>`). The library does not drop a
-repeated `txn`, so each commit is decided on a table that was just loaded and is tried for the next version of that one
-alone: of two finishers the log lets one win, and the other one looks again and finds the batch delivered.
+Lanes write files below `data/` of the table, where no reader sees them. `finish` claims them in one commit, which also
+records the producer's seq (`txn` of `strandline/<generation>`). The library does not reject a repeated `txn`. So each
+commit is based on a freshly loaded table and may only become that table's next version: of two finishers one wins, and
+the other one loads again and finds the batch delivered.
 
-After a crash: what the `txn` says is delivered. Files that no commit claims are left to the table's own vacuum: one
-that was handed to a commit may have landed.
+After a crash: the `txn` says what is delivered. Unclaimed files are left to the table's own vacuum, because a commit
+that names them may still land.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from strandline.model.scrub import first_line
 from strandline.retry import ATTEMPTS
 from strandline.sinks import contract
 from strandline.sinks.contract import Batch, Producer, Result
-from strandline.sinks.delta_types import fitted, lacking, stored_schema
-from strandline.sinks.files import FileLane, FileSink, claimed, clear_unfinished, reaching
+from strandline.sinks.delta_types import fit_columns, missing_columns, stored_schema
+from strandline.sinks.files import FileLane, FileSink, clear_unfinished, collect_files, translate_errors
 from strandline.storage.contract import cleared_away
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
@@ -34,13 +34,14 @@ from strandline.storage.snapshot import DataFile
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# To load a table takes longer with every commit since its last checkpoint.
+# Loading a table takes longer with every commit since its last checkpoint.
 _CHECKPOINT_EVERY = 20
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
 class DeltaSink(FileSink):
-    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; it is created if there is none."""
+    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; a missing table
+    is created."""
 
     kind: ClassVar[str] = "delta"
 
@@ -54,46 +55,48 @@ class DeltaDelivery:
     producer: Producer
 
     def is_delivered(self, batch: Batch) -> bool:
-        return self._has(self._load(), batch)
+        return self._is_delivered(self._load_table(), batch)
 
     def cuts(self) -> None:
         return None
 
     def lane(self, batch: Batch) -> FileLane:
-        """Writes files that fit the table; before that it is created, or gets the columns that it lacks."""
+        """A lane that writes files with the table's columns. The table is created, or gets missing columns, first."""
         if batch.is_first:
-            with reaching(self.storage):
+            with translate_errors(self.storage):
                 self.storage.check_put_new()
         wanted = stored_schema(batch)
-        table = self._load()
-        if table is None or lacking(table, wanted):
-            self._land(
-                lambda table: table is not None and not lacking(table, wanted),
-                lambda table: self._grow(table, wanted),
+        table = self._load_table()
+        if table is None or missing_columns(table, wanted):
+            self._land_commit(
+                lambda table: table is not None and not missing_columns(table, wanted),
+                lambda table: self._prepare_table(table, wanted),
             )
-            table = self._load()
+            table = self._load_table()
         if table is None:
-            raise self._replaced()
-        columns = fitted(table, wanted, self.storage.uri)
+            raise self._replaced_conflict()
+        columns = fit_columns(table, wanted, self.storage.uri)
         return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
-        files = [file for file, _ in claimed(results)]
+        files = [file for file, _ in collect_files(results)]
         crash_point("sink.files_written")
-        self._land(lambda table: self._has(table, batch), lambda table: self._claim(table, batch, files))
+        self._land_commit(
+            lambda table: self._is_delivered(table, batch), lambda table: self._claim_files(table, batch, files)
+        )
         crash_point("sink.committed")
         if batch.is_replay:
             clear_unfinished(self.storage, _folder(batch))
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        held = self._held(self._load())
+        held = self._held_seq(self._load_table())
         return {} if held is None else dict.fromkeys(range(vnodes), held)
 
     def close(self) -> None:
         pass
 
-    def _load(self) -> DeltaTable | None:
-        """The table as it is now, or None when there is none."""
+    def _load_table(self) -> DeltaTable | None:
+        """The table at its newest version; None when there is none."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -102,45 +105,45 @@ class DeltaDelivery:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError, ValueError) as error:
-            raise self._named(error) from error
+            raise self._translate_error(error) from error
 
     @property
-    def _app(self) -> str:
+    def _app_id(self) -> str:
         return f"strandline/{self.producer.generation}"
 
     @property
     def _options(self) -> dict[str, str] | None:
         return dict(self.storage.delta_options) or None
 
-    def _held(self, table: DeltaTable | None) -> int | None:
-        return None if table is None else table.transaction_version(self._app)
+    def _held_seq(self, table: DeltaTable | None) -> int | None:
+        return None if table is None else table.transaction_version(self._app_id)
 
-    def _has(self, table: DeltaTable | None, batch: Batch) -> bool:
-        return contract.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
+    def _is_delivered(self, table: DeltaTable | None, batch: Batch) -> bool:
+        return contract.is_delivered(self._held_seq(table), batch, self.producer, self.storage.uri)
 
-    def _land(
+    def _land_commit(
         self, has_landed: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
     ) -> None:
-        """Commit, unless the table shows that it is done. A commit that fails may have landed: the table tells."""
+        """Commit unless `has_landed`. A failed commit may have landed too, so the table is checked again."""
         from deltalake.exceptions import DeltaError
 
         for attempt in range(ATTEMPTS):
-            table = self._load()
+            table = self._load_table()
             if has_landed(table):
                 return
             try:
                 commit(table)
                 return
             except (DeltaError, OSError) as error:
-                failure = self._named(error)
+                failure = self._translate_error(error)
                 failure.__cause__ = error
             if isinstance(failure, Invalid):
                 raise failure
             time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt))
-        if not has_landed(self._load()):
+        if not has_landed(self._load_table()):
             raise failure
 
-    def _grow(self, table: DeltaTable | None, wanted: pa.Schema) -> None:
+    def _prepare_table(self, table: DeltaTable | None, wanted: pa.Schema) -> None:
         from deltalake import CommitProperties, DeltaTable, Schema
 
         if table is None:
@@ -154,22 +157,22 @@ class DeltaDelivery:
                 storage_options=self._options,
             )
             return
-        fitted(table, wanted, self.storage.uri)
-        more = Schema.from_arrow(lacking(table, wanted)).fields
+        fit_columns(table, wanted, self.storage.uri)
+        more = Schema.from_arrow(missing_columns(table, wanted)).fields
         table.alter.add_columns(more, commit_properties=CommitProperties(max_commit_retries=0))
 
-    def _claim(self, table: DeltaTable | None, batch: Batch, files: Sequence[DataFile]) -> None:
+    def _claim_files(self, table: DeltaTable | None, batch: Batch, files: Sequence[DataFile]) -> None:
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
         wanted = stored_schema(batch)
-        if table is None or lacking(table, wanted):
-            raise self._replaced()
-        fitted(table, wanted, self.storage.uri)
-        self._check_there(batch, files)
+        if table is None or missing_columns(table, wanted):
+            raise self._replaced_conflict()
+        fit_columns(table, wanted, self.storage.uri)
+        self._check_files_exist(batch, files)
         now_ms = int(time.time() * 1000)
         adds = [AddAction(file.path, file.size, {}, now_ms, True, file.stats_text) for file in files]
-        mark = Transaction(self._app, batch.upto)
+        mark = Transaction(self._app_id, batch.upto)
         table.create_write_transaction(
             adds,
             "append",
@@ -177,25 +180,25 @@ class DeltaDelivery:
             commit_properties=CommitProperties(app_transactions=[mark], max_commit_retries=0),
         )
 
-    def _check_there(self, batch: Batch, files: Sequence[DataFile]) -> None:
-        """A vacuum without a grace time may have taken unclaimed files for leftovers."""
-        with reaching(self.storage):
+    def _check_files_exist(self, batch: Batch, files: Sequence[DataFile]) -> None:
+        """Fail when a file is gone: a vacuum without a grace time may have deleted unclaimed files."""
+        with translate_errors(self.storage):
             there = {info.path for info in self.storage.list(_folder(batch))} if files else set()
         for file in files:
             if file.path not in there:
                 raise cleared_away(file.path)
 
-    def _replaced(self) -> Conflict:
+    def _replaced_conflict(self) -> Conflict:
         return Conflict(
             f"the Delta table at {self.storage.uri} was replaced while the sink {self.producer.consumer!r} wrote files",
             hint="Nothing was added to it. The next tick looks again: strandline tick",
             consumer=self.producer.consumer,
         )
 
-    def _named(self, error: Exception) -> StrandlineError:
+    def _translate_error(self, error: Exception) -> StrandlineError:
         from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
-        said = first_line(error, secret.of_store(self.storage.delta_options))
+        said = first_line(error, secret.store_secrets(self.storage.delta_options))
         what = f"the Delta table at {self.storage.uri}"
         if isinstance(error, DeltaProtocolError) or "Unsupported table features" in said:
             return Invalid(f"{what} cannot be written: {said}", hint="Send to another table.", path=self.storage.uri)

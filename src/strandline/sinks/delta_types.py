@@ -1,5 +1,5 @@
-"""Whether a Delta table takes what a batch brings: its columns by name and type, and nothing that only a writer which
-reads each row can keep, since files are added to it as they are."""
+"""Whether a Delta table can take the files of a batch: its columns by name and type. Tables with features that need a
+writer to look at each row, such as constraints, are refused, because files are added unread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.sinks.contract import Batch
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Table features under which adding a file asks for nothing more, or whose use shows elsewhere (see `_demands`).
+# Features that do not concern a writer that adds files, or whose use `_list_demands` finds elsewhere.
 _BEARABLE = {
     "appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "generatedColumns",
     "invariants", "timestampNtz", "v2Checkpoint",
@@ -25,8 +25,8 @@ _MAPPING = "delta.columnMapping.mode"
 
 
 def stored_schema(batch: Batch) -> pa.Schema:
-    """The columns of a new table: all of them may be null, since a delete has nothing but its key."""
-    return pa.schema([column.with_nullable(True) for column in storage_schema(batch.outgoing)])
+    """The columns of a new table, all nullable, since a delete has only its key."""
+    return pa.schema([column.with_nullable(True) for column in storage_schema(batch.file_schema)])
 
 
 def check_table(table: DeltaTable, uri: str) -> None:
@@ -40,7 +40,7 @@ def check_table(table: DeltaTable, uri: str) -> None:
             path=uri,
             columns=list(metadata.partition_columns),
         )
-    demands = _demands(table)
+    demands = _list_demands(table)
     if demands:
         raise Invalid(
             f"the Delta table at {uri} uses {', '.join(demands)}, which a sink cannot honour",
@@ -50,7 +50,7 @@ def check_table(table: DeltaTable, uri: str) -> None:
         )
 
 
-def _demands(table: DeltaTable) -> list[str]:
+def _list_demands(table: DeltaTable) -> list[str]:
     configuration = table.metadata().configuration
     text = table.schema().to_json()
     return [
@@ -61,14 +61,14 @@ def _demands(table: DeltaTable) -> list[str]:
     ]
 
 
-def lacking(table: DeltaTable, wanted: pa.Schema) -> pa.Schema:
-    """The columns that the table would have to gain."""
+def missing_columns(table: DeltaTable, wanted: pa.Schema) -> pa.Schema:
+    """The columns that the table lacks."""
     there = set(pa.schema(table.schema()).names)
     return pa.schema([column for column in wanted if column.name not in there])
 
 
-def fitted(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
-    """The columns of files that the table takes: those that are `wanted`, in its own types where it has them."""
+def fit_columns(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
+    """The columns for files of the table: the `wanted` ones, with the table's own types where it has them."""
     check_table(table, uri)
     there = {column.name: column for column in pa.schema(table.schema())}
     by_case = {name.lower(): name for name in there}
@@ -102,11 +102,11 @@ def fitted(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
 
 
 def holds(there: pa.DataType, brought: pa.DataType) -> bool:
-    """Whether every value of one type is exactly a value of the other."""
+    """Whether the type `there` can hold every value of `brought` exactly."""
     if pt.is_integer(brought) and pt.is_integer(there):
         return bool(brought.bit_width <= there.bit_width)
     if pt.is_integer(brought) and pt.is_floating(there):
-        # As many bits as its numbers have digits.
+        # The bits of the significand.
         return bool(brought.bit_width < (53 if pt.is_float64(there) else 24))
     if pt.is_floating(brought) and pt.is_floating(there):
         return bool(brought.bit_width <= there.bit_width)

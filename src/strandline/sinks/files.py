@@ -1,8 +1,8 @@
-"""What sinks that write files, and the export, share: the lane that turns changes into Parquet files, the place they go
-to, and the notes there that say which files count.
+"""Shared by the sinks that write files and by the export: the lane that writes Parquet files, the destination folder,
+and the notes that say which files count.
 
-A lane's files count only when `finish` says so: they are staged, or they lie where nothing looks before a commit names
-them. After a crash: they are leftovers that no reader takes for data.
+A lane's files do not count before `finish`: they are staged, or no commit names them yet. After a crash: unfinished
+files are leftovers that no reader takes for data.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from strandline.errors import Corrupt, Internal, Invalid, NotFound, StrandlineEr
 from strandline.model import secret
 from strandline.model.change import OP, SEQ
 from strandline.model.types import conform, conform_column
-from strandline.sinks.contract import Batch, Result, passing
-from strandline.storage.open import LocalStorage, Staged, Storage, open_storage
+from strandline.sinks.contract import Batch, Result, drop_withheld
+from strandline.storage.open import LocalStorage, StagedFile, Storage, open_storage
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 
-Written = tuple[DataFile, Staged | None]
+WrittenFile = tuple[DataFile, StagedFile | None]
 Note = TypeVar("Note")
 
 _COPIED_BYTES = 8 << 20
@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FileLane:
-    """Write the rows that leave as Parquet files below `folder`, with the columns of `schema`.
+    """Write the rows to send as Parquet files below `folder`, with the columns of `schema`.
 
-    The path of a file starts at the root of the storage. Its name is `<prefix>-<something used once>.parquet`. A staged
-    file is named by a digest of its bytes instead: the same rows, written again, are then the same file, and a name
-    never stands for other bytes. It is whole on the local disk before it is sent."""
+    The path of a file starts at the root of the storage. Its name is `<prefix>-<unique id>.parquet`. The name of a
+    staged file has a digest of its bytes instead: the same rows, written again, give the same file, and a name always
+    stands for the same bytes. It is complete on the local disk before it is sent."""
 
     storage: Storage
     batch: Batch
@@ -55,37 +55,37 @@ class FileLane:
 
     @property
     def columns(self) -> pa.Schema:
-        """The exact columns of the files. Unless `schema` says otherwise a row may lack any: a delete lacks most."""
+        """The exact columns of the files. Without `schema` all are nullable, since a delete has only its key."""
         if self.schema is not None:
             return self.schema
-        return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.outgoing])
+        return pa.schema([f if f.name in (OP, SEQ) else f.with_nullable(True) for f in self.batch.file_schema])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         count = _Count()
-        done: list[Written] = []
+        done: list[WrittenFile] = []
         try:
-            for written in self._write(self._exact(batches, count)):
+            for written in self._write(self._conform_batches(batches, count)):
                 done.append(written)
         except BaseException as error:
-            self._give_up(done)
+            self._delete_written(done)
             if not isinstance(error, Exception):
                 raise
-            yield Result(error=self._named(error))
+            yield Result(error=self._translate_error(error))
             return
         size = sum(file.size for file, _ in done)
         yield Result(rows=count.rows, withheld=count.withheld, bytes=size, files=tuple(done))
 
-    def _exact(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
-        """The rows that leave, in the columns of the files."""
+    def _conform_batches(self, batches: Iterator[pa.RecordBatch], count: _Count) -> Iterator[pa.RecordBatch]:
+        """The rows to send, with the columns of the files."""
         schema = self.columns
         for batch in batches:
-            rows, withheld = passing(batch)
+            rows, withheld = drop_withheld(batch)
             count.rows += rows.num_rows
             count.withheld += withheld
             if rows.num_rows:
-                yield from _conformed(pa.Table.from_batches([rows]), schema).to_batches()
+                yield from _conform_rows(pa.Table.from_batches([rows]), schema).to_batches()
 
-    def _write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+    def _write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[WrittenFile]:
         columns = self.columns
         in_file = set(columns.names)
         cluster_by = self.batch.cluster_by if in_file.issuperset(self.batch.cluster_by) else ()
@@ -100,7 +100,7 @@ class FileLane:
             ):
                 yield replace(file, path=f"{self.folder}/{file.path}"), None
 
-    def _send(self, spool: Storage, file: DataFile) -> Written:
+    def _send(self, spool: Storage, file: DataFile) -> WrittenFile:
         """Stage a copy of a file under the name that its bytes give it."""
         here = f"{_SPOOL}/{file.path}"
         with open(spool.url(here), "rb") as stream:
@@ -115,21 +115,21 @@ class FileLane:
     def _new_name(self) -> str:
         return f"{self.prefix}-{uuid4().hex}.parquet"
 
-    def _give_up(self, done: Sequence[Written]) -> None:
-        # What brought us here counts.
+    def _delete_written(self, done: Sequence[WrittenFile]) -> None:
+        # The error that led here must be reported, not one from the clean-up.
         with suppress(StrandlineError, OSError):
             self.storage.delete([file.path if staged is None else staged.temporary for file, staged in done])
 
-    def _named(self, error: Exception) -> StrandlineError:
+    def _translate_error(self, error: Exception) -> StrandlineError:
         if isinstance(error, StrandlineError):
             return error
         if isinstance(error, OSError):
-            return _unreachable(self.storage.uri, error)
+            return _storage_error(self.storage.uri, error)
         return Internal(f"a sink's task failed: {type(error).__name__}: {error}")
 
 
-def claimed(results: Sequence[Result]) -> list[Written]:
-    """The files of all lanes of a batch; raises the error of one that failed: half a batch must not count."""
+def collect_files(results: Sequence[Result]) -> list[WrittenFile]:
+    """The files of all lanes of a batch; raises when a lane failed: half a batch must not count."""
     for result in results:
         if result.error is not None:
             raise result.error
@@ -142,7 +142,7 @@ class _Count:
     withheld: int = 0
 
 
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _conform_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         exact = conform(rows, schema)
     except pa.ArrowException:
@@ -154,7 +154,7 @@ def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         if not column.nullable and exact.column(column.name).null_count:
             raise Invalid(
                 f"column {column.name!r}: the destination requires a value, and a row has none",
-                hint="Let the column be nullable there: a delete has nothing but its key.",
+                hint="Make the column nullable there: a delete has only its key.",
                 column=column.name,
             )
     return exact
@@ -185,10 +185,10 @@ class FileSink:
         uri = os.fspath(self.uri) if isinstance(self.uri, os.PathLike) else self.uri
         if isinstance(uri, str) and "@" in uri and not uri.startswith(("/", "file:")) and "://" in uri:
             raise Invalid(
-                "the address of a sink that writes files holds an @: a user or a password is no part of it",
+                "the address of a sink that writes files holds an @: it must not name a user or password",
                 hint="Give S3 keys as options: options={'access_key_id': …, 'secret_access_key': 'env:NAME'}",
             )
-        # The same place from wherever it is looked at.
+        # An absolute address, which does not depend on the working directory.
         object.__setattr__(self, "uri", open_storage(uri, self.options).uri)
 
     @property
@@ -211,9 +211,9 @@ class FileSink:
         return cls(facts["uri"], options=facts.get("options"))
 
     def storage(self) -> Storage:
-        """The destination, with what its options refer to."""
+        """The open destination, with the secrets that its options refer to."""
         known = {
-            name: secret.resolved(value, f"option {name!r} of {self.uri}")
+            name: secret.resolve(value, f"option {name!r} of {self.uri}")
             if secret.is_secret_name(name) or secret.is_reference(str(value))
             else value
             for name, value in (self.options or {}).items()
@@ -222,15 +222,15 @@ class FileSink:
 
 
 @contextmanager
-def reaching(storage: Storage) -> Iterator[None]:
-    """What a disk or a store says when it fails, in words of ours."""
+def translate_errors(storage: Storage) -> Iterator[None]:
+    """Turn the errors of a disk or a store into ours."""
     try:
         yield
     except OSError as error:
-        raise _unreachable(storage.uri, error) from error
+        raise _storage_error(storage.uri, error) from error
 
 
-def _unreachable(uri: str, error: OSError) -> StrandlineError:
+def _storage_error(uri: str, error: OSError) -> StrandlineError:
     if isinstance(error, FileNotFoundError):
         return NotFound(
             f"nothing can be written to {uri}: there is no such place ({error})",
@@ -240,8 +240,8 @@ def _unreachable(uri: str, error: OSError) -> StrandlineError:
     return Unavailable(f"{uri} cannot be written or read: {error}", path=uri)
 
 
-def describe(files: Sequence[DataFile]) -> dict[str, Any]:
-    """The files of a batch or an export, for the note that makes them count."""
+def describe_files(files: Sequence[DataFile]) -> dict[str, Any]:
+    """The files of a batch or an export, for its note."""
     return {
         "rows": sum(file.rows for file in files),
         "files": [{"path": file.path, "rows": file.rows, "size": file.size} for file in files],
@@ -249,7 +249,7 @@ def describe(files: Sequence[DataFile]) -> dict[str, Any]:
 
 
 def read_note(storage: Storage, path: str, take: Callable[[Any], Note], hint: str) -> Note | None:
-    """What `take` finds in a JSON file of ours; None when there is no file, `Corrupt` when it is not as we write it."""
+    """What `take` finds in a JSON file; None when there is no file, `Corrupt` when it is not of the expected form."""
     try:
         return take(json.loads(storage.read(path)))
     except FileNotFoundError:
@@ -261,10 +261,10 @@ def read_note(storage: Storage, path: str, take: Callable[[Any], Note], hint: st
 def clear_unfinished(
     storage: Storage, folder: str = "", *, named: re.Pattern[str] | None = None, kept: Collection[str] = ()
 ) -> None:
-    """Remove unfinished files that earlier attempts left behind; with `named`, those whose path has that pattern."""
+    """Remove unfinished files of earlier attempts; with `named`, only those whose path matches."""
     try:
         found = [info.path for info in storage.temporaries(folder)]
         storage.delete([path for path in found if path not in kept and (named is None or named.search(path))])
     except (StrandlineError, OSError) as error:
-        # A store may not let us list them; what was delivered counts.
+        # The store may forbid the listing; the delivery counts all the same.
         _log.warning("unfinished files in %s could not be removed: %s", storage.url(folder), error)

@@ -1,8 +1,8 @@
 """An HTTP endpoint that takes a table's changes by the forward protocol: another lake, or a program that honours
 `Idempotency-Key`.
 
-A Strandline receiver keeps the producer's position with the rows, so any cut is safe to repeat. For every other one the
-batch is cut by a rule that is saved with the intent, and each chunk has a key of its own that comes from its positions.
+A Strandline receiver keeps the producer's position with the rows, so any cut is safe to repeat. For every other
+receiver the rule that cuts the batch is saved with the intent, and each chunk has a key made from its positions.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from strandline.errors import Conflict, Invalid
 from strandline.model import duration, secret
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode
-from strandline.sinks.forward.chunks import Rule
+from strandline.sinks.forward.chunks import CutRule
 from strandline.sinks.forward.client import Connection
 from strandline.sinks.forward.encode import ARROW, FORMATS, NDJSON
 from strandline.sinks.forward.endpoint import Secrets
-from strandline.sinks.forward.lane import HttpLane, described, held_positions, outlived
+from strandline.sinks.forward.lane import HttpLane, describe_producer, held_positions, outlived_conflict
 from strandline.sinks.forward.protocol import CONFLICT, GONE, KEY_HEADER, REPLAY_HEADER
 
 STRANDLINE, ANY = "strandline", "any"
 
 _PORTS = {"http": 80, "https": 443}
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
-_OWN = {
+_OWN_HEADERS = {
     "accept", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key",
     "strandline-chunk", "strandline-replay", "transfer-encoding",
 }  # fmt: skip
@@ -47,10 +47,10 @@ class HttpSink:
     """Changes as requests to `url`.
 
     `receiver` is "strandline" for `strandline serve`, "any" for everything else. `token` and the values of `headers`
-    and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`), and only references are kept
-    with the definition; they do not tell one destination from another. A chunk holds at most `chunk_rows` rows and
-    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds how long a connection
-    takes to open, and then a request with its whole answer."""
+    and of `params`, the query of the address, may be references (`env:NAME`, `file:PATH`). Only references are kept
+    with the definition; they are no part of the destination's identity. A chunk holds at most `chunk_rows` rows and
+    `chunk_bytes` bytes. `patience` is how long a failing request is repeated; `timeout` bounds the opening of a
+    connection, and then each request with its whole answer."""
 
     kind: ClassVar[str] = "http"
     access: ClassVar[tuple[str, ...]] = ("token", "headers", "params", "patience", "timeout")
@@ -82,11 +82,11 @@ class HttpSink:
         if self.token is not None:
             _check_secret("token", self.token)
         normal = {
-            "url": _normal_url(self.url, self.receiver),
-            "patience": duration.shown(duration.seconds(self.patience, "patience")),
-            "timeout": duration.shown(duration.seconds(self.timeout, "timeout")),
-            "headers": _checked_headers(self.headers, has_token=self.token is not None),
-            "params": _checked_params(self.params, self.receiver),
+            "url": _normalize_url(self.url, self.receiver),
+            "patience": duration.to_text(duration.seconds(self.patience, "patience")),
+            "timeout": duration.to_text(duration.seconds(self.timeout, "timeout")),
+            "headers": _check_headers(self.headers, has_token=self.token is not None),
+            "params": _check_params(self.params, self.receiver),
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
@@ -113,14 +113,14 @@ class HttpSink:
         return duration.seconds(self.timeout)
 
     def secrets(self) -> Secrets:
-        """The headers and parameters that are the user's, read anew; `Invalid` when one of them is not to be found."""
-        found = _resolved(self.headers, "header", self.url)
+        """The user's headers and parameters, read again; `Invalid` when one cannot be found."""
+        found = _resolve_secrets(self.headers, "header", self.url)
         if self.token is not None:
-            found["Authorization"] = f"Bearer {secret.resolved(self.token, f'token of {self.url}')}"
+            found["Authorization"] = f"Bearer {secret.resolve(self.token, f'token of {self.url}')}"
         for name, text in found.items():
             if not _is_sendable(text):
-                raise Invalid(f"the header {name} for {self.url} holds characters that no header may have")
-        return Secrets(found, _resolved(self.params, "parameter", self.url))
+                raise Invalid(f"the header {name} for {self.url} holds characters that are not allowed in a header")
+        return Secrets(found, _resolve_secrets(self.params, "parameter", self.url))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -150,31 +150,32 @@ class HttpDelivery:
         self._sink = sink
         self._producer = producer
         self._secrets: Secrets | None = None
-        self._line: Connection | None = None
-        self._found: dict[int, tuple[int, int]] | None = None
+        self._connection: Connection | None = None
+        self._positions: dict[int, tuple[int, int]] | None = None
 
     def is_delivered(self, batch: Batch) -> bool:
-        """A receiver that keeps positions is asked; what it says counts for every batch of this delivery. Any other one
-        cannot say; it knows the batch's chunks by their keys."""
+        """A receiver that keeps positions is asked once for all batches of this delivery. Any other receiver cannot
+        say; it recognises repeated chunks by their keys."""
         self._secrets = self._sink.secrets()
         if not self._sink.keeps_positions:
             return False
-        if self._found is None:
-            self._found = held_positions(self._opened(), self._sink, self._producer)
-        held = {vnode: self._found.get(vnode, (0, 0)) for vnode in batch.vnodes}
+        if self._positions is None:
+            self._positions = held_positions(self._open_connection(), self._sink, self._producer)
+        held = {vnode: self._positions.get(vnode, (0, 0)) for vnode in batch.vnodes}
         if all(position == (batch.upto + 1, 0) for position in held.values()):
             return True
-        # Of a batch that was begun before, a part may be there; nothing that comes after it was ever sent.
+        # A repeated batch may be there in part; nothing after it was ever sent.
         most = (batch.upto + 1, 0) if batch.is_replay else (batch.after + 1, 0)
         ahead = [vnode for vnode, position in held.items() if position > most]
         if ahead:
-            raise self._ahead(batch, ahead[0], held[ahead[0]])
+            raise self._ahead_conflict(batch, ahead[0], held[ahead[0]])
         return False
 
-    def _ahead(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
+    def _ahead_conflict(self, batch: Batch, vnode: int, found: tuple[int, int]) -> Conflict:
         return Conflict(
             f"sink {self._producer.consumer!r} is at seq {batch.after}, but {self._sink.url} has vnode {vnode} up to"
-            f" seq {found[0]}, index {found[1]}: the lake and its state were put back from a copy, or it is wrong",
+            f" seq {found[0]}, index {found[1]}: the lake and its state were restored from a copy, or"
+            " the receiver is wrong",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self._producer.consumer}",
             consumer=self._producer.consumer,
             url=self._sink.url,
@@ -183,8 +184,8 @@ class HttpDelivery:
         )
 
     def cuts(self) -> Any:
-        """A receiver that knows chunks by their keys must get the same ones again."""
-        return None if self._sink.keeps_positions else Rule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
+        """A receiver that knows chunks by their keys must get the same chunks again."""
+        return None if self._sink.keeps_positions else CutRule(self._sink.chunk_rows, self._sink.chunk_bytes).to_dict()
 
     def lane(self, batch: Batch) -> HttpLane:
         secrets = self._sink.secrets() if self._secrets is None else self._secrets
@@ -194,16 +195,16 @@ class HttpDelivery:
         """Nothing is left to do: what is acknowledged is durable."""
 
     def resend(self, id: str, rows: pa.RecordBatch, as_of: int) -> None:
-        """Rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. One that keeps
-        positions takes nothing when it may have newer rows: a request that was given up may still arrive."""
+        """Send the rows of a dead letter, all or none; `Unavailable` when the receiver is busy or silent. A receiver
+        that keeps positions refuses rows that may be older than its own: an abandoned request may still arrive."""
         data, headers = encode.encode(rows, self._sink.body_format)
         key = hashlib.sha256(f"{self._producer.generation}/{id}/".encode() + data).hexdigest()
         headers = {**headers, KEY_HEADER: key}
         if self._sink.keeps_positions:
-            headers[REPLAY_HEADER] = json.dumps({**described(self._producer), "as_of": as_of})
-        answer = self._opened().post(data, headers)
+            headers[REPLAY_HEADER] = json.dumps({**describe_producer(self._producer), "as_of": as_of})
+        answer = self._open_connection().post(data, headers)
         if answer.status == GONE and self._sink.keeps_positions:
-            raise outlived(self._producer, self._sink, answer)
+            raise outlived_conflict(self._producer, self._sink, answer)
         if not answer.is_ack:
             is_late = answer.status == CONFLICT and self._sink.keeps_positions
             kind = Conflict if answer.status == CONFLICT else Invalid
@@ -218,41 +219,41 @@ class HttpDelivery:
             )
 
     def position(self, vnodes: int) -> Mapping[int, int] | None:
-        """The last seq of each vnode that the receiver has completely, if the rows of that vnode came from the log."""
+        """The last seq of each vnode that the receiver has completely."""
         if not self._sink.keeps_positions:
             return None
-        self._found = held_positions(self._opened(), self._sink, self._producer)
-        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._found.items() if vnode < vnodes}
+        self._positions = held_positions(self._open_connection(), self._sink, self._producer)
+        return {vnode: max(0, seq - 1) for vnode, (seq, _) in self._positions.items() if vnode < vnodes}
 
-    def inside(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
-        """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Whether that is a
-        seq of the log or a first load, only the batch says that was interrupted there."""
-        return {v: place for v, place in (self._found or {}).items() if v < vnodes and place[1]}
+    def partial_positions(self, vnodes: int) -> Mapping[int, tuple[int, int]]:
+        """The vnodes that the receiver has up to an index inside a seq; call it after `position`. Only the interrupted
+        batch knows whether that seq is a commit or a first load."""
+        return {v: place for v, place in (self._positions or {}).items() if v < vnodes and place[1]}
 
-    def rest(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
-        """A rule by which everything is done that lies before the first vnode that the receiver has not all of. Rows
-        that it refused before are tried again: their dead letters may be lost."""
-        held = self._found or {}
+    def remaining_cuts(self, vnodes: Sequence[int], after: int, upto: int) -> Any:
+        """A rule that continues at the first vnode that the receiver does not have completely. Refused rows are tried
+        again: their dead letters may be lost."""
+        held = self._positions or {}
         places = ((vnode, *held.get(vnode, (after + 1, 0))) for vnode in sorted(vnodes))
         done = next((place for place in places if place[1:] < (upto + 1, 0)), None)
-        return Rule(self._sink.chunk_rows, self._sink.chunk_bytes, done).to_dict()
+        return CutRule(self._sink.chunk_rows, self._sink.chunk_bytes, done).to_dict()
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def newest_life(self) -> int:
         if not self._sink.keeps_positions:
             return 0
-        told = self._opened().ask_positions({"sink": self._producer.sink}).document
-        life = told.get("life") if isinstance(told, dict) else None
+        document = self._open_connection().ask_positions({"sink": self._producer.sink}).document
+        life = document.get("life") if isinstance(document, dict) else None
         return life if type(life) is int else 0
 
-    def _opened(self) -> Connection:
-        if self._line is None:
-            self._line = Connection(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
-        return self._line
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection(self._sink, self._sink.secrets() if self._secrets is None else self._secrets)
+        return self._connection
 
 
 def _check_number(name: str, value: object, most: int) -> None:
@@ -272,8 +273,8 @@ def _is_sendable(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def _normal_url(url: object, receiver: str) -> str:
-    """The address in one spelling. What is wrong with it is said without repeating it: it may hold a password."""
+def _normalize_url(url: object, receiver: str) -> str:
+    """The address in one spelling. Errors do not repeat it, since it may hold a password."""
     expected = "Expected an address that begins with http:// or https://, such as https://host/ingest/messages"
     if not isinstance(url, str) or not url or not url.isprintable() or " " in url:
         raise Invalid("the url is not an address", hint=expected)
@@ -299,15 +300,15 @@ def _normal_url(url: object, receiver: str) -> str:
     return urlunsplit((scheme, place, path or "/", "", ""))
 
 
-def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
+def _check_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
         raise Invalid(f"headers is a {type(headers).__name__}; expected names and texts, such as {{'X-Team': 'data'}}")
-    taken = _OWN | ({"authorization"} if has_token else set())
+    taken = _OWN_HEADERS | ({"authorization"} if has_token else set())
     for name, text in headers.items():
         if not isinstance(name, str) or not _NAME.match(name):
-            raise Invalid(f"headers names {name!r}, which is no header's name")
+            raise Invalid(f"headers names {name!r}, which is not a valid header name")
         if name.lower() in taken:
             raise Invalid(f"the header {name} is set by the sink itself", hint="Leave it out.")
         _check_secret(f"header {name}", text)
@@ -316,14 +317,14 @@ def _checked_headers(headers: object, *, has_token: bool) -> dict[str, str]:
     return dict(headers)
 
 
-def _checked_params(params: object, receiver: str) -> dict[str, str]:
+def _check_params(params: object, receiver: str) -> dict[str, str]:
     if params is None:
         return {}
     if not isinstance(params, Mapping):
         raise Invalid(f"params is a {type(params).__name__}; expected names and texts, such as {{'code': 'env:NAME'}}")
     for name, text in params.items():
         if not isinstance(name, str) or not name:
-            raise Invalid(f"params names {name!r}, which is no parameter's name")
+            raise Invalid(f"params names {name!r}, which is not a valid parameter name")
         if receiver == STRANDLINE and name in ("sink", "life"):
             raise Invalid(f"the parameter {name} is set by the sink itself", hint="Leave it out.")
         if not isinstance(text, str) or not text:
@@ -333,8 +334,8 @@ def _checked_params(params: object, receiver: str) -> dict[str, str]:
     return dict(params)
 
 
-def _resolved(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
-    return {name: secret.resolved(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
+def _resolve_secrets(texts: Mapping[str, str] | None, role: str, url: str) -> dict[str, str]:
+    return {name: secret.resolve(text, f"{role} {name} of {url}") for name, text in (texts or {}).items()}
 
 
 def _references(texts: Mapping[str, str] | None) -> dict[str, str | None]:

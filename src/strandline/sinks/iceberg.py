@@ -1,11 +1,11 @@
 """Send a table to Iceberg, each batch as one snapshot.
 
-The lanes write Parquet files into the table's own folder, where no reader looks before a snapshot names them. `finish`
-adds them and moves the producer's mark, a property of the Iceberg table, in one commit, which the catalog takes only
-if no snapshot came in between. So a batch that is repeated, by the same process or by two at once, is added once.
+The lanes write Parquet files into the table's own folder, where readers ignore them until a snapshot names them.
+`finish` adds them and moves the producer's mark, a property of the Iceberg table, in one commit. The catalog accepts it
+only if no snapshot came in between. So a repeated batch, by the same process or by two at once, is added once.
 
-After a crash: the mark tells whether the batch landed. Files of an attempt that did not land are never part of the
-table, and are left to Iceberg's own removal of orphan files: whether a commit will not land after all, nobody knows.
+After a crash: the mark tells whether the batch landed. The files of a failed attempt are left to Iceberg's own removal
+of orphan files, because its commit may still land.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.change import OP, SEQ
 from strandline.retry import ATTEMPTS
 from strandline.sinks.contract import Batch, Lane, Producer, Result, is_delivered
-from strandline.sinks.files import FileLane, claimed
-from strandline.sinks.iceberg_catalog import TIMEOUT_S, CatalogSettings, data_place, described, open_catalog, talking
+from strandline.sinks.files import FileLane, collect_files
+from strandline.sinks.iceberg_catalog import (
+    TIMEOUT_S,
+    CatalogSettings,
+    data_place,
+    describe_catalog,
+    open_catalog,
+    translate_errors,
+)
 from strandline.sinks.iceberg_rows import rewrite
-from strandline.sinks.iceberg_types import fit, stored_schema
+from strandline.sinks.iceberg_types import fit_columns, stored_schema
 from strandline.storage.open import Storage
 
 CHANGES, UPSERT = "changes", "upsert"
 T = TypeVar("T")
-_CHANGES_BELOW = "changes"  # the folder for what is not part of the table: the changes that `upsert` applies
+_CHANGES_BELOW = "changes"  # the folder of the changes that `upsert` applies; not part of the table
 _NEW_TABLE = {
     "format-version": "2",
     # A table that gets a snapshot at each tick would otherwise keep a manifest for each, and every metadata file.
@@ -48,8 +55,8 @@ class IcebergSink:
     """An Iceberg table. `catalog` is what `pyiceberg.catalog.load_catalog` takes: `type`, `uri`, `warehouse`, …
 
     `mode="changes"` appends every change with its `_op` and `_seq`; `mode="upsert"` keeps the current rows, at a cost
-    that grows with the table; that table is the sink's own, and its first batch replaces what is there. `options` are
-    settings of the object store, where those of the catalog do not serve."""
+    that grows with the table. That table belongs to the sink: its first batch replaces all rows. `options` are settings
+    of the object store, if the catalog's settings do not suffice."""
 
     kind: ClassVar[str] = "iceberg"
     access: ClassVar[tuple[str, ...]] = ("catalog", "options")
@@ -79,7 +86,7 @@ class IcebergSink:
     @property
     def destination(self) -> str:
         mode = "" if self.mode == CHANGES else f", {self.mode}"
-        return f"Iceberg table {self.table} ({described(self.catalog)}{mode})"
+        return f"Iceberg table {self.table} ({describe_catalog(self.catalog)}{mode})"
 
     @property
     def lanes(self) -> int:
@@ -90,7 +97,7 @@ class IcebergSink:
         return self.mode == UPSERT
 
     def to_dict(self) -> dict[str, Any]:
-        kept = {"catalog": self.catalog.kept(), "options": self.options.kept()}
+        kept = {"catalog": self.catalog.to_dict(), "options": self.options.to_dict()}
         return {**kept, "table": self.table, "mode": self.mode}
 
     @classmethod
@@ -108,33 +115,37 @@ class IcebergDelivery:
         self._sink = sink
         self._producer = producer
         self._catalog = catalog
-        self._root: str | None = None  # where the table's files were when the lanes began
+        self._root: str | None = None  # the folder of the table's files when the lanes began
 
     def is_delivered(self, batch: Batch) -> bool:
-        return self._holds(self._load(), batch)
+        return self._is_delivered(self._load_table(), batch)
 
     def cuts(self) -> None:
         return None
 
     def lane(self, batch: Batch) -> Lane:
-        table, columns = self._prepared(batch)
-        storage, folder, self._root = self._place(table)
+        table, columns = self._prepare_table(batch)
+        storage, folder, self._root = self._data_place(table)
         if self._sink.mode == UPSERT:
-            # Deletes are among them, which have nothing but their key.
-            changed = [batch.outgoing.field(OP), batch.outgoing.field(SEQ), *(c.with_nullable(True) for c in columns)]
+            # Nullable, because a delete has only its key.
+            changed = [
+                batch.file_schema.field(OP),
+                batch.file_schema.field(SEQ),
+                *(c.with_nullable(True) for c in columns),
+            ]
             folder, columns = f"{folder}/{_CHANGES_BELOW}", pa.schema(changed)
         return FileLane(storage, batch, folder, batch.id, is_staged=False, schema=columns)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         crash_point("sink.files_written")
-        files = [file.path for file, _ in claimed(results)]
-        _until_landed(lambda: self._land(batch, files))
+        files = [file.path for file, _ in collect_files(results)]
+        _retry_until_landed(lambda: self._land_batch(batch, files))
         crash_point("sink.committed")
         if self._sink.mode == UPSERT and files:
-            self._sweep(batch)
+            self._delete_changes(batch)
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        held = self._held(self._load())
+        held = self._held_seq(self._load_table())
         return {} if held is None else dict.fromkeys(range(vnodes), held)
 
     def close(self) -> None:
@@ -142,48 +153,48 @@ class IcebergDelivery:
 
     # --- the table ----------------------------------------------------------------------------------------------
 
-    def _talking(self) -> AbstractContextManager[None]:
-        return talking(self._sink.destination, self._sink.catalog)
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self._sink.destination, self._sink.catalog)
 
-    def _load(self) -> Any | None:
-        """The table at its newest, or None when there is none."""
+    def _load_table(self) -> Any | None:
+        """The table at its newest version; None when there is none."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        with self._talking():
+        with self._translate_errors():
             try:
                 return self._catalog.load_table(self._sink.identifier)
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
-    def _place(self, table: Any) -> tuple[Storage, str, str]:
-        return data_place(table, self._sink.options.resolved())
+    def _data_place(self, table: Any) -> tuple[Storage, str, str]:
+        return data_place(table, self._sink.options.resolve())
 
-    def _prepared(self, batch: Batch) -> tuple[Any, pa.Schema]:
-        """The table, with every column of the batch, and the columns of files that fit it."""
+    def _prepare_table(self, batch: Batch) -> tuple[Any, pa.Schema]:
+        """The table, with every column of the batch, and the columns for its files."""
         if self._sink.mode == UPSERT and not batch.key:
             raise Invalid(
                 f"{self._sink.destination}: {self._producer.table!r} has no key, so its rows cannot be replaced",
                 hint="Use mode='changes'.",
                 consumer=self._producer.consumer,
             )
-        columns = batch.columns if self._sink.mode == UPSERT else batch.outgoing
-        return _until_landed(lambda: self._fitting(columns))
+        columns = batch.columns if self._sink.mode == UPSERT else batch.file_schema
+        return _retry_until_landed(lambda: self._fit_table(columns))
 
-    def _fitting(self, columns: pa.Schema) -> tuple[Any, pa.Schema]:
-        table = self._load() or self._created(columns)
-        self._check(table)
-        found = fit(columns, table, self._sink.destination)
+    def _fit_table(self, columns: pa.Schema) -> tuple[Any, pa.Schema]:
+        table = self._load_table() or self._create_table(columns)
+        self._check_table(table)
+        found = fit_columns(columns, table, self._sink.destination)
         if len(found.lacking):
-            # A commit of its own, and harmless alone: the columns stay empty until rows come.
-            with self._talking(), table.update_schema() as update:
+            # A separate commit, harmless alone: the columns stay empty until rows come.
+            with self._translate_errors(), table.update_schema() as update:
                 update.union_by_name(found.lacking)
         return table, found.files
 
-    def _created(self, columns: pa.Schema) -> Any:
+    def _create_table(self, columns: pa.Schema) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
 
         identifier, schema = self._sink.identifier, stored_schema(columns)
-        with self._talking():
+        with self._translate_errors():
             try:
                 try:
                     return self._catalog.create_table(identifier, schema, properties=_NEW_TABLE)
@@ -194,7 +205,7 @@ class IcebergDelivery:
             except TableAlreadyExistsError:
                 return self._catalog.load_table(identifier)
 
-    def _check(self, table: Any) -> None:
+    def _check_table(self, table: Any) -> None:
         """Refuse a table that this sink cannot write to."""
         if not table.spec().is_unpartitioned():
             why = f"is partitioned by {', '.join(part.name for part in table.spec().fields)}"
@@ -206,118 +217,118 @@ class IcebergDelivery:
             return
         raise Invalid(
             f"{self._sink.destination} {why}",
-            hint="Send to another table: unpartitioned, of format version 2. One that is not there is created.",
+            hint="Send to another table: unpartitioned, of format version 2. A missing table is created.",
             consumer=self._producer.consumer,
         )
 
     # --- the mark -----------------------------------------------------------------------------------------------
 
     @property
-    def _mark(self) -> str:
-        """What the names of the mark's properties begin with; the seq follows, and the highest counts.
+    def _mark_prefix(self) -> str:
+        """The prefix of the mark's properties; the seq follows, and the highest counts.
 
-        A batch without rows makes no snapshot, so the catalog cannot tell that another process went on meanwhile. With
-        one property for all seqs such a batch, landing late, would set the mark back."""
+        A batch without rows makes no snapshot, so the catalog does not notice a commit in between. If all seqs shared
+        one property, such a batch, landing late, would set the mark back."""
         return f"strandline.mark.{self._producer.generation}."
 
-    def _marks(self, table: Any) -> dict[int, str]:
-        names = [name for name in table.properties if name.startswith(self._mark)]
-        return {int(name.removeprefix(self._mark)): name for name in names}
+    def _find_marks(self, table: Any) -> dict[int, str]:
+        names = [name for name in table.properties if name.startswith(self._mark_prefix)]
+        return {int(name.removeprefix(self._mark_prefix)): name for name in names}
 
-    def _held(self, table: Any | None) -> int | None:
-        return None if table is None else max(self._marks(table), default=None)
+    def _held_seq(self, table: Any | None) -> int | None:
+        return None if table is None else max(self._find_marks(table), default=None)
 
-    def _holds(self, table: Any | None, batch: Batch) -> bool:
-        return is_delivered(self._held(table), batch, self._producer, self._sink.destination)
+    def _is_delivered(self, table: Any | None, batch: Batch) -> bool:
+        return is_delivered(self._held_seq(table), batch, self._producer, self._sink.destination)
 
-    def _land(self, batch: Batch, files: Sequence[str]) -> None:
-        """Commit the batch unless it is there. The commit is based on the very metadata that says it is not."""
-        table = self._load()
+    def _land_batch(self, batch: Batch, files: Sequence[str]) -> None:
+        """Commit the batch unless the table has it. The commit is based on the metadata of that check."""
+        table = self._load_table()
         if table is None and batch.is_first and not files:
-            table, _ = self._prepared(batch)
-        if self._holds(table, batch):
+            table, _ = self._prepare_table(batch)
+        if self._is_delivered(table, batch):
             return
-        if table is None or (files and self._place(table)[2] != self._root):
+        if table is None or (files and self._data_place(table)[2] != self._root):
             raise Conflict(
                 f"{self._sink.destination} was dropped while sink {self._producer.consumer!r} wrote to it",
                 hint="Nothing was added. If it may be created anew: strandline tick",
                 consumer=self._producer.consumer,
             )
-        self._commit(table, batch, files)
+        self._commit_batch(table, batch, files)
 
-    def _commit(self, table: Any, batch: Batch, files: Sequence[str]) -> None:
+    def _commit_batch(self, table: Any, batch: Batch, files: Sequence[str]) -> None:
         from pyiceberg.table.update import AssertTableUUID
 
-        with self._talking():
-            _slim(table)
+        with self._translate_errors():
+            _forget_snapshots(table)
             transaction = table.transaction()
             if files and self._sink.mode == UPSERT:
-                self._replace(table, transaction, batch, files)
+                self._replace_rows(table, transaction, batch, files)
             elif files:
-                root = self._place(table)[2]
+                root = self._data_place(table)[2]
                 paths = [f"{root}/{path}" for path in files]
-                transaction.add_files(paths, self._said(batch), check_duplicate_files=False)
-            old = list(self._marks(table).values())
-            transaction.set_properties({f"{self._mark}{batch.upto}": self._note(batch)})
+                transaction.add_files(paths, self._snapshot_summary(batch), check_duplicate_files=False)
+            old = list(self._find_marks(table).values())
+            transaction.set_properties({f"{self._mark_prefix}{batch.upto}": self._mark_note(batch)})
             if old:
                 transaction.remove_properties(*old)
-            # Not `commit_transaction`: after a conflict that adds the same files to whatever is there by then, although
-            # it may be this batch, and when it gives up it deletes manifests, although the commit may have landed.
+            # Not `commit_transaction`: after a conflict it adds the files again, although this batch may have landed;
+            # and when it gives up it deletes the manifests of a commit that may have landed.
             table._do_commit(
                 updates=transaction._updates,
                 requirements=(*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
             )
 
-    def _replace(self, table: Any, transaction: Any, batch: Batch, changes: Sequence[str]) -> None:
+    def _replace_rows(self, table: Any, transaction: Any, batch: Batch, changes: Sequence[str]) -> None:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
-        storage, folder, root = self._place(table)
+        storage, folder, root = self._data_place(table)
         done = rewrite(table, batch, storage, folder, changes)
         if not done.removed and not done.added:
             return
         if table.metadata.name_mapping() is None:
             mapping = table.schema().name_mapping.model_dump_json()
             transaction.set_properties({"schema.name-mapping.default": mapping})
-        with transaction.update_snapshot(self._said(batch)).overwrite() as snapshot:
-            # It says which manifests to look through, not what to delete.
+        with transaction.update_snapshot(self._snapshot_summary(batch)).overwrite() as snapshot:
+            # Selects the manifests to search, not the rows to delete.
             snapshot.delete_by_predicate(AlwaysTrue())
             for file in done.removed:
                 snapshot.delete_data_file(file)
             for path in done.added:
                 snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, f"{root}/{path}"))
 
-    def _said(self, batch: Batch) -> dict[str, str]:
-        """What a snapshot's summary says, for people."""
+    def _snapshot_summary(self, batch: Batch) -> dict[str, str]:
+        """The properties of a snapshot, for people."""
         return {"strandline.consumer": self._producer.consumer, "strandline.seq": str(batch.upto)}
 
-    def _note(self, batch: Batch) -> str:
+    def _mark_note(self, batch: Batch) -> str:
         who = self._producer
         facts = {"seq": batch.upto, "batch": batch.id, "lake": who.lake_id, "consumer": who.consumer}
         return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation})
 
-    def _sweep(self, batch: Batch) -> None:
-        """Delete the changes of a batch that is delivered, also those of attempts that ended badly."""
-        table = self._load()
+    def _delete_changes(self, batch: Batch) -> None:
+        """Delete the change files of a delivered batch, also those of failed attempts."""
+        table = self._load_table()
         if table is None:
             return
-        storage, folder, _ = self._place(table)
-        # The batch counts, whatever becomes of them.
+        storage, folder, _ = self._data_place(table)
+        # The batch counts, even if they cannot be deleted.
         with suppress(StrandlineError, OSError):
             below = storage.list(f"{folder}/{_CHANGES_BELOW}")
             storage.delete([file.path for file in below if f"/{batch.id}-" in file.path])
 
 
-def _slim(table: Any) -> None:
-    """Let a table forget the snapshots that nothing builds on: a transaction copies them all, some twenty times."""
+def _forget_snapshots(table: Any) -> None:
+    """Drop the snapshots without a reference from memory: a transaction copies them all, some twenty times."""
     needed = {ref.snapshot_id for ref in table.metadata.refs.values()}
     kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id in needed]
     table.metadata = table.metadata.model_copy(update={"snapshots": kept, "snapshot_log": []})
 
 
-def _until_landed(act: Callable[[], T]) -> T:
-    """What `act` returns. It looks at the table anew each time it is called, so it is safe to call it again when nobody
-    knows whether the last commit landed."""
+def _retry_until_landed(act: Callable[[], T]) -> T:
+    """What `act` returns. `act` loads the table at each call, so it can be called again when it is unknown whether the
+    last commit landed."""
     deadline_s = time.monotonic() + TIMEOUT_S
     for attempt in range(ATTEMPTS - 1):
         try:

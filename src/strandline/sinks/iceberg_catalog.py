@@ -1,7 +1,6 @@
-"""The door to an Iceberg catalog: settings that can be written down without their secrets, and errors by our names.
+"""Access to an Iceberg catalog: settings that can be stored without their secrets, and errors translated to ours.
 
-`pyiceberg` is loaded when a catalog is opened, not before: Spark tasks and programs without an Iceberg sink need not
-have it.
+`pyiceberg` is loaded when a catalog is opened: Spark tasks and programs without an Iceberg sink do not need it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from urllib.parse import urlsplit
 
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
-from strandline.model.scrub import plain, repeats
+from strandline.model.scrub import holds_secret, scrub_text
 from strandline.storage.open import Storage, open_storage
 
 _opening = threading.Lock()
 TIMEOUT_S = 60.0
-"""How long a REST catalog may take for an answer."""
+"""The time limit for an answer of a REST catalog."""
 
 _S3 = {
     "endpoint": ("s3.endpoint",),
@@ -31,12 +30,12 @@ _S3 = {
 }
 
 
-class Change(Protocol):
+class SecretChange(Protocol):
     def __call__(self, text: str, role: str) -> str: ...
 
 
 class CatalogSettings(Mapping[str, Any]):
-    """Settings that never change, so that a sink is a value; they are shown without their secrets."""
+    """Immutable settings, so that a sink is a value; they are shown without their secrets."""
 
     def __init__(self, values: Mapping[str, Any], role: str) -> None:
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
@@ -64,34 +63,34 @@ class CatalogSettings(Mapping[str, Any]):
         return hash(tuple(self._values.items()))
 
     def __repr__(self) -> str:
-        return repr(self.kept())
+        return repr(self.to_dict())
 
-    def kept(self) -> dict[str, Any]:
-        """What may be written down: secrets only as references."""
-        return self._with_secrets(lambda text, role: secret.reference(text) or "")
+    def to_dict(self) -> dict[str, Any]:
+        """The settings to store: secrets only as references."""
+        return self._change_secrets(lambda text, role: secret.reference(text) or "")
 
-    def resolved(self) -> dict[str, Any]:
-        """The settings with their secrets, which are read anew at each call."""
-        return self._with_secrets(secret.resolved)
+    def resolve(self) -> dict[str, Any]:
+        """The settings with their secrets, which are read again at each call."""
+        return self._change_secrets(secret.resolve)
 
     def secrets(self) -> list[str]:
-        """The secrets themselves, as far as they are there."""
+        """The secrets themselves; unresolvable ones are left out."""
         found: list[str] = []
 
         def note(text: str, role: str) -> str:
             with suppress(Invalid):
-                found.append(secret.resolved(text, role))
+                found.append(secret.resolve(text, role))
             return text
 
-        self._with_secrets(note)
+        self._change_secrets(note)
         return found
 
-    def _with_secrets(self, change: Change, within: str = "") -> dict[str, Any]:
+    def _change_secrets(self, change: SecretChange, within: str = "") -> dict[str, Any]:
         changed: dict[str, Any] = {}
         for name, value in self._values.items():
             role, path = f"{name!r} of the {self._role}", f"{within}{name}".lower()
             if isinstance(value, CatalogSettings):
-                changed[name] = value._with_secrets(change, f"{path}.")
+                changed[name] = value._change_secrets(change, f"{path}.")
             elif secret.is_plain(path, value):
                 changed[name] = value
             elif secret.is_address_name(path) and not str(value).startswith("env:"):
@@ -102,8 +101,8 @@ class CatalogSettings(Mapping[str, Any]):
         return changed
 
 
-def described(settings: CatalogSettings) -> str:
-    """Which catalog it is, without secrets, users and queries: another text is another catalog."""
+def describe_catalog(settings: CatalogSettings) -> str:
+    """The identity of a catalog as text, without secrets, users and queries."""
     parts = [str(settings[name]) for name in ("type", "name") if name in settings]
     places = {name: secret.place_of(str(settings[name])) for name in ("uri", "warehouse") if name in settings}
     return " ".join([*parts, *(f"warehouse {at}" if name == "warehouse" else at for name, at in places.items())])
@@ -117,17 +116,17 @@ def open_catalog(settings: CatalogSettings, destination: str, *, timeout_s: floa
             f"{destination}: an Iceberg sink needs pyiceberg, which cannot be loaded: {error}",
             hint="pip install 'pyiceberg>=0.12'",
         ) from error
-    known = settings.resolved()
+    known = settings.resolve()
     name = known.pop("name", None)
     hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
-    with talking(destination, settings, hint=hint), _opening:
-        # One at a time: two that open a new SQL catalog at once both want to create its tables.
+    with translate_errors(destination, settings, hint=hint), _opening:
+        # One at a time: two threads that open a new SQL catalog would both create its tables.
         return _rest_catalog(name, known, timeout_s) or load_catalog(name, **known)
 
 
 def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) -> Any | None:
-    """The catalog that `load_catalog` would make, if that is a REST catalog, and one that gives up on a server that is
-    silent or drips: pyiceberg has no such setting, and asks the server before one could be set on its session."""
+    """If `load_catalog` would make a REST catalog: the same with a time limit for silent or slow servers. pyiceberg has
+    no setting for it, and asks the server before one could be set on its session."""
     from pyiceberg.catalog import _ENV_CONFIG
     from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.utils.config import merge_config
@@ -136,7 +135,7 @@ def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) 
 
     class TimedCatalog(RestCatalog):  # type: ignore[misc]
         def _config_headers(self, session: Any) -> None:
-            # The first that a new session goes through, before it fetches a token.
+            # pyiceberg calls this first for a new session, before it fetches a token.
             super()._config_headers(session)
             session.request = partial(session.request, timeout=timeout_s)
             for scheme in ("http://", "https://"):
@@ -152,21 +151,21 @@ def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) 
 
 
 @contextmanager
-def talking(
+def translate_errors(
     destination: str, settings: CatalogSettings, *, hint: str = "Send to another Iceberg table."
 ) -> Iterator[None]:
-    """Errors of pyiceberg and of what lies below it, by what the reader does next; `hint` is for what does not fit.
+    """Turn errors of pyiceberg and its clients into ours; `hint` is for a table or setting that does not fit.
 
-    `Unavailable` says nothing about whether a commit landed."""
+    After `Unavailable`, a commit may or may not have landed."""
     from pyiceberg import exceptions as their
     from sqlalchemy import exc as sql
 
-    def said(error: Exception) -> str:
-        return plain(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
+    def describe(error: Exception) -> str:
+        return scrub_text(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
 
     def cause(error: Exception) -> Exception | None:
-        # One that holds a secret is not shown either.
-        return None if repeats(error, settings.secrets()) else error
+        # A cause that repeats a secret is left out.
+        return None if holds_secret(error, settings.secrets()) else error
 
     try:
         yield
@@ -174,12 +173,12 @@ def talking(
         raise
     except (their.UnauthorizedError, their.ForbiddenError, their.AuthorizationExpiredError, their.OAuthError) as error:
         raise Invalid(
-            f"{destination}: the catalog refused us: {said(error)}",
+            f"{destination}: the catalog refused us: {describe(error)}",
             hint="Check the sink's credential or token, and what it may do there.",
         ) from cause(error)
     except (their.NotInstalledError, ModuleNotFoundError) as error:
         raise Unavailable(
-            f"{destination}: a library for this catalog is missing: {said(error)}",
+            f"{destination}: a library for this catalog is missing: {describe(error)}",
             hint="Install it, e.g.: pip install 'pyiceberg[glue]'",
         ) from cause(error)
     except (
@@ -192,23 +191,24 @@ def talking(
         TypeError,
         NotImplementedError,
     ) as error:
-        raise Invalid(f"{destination}: {said(error)}", hint=hint) from cause(error)
+        raise Invalid(f"{destination}: {describe(error)}", hint=hint) from cause(error)
     except Exception as error:
-        # Each catalog brings a client of its own, and its errors: requests, SQLAlchemy, thrift, boto.
+        # Each catalog has its own client with its own errors: requests, SQLAlchemy, thrift, boto.
         raise Unavailable(
-            f"{destination}: {said(error)}", hint="Nothing is lost: the next tick looks what arrived, and goes on."
+            f"{destination}: {describe(error)}",
+            hint="Nothing is lost: the next tick checks what arrived, and continues.",
         ) from cause(error)
 
 
 def data_place(table: Any, options: Mapping[str, str]) -> tuple[Storage, str, str]:
-    """Where a table's data files go: a storage, the folder in it, and what Iceberg puts before a path in the storage.
+    """Where a table's data files go: a storage, the folder in it, and the prefix of Iceberg's paths into that storage.
 
-    `options` are settings of the object store; without them those of the catalog count, as pyiceberg knows them."""
+    `options` are settings of the object store; they take precedence over those of the catalog."""
     location = str(table.location_provider().data_path)
     root, _, folder = location.rpartition("/")
     parts = urlsplit(root)
     if parts.scheme in ("", "file"):
-        # pyiceberg takes the path as it is written: there is no %20 in it.
+        # pyiceberg takes the path literally, without decoding such as %20.
         return open_storage(parts.netloc + parts.path), folder, root
     if parts.scheme not in ("s3", "s3a", "s3n"):
         raise Invalid(

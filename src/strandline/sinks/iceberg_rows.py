@@ -1,11 +1,11 @@
-"""What a batch of changes does to an Iceberg table that holds the current rows: copy-on-write.
+"""Apply a batch of changes to an Iceberg table that holds the current rows: copy-on-write.
 
-A data file that holds a changed key is written again without it, new rows get a file of their own, and the other
-files stay. So a batch costs what the files it touches take: for keys from all over the table, the whole table. When
-small files have become many they are packed into one. In memory are the keys of the batch and of one data file, and
-one row group. A first batch with rows is the whole table: all files leave, so nothing of an earlier life stays.
+A data file with a changed key is rewritten without that key, new rows go to new files, and the other files stay. So the
+cost of a batch is that of the files it touches: for scattered keys, the whole table. Many small files are packed into
+one. Memory holds the keys of the batch and of one data file, and one row group. A first batch with rows is the whole
+table: all files leave, so nothing of an earlier life stays.
 
-Nothing here is part of the table yet; after a crash, what was written is never part of it.
+The files written here are not part of the table before a commit; after a crash they never are.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SMALL_BYTES, _MANY = 8 << 20, 16
 
 @dataclass(frozen=True)
 class Rewrite:
-    """The data files that leave the table, as pyiceberg has them, and the paths of those that come, in the storage."""
+    """The data files that leave the table, as pyiceberg's values, and the paths of the new ones in the storage."""
 
     removed: list[Any] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
 
 
 def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Sequence[str]) -> Rewrite:
-    """Write the files that make `table`, at its newest, what the files of `changes` want."""
+    """Write the new data files of `table`, at its newest version, after the changes in the files of `changes`."""
     columns = pa.schema([f.with_type(stored_type(f.type)) for f in table.schema().as_arrow()]).remove_metadata()
     cluster_by = batch.cluster_by if set(batch.cluster_by) <= set(columns.names) else ()
     last = _last_changes(storage, changes, batch.key, columns)
@@ -59,24 +59,24 @@ def rewrite(table: Any, batch: Batch, storage: Storage, folder: str, changes: Se
 
     tasks = list(table.scan().plan_files())
     if batch.is_first:
-        write(_upserts(storage, changes, last, columns))
+        write(_upserted_rows(storage, changes, last, columns))
         done.removed.extend(task.file for task in tasks)
         return done
-    every = [_Old(table, task, batch.key, columns) for task in tasks]
-    near = {task.file.file_path for task in table.scan(row_filter=_near(last, batch.key)).plan_files()}
+    every = [_OldFile(table, task, batch.key, columns) for task in tasks]
+    near = {task.file.file_path for task in table.scan(row_filter=_key_range(last, batch.key)).plan_files()}
     small = [old for old in every if old.data.file_size_in_bytes < _SMALL_BYTES]
     packed = small if len(small) >= _MANY else []
-    write(chain(_upserts(storage, changes, last, columns), *(old.without(last) for old in packed)))
+    write(chain(_upserted_rows(storage, changes, last, columns), *(old.unchanged_rows(last) for old in packed)))
     done.removed.extend(old.data for old in packed)
     for old in every:
-        if old.data.file_path in near and old not in packed and old.changed(last).any():
-            write(old.without(last))
+        if old.data.file_path in near and old not in packed and old.find_changed(last).any():
+            write(old.unchanged_rows(last))
             done.removed.append(old.data)
     return done
 
 
 def _last_changes(storage: Storage, changes: Sequence[str], key: Sequence[str], columns: pa.Schema) -> pa.Table:
-    """The last change of each key: its op, the file that holds it, and which row of that file it is."""
+    """The last change of each key: its op, its file and its row number there."""
     parts = []
     for number, path in enumerate(changes):
         with reader.open_file(storage, path) as file:
@@ -90,8 +90,10 @@ def _last_changes(storage: Storage, changes: Sequence[str], key: Sequence[str], 
     return ordered.filter(pc.invert(same_as_next(ordered, key)))
 
 
-def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows that are new or replace one."""
+def _upserted_rows(
+    storage: Storage, changes: Sequence[str], last: pa.Table, columns: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows to insert or replace."""
     last = last.filter(pc.equal(last[OP], UPSERT))
     for number, path in enumerate(changes):
         wanted = np.sort(last.filter(pc.equal(last[_FILE], number))[_AT].to_numpy())
@@ -105,8 +107,8 @@ def _upserts(storage: Storage, changes: Sequence[str], last: pa.Table, columns: 
                 start += batch.num_rows
 
 
-def _near(last: pa.Table, key: Sequence[str]) -> Any:
-    """Which rows may have a changed key, as far as the statistics of files can tell."""
+def _key_range(last: pa.Table, key: Sequence[str]) -> Any:
+    """A filter that finds the files that may hold a changed key, by their statistics."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
 
     near: Any = AlwaysTrue()
@@ -117,8 +119,8 @@ def _near(last: pa.Table, key: Sequence[str]) -> Any:
     return near
 
 
-class _Old:
-    """A data file of the table, whoever wrote it."""
+class _OldFile:
+    """A data file of the table, written by a sink or by others."""
 
     def __init__(self, table: Any, task: Any, key: Sequence[str], columns: pa.Schema) -> None:
         self.data = task.file
@@ -126,10 +128,10 @@ class _Old:
         self._key = list(key)
         self._columns = columns
         if task.delete_files:
-            raise self._strange("has rows that were deleted without writing it again")
+            raise self._unusable_file("has rows that a delete file hides")
 
-    def changed(self, last: pa.Table) -> Any:
-        """For each row whether its key is among the changed ones."""
+    def find_changed(self, last: pa.Table) -> Any:
+        """For each row, whether its key has changed."""
         columns = pa.schema([self._columns.field(name) for name in self._key])
         here = pa.Table.from_batches(self._batches(columns), columns)
         here = here.append_column(_AT, pa.array(np.arange(here.num_rows)))
@@ -138,22 +140,22 @@ class _Old:
         is_changed[found] = True
         return is_changed
 
-    def without(self, last: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The rows whose keys are not among the changed ones."""
-        stays, start = ~self.changed(last), 0
+    def unchanged_rows(self, last: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The rows whose keys have not changed."""
+        stays, start = ~self.find_changed(last), 0
         for batch in self._batches(self._columns):
             yield batch.filter(pa.array(stays[start : start + batch.num_rows]))
             start += batch.num_rows
 
     def _batches(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        # Not by pyiceberg's own reader: to it, a list of structs that is null is an empty list.
+        # Not with pyiceberg's own reader: it reads a null list of structs as an empty list.
         stream = self._table.io.new_input(self.data.file_path).open()
         with pq.ParquetFile(stream, page_checksum_verification=True) as file:
-            inside = [name for name in self._names(file.schema_arrow) if name in columns.names]
+            inside = [name for name in self._known_columns(file.schema_arrow) if name in columns.names]
             yield from conform_batches(reader.batches(file, inside), columns)
 
-    def _names(self, schema: pa.Schema) -> Iterator[str]:
-        """The columns of the table that the file has, if they are there under the names that they have now."""
+    def _known_columns(self, schema: pa.Schema) -> Iterator[str]:
+        """The table's columns in the file; `Invalid` when one was renamed or changed its type."""
         names = {column.field_id: column.name for column in self._table.schema().fields}
         numbers = {name: mapped.field_id for mapped in self._table.name_mapping() or () for name in mapped.names}
         for each in schema:
@@ -163,10 +165,10 @@ class _Old:
                 continue  # dropped
             kind, now = stored_type(each.type), self._columns.field(name).type
             if name != each.name or not (kind == now or widens(kind, now)):
-                raise self._strange(f"has the column {each.name!r} ({kind}), which is now {name!r} ({now})")
+                raise self._unusable_file(f"has the column {each.name!r} ({kind}), which is now {name!r} ({now})")
             yield name
 
-    def _strange(self, why: str) -> Invalid:
+    def _unusable_file(self, why: str) -> Invalid:
         return Invalid(
             f"{self.data.file_path} {why}, so its rows cannot be replaced",
             hint="Write the Iceberg table's files again, e.g. in Spark: CALL system.rewrite_data_files(…)",

@@ -1,7 +1,7 @@
 """Columns of a batch as columns of an Iceberg table.
 
-Iceberg has no 8 and 16 bit integers and no JSON: these become `int` and `string`. A table gains the columns it lacks
-and widens its numbers; what does not fit is refused by the column's name, before anything is written.
+Iceberg has no 8 and 16 bit integers and no JSON: these become `int` and `string`. A table gains missing
+columns and widens its numbers; a column that does not fit is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from strandline.model.types import is_json
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """What an Iceberg table's Parquet files hold for `kind`; parts of nested values are nullable."""
+    """The type of `kind` in an Iceberg table's Parquet files; parts of nested values are nullable."""
     if pt.is_integer(kind):
         return pa.int64() if kind.bit_width > 32 else pa.int32()
     if is_json(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
@@ -36,27 +36,27 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def stored_schema(columns: pa.Schema) -> pa.Schema:
-    """The columns of a new table: all of them may be null, since a delete has nothing but its key."""
+    """The columns of a new table, all nullable, since a delete has only its key."""
     return pa.schema([pa.field(field.name, stored_type(field.type)) for field in columns])
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Whether Iceberg reads files of the one type as the other."""
+    """Whether Iceberg can read files of the narrow type as the wide one."""
     if pt.is_decimal128(narrow) and pt.is_decimal128(wide):
         return bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
     return (narrow, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64()))
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How a batch's columns fit a table: what the table lacks, and the columns of files that it takes."""
+class TableFit:
+    """How a batch's columns fit a table: the columns that the table lacks, and the columns for its files."""
 
     lacking: pa.Schema
     files: pa.Schema
 
 
-def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
-    """`table` is a pyiceberg table, at its newest."""
+def fit_columns(columns: pa.Schema, table: Any, destination: str) -> TableFit:
+    """Fit columns to a pyiceberg table at its newest version; `Invalid` when one does not fit."""
     there = table.schema().as_arrow()
     lacking, files = [], []
     for field in stored_schema(columns):
@@ -85,12 +85,12 @@ def fit(columns: pa.Schema, table: Any, destination: str) -> Fit:
                 hint="Make the column optional there, or send to another table.",
                 column=field.name,
             )
-    return Fit(pa.schema(lacking), pa.schema(files))
+    return TableFit(pa.schema(lacking), pa.schema(files))
 
 
 def _check_not_renamed(table: Any, name: str, destination: str) -> None:
-    """Files say which column is which by name alone. A column that was renamed there keeps its old name for the files
-    that have it; a new column of that name would take their values away."""
+    """Refuse the old name of a renamed column. Files identify columns by name, so the old files still use that name; a
+    new column with it would take their values over."""
     for mapped in table.name_mapping() or ():
         if name in mapped.names and mapped.field_id in table.schema().field_ids:
             now = table.schema().find_column_name(mapped.field_id)

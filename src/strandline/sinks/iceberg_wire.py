@@ -1,7 +1,6 @@
-"""What a REST catalog answers is bounded: an exchange by a clock from its connection to the last byte, a body in size.
+"""Bounds for the answers of a REST catalog: one time limit from the connection to the last byte, and a size limit.
 
-`requests` bounds each wait for bytes alone, and takes a body of any size. This module loads it; it comes with
-`pyiceberg`."""
+`requests`, which comes with `pyiceberg`, only bounds each wait for bytes, and accepts a body of any size."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from urllib3.exceptions import HTTPError
 
 MOST_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 10
-_under_way = threading.local()
+_exchange = threading.local()
 
 
 class BoundedAdapter(HTTPAdapter):
-    """One exchange after the other for each thread; redirects are exchanges of their own."""
+    """Runs one exchange at a time for each thread; a redirect is a new exchange."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -39,26 +38,26 @@ class BoundedAdapter(HTTPAdapter):
 
     def send(self, request: Any, *_: Any, **options: Any) -> Any:
         request.headers["Accept-Encoding"] = "identity"
-        watch = _under_way.watch = _Watch()
+        watch = _exchange.watch = _Watch()
         clock = threading.Timer(self._timeout_s, watch.end)
         clock.daemon = True
         clock.start()
         try:
             response = super().send(request, **{**options, "stream": True})
-            response._content = _read(response)
+            response._content = _read_body(response)
         except Exception as error:
             watch.check(self._timeout_s, error)
             raise
         finally:
             clock.cancel()
-            _under_way.watch = None
-        # A body whose end is that of its connection looks whole when the clock ended it.
+            _exchange.watch = None
+        # A body that ends with its connection looks complete when the clock closed the connection.
         watch.check(self._timeout_s, None)
         return response
 
 
-def _read(response: Any) -> bytes:
-    """The body as it was sent: how much a packed one would take is not known before it is unpacked."""
+def _read_body(response: Any) -> bytes:
+    """The body as it was sent. Compressed ones are refused, since their real size is unknown beforehand."""
     body = bytearray()
     try:
         while piece := response.raw.read(_PIECE_BYTES, decode_content=False):
@@ -70,12 +69,12 @@ def _read(response: Any) -> bytes:
         raise RequestException(str(error)) from error
     coding = response.headers.get("Content-Encoding", "identity")
     if body and coding.lower() != "identity":
-        raise RequestException(f"the answer is packed ({coding}), although it was asked for as it is")
+        raise RequestException(f"the answer is compressed ({coding}), although that was not asked for")
     return bytes(body)
 
 
 class _Watch:
-    """Ends the connections of one exchange, also those that are opened when it is over."""
+    """Ends the connections of one exchange, even those that it opens after its end."""
 
     def __init__(self) -> None:
         self._connections: list[Any] = []
@@ -84,7 +83,7 @@ class _Watch:
 
     def note(self, connection: Any) -> None:
         self._connections.append(connection)
-        # Kept by itself: a connection that will be closed lets go of its socket when the head is read.
+        # Kept separately: a connection that will be closed drops its socket when the head is read.
         self._sockets.append(connection.sock)
         if self._is_over:
             self.end()
@@ -93,8 +92,8 @@ class _Watch:
         self._is_over = True
         for each in [*self._sockets, *(connection.sock for connection in self._connections)]:
             with suppress(OSError, TypeError):
-                # The one of the plain socket: a TLS socket's own would wait for the other side. TLS within the TLS of
-                # a proxy is no socket, but has one.
+                # `shutdown` of the plain socket: that of a TLS socket would wait for the other side. TLS inside the
+                # TLS of a proxy is no socket, but holds one.
                 socket.socket.shutdown(getattr(each, "socket", each), socket.SHUT_RDWR)
 
     def check(self, timeout_s: float, cause: Exception | None) -> None:
@@ -104,26 +103,26 @@ class _Watch:
 
 def _watch_pools(manager: Any) -> None:
     manager.pool_classes_by_scheme = {
-        scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watched(pool.ConnectionCls)})
+        scheme: type("WatchedPool", (pool,), {"ConnectionCls": _watch_class(pool.ConnectionCls)})
         for scheme, pool in manager.pool_classes_by_scheme.items()
     }
 
 
-def _watched(connection: type) -> type:
-    """A connection that the watch of its thread's exchange knows, from the moment at which it is opened."""
+def _watch_class(connection: type) -> type:
+    """A connection class whose objects register with the watch of their thread's exchange when they open."""
 
     def connect(self: Any) -> None:
-        _note(self)
+        _note_connection(self)
         connection.connect(self)  # type: ignore[attr-defined]
-        _note(self)
+        _note_connection(self)
 
     def request(self: Any, *arguments: Any, **options: Any) -> None:
-        _note(self)
+        _note_connection(self)
         connection.request(self, *arguments, **options)  # type: ignore[attr-defined]
 
     return type("Watched", (connection,), {"connect": connect, "request": request})
 
 
-def _note(connection: Any) -> None:
-    if (watch := getattr(_under_way, "watch", None)) is not None:
+def _note_connection(connection: Any) -> None:
+    if (watch := getattr(_exchange, "watch", None)) is not None:
         watch.note(connection)

@@ -1,12 +1,12 @@
-"""What leaves of a table's changes: the one place where `where`, `columns`, `mask` and `deletes` are applied.
+"""Which of a table's changes are sent: the one place where `where`, `columns`, `mask` and `deletes` are applied.
 
-It fails closed. A row leaves as an upsert only when the condition is true. When it is false or unknown, the row leaves
-as a delete, since an earlier version of it may have been sent, and carries its key alone. Where that cannot be said (a
-table without a key, or a sink that takes no deletes), or when the condition names a column that the table has no more,
-the change is withheld: it leaves with nothing and still counts for positions and marks. Deletes always leave. A mask is
-applied to upserts and deletes alike, so that keys still meet.
+It fails closed. A row is sent as an upsert only when the condition is true. When it is false or unknown, the row is
+sent as a delete with its key alone, since an earlier version of it may have been sent. Without a key or without
+deletes, or when the condition names a dropped column, the change is withheld: it is not sent, and still counts for
+positions and marks. Deletes are always sent, unless the sink sends none. A mask is applied to upserts and deletes
+alike, so that their keys match.
 
-The same rules in DuckDB's words and in Spark's; tests compare them.
+The rules are written once for DuckDB and once for Spark; tests compare them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NEVER = Predicate("false", "false", frozenset(), ())
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A table's changes as they leave. `names` are the columns, the key among them; `lost` are those that the condition
-    names and the table has no more."""
+    """A table's changes as they are sent. `names` are the columns, with the key; `lost` are dropped columns that the
+    condition names."""
 
     definition: TableDef
     names: tuple[str, ...]
@@ -57,8 +57,8 @@ class Outgoing:
         deletes: bool = True,
         is_new: bool = True,
     ) -> Outgoing:
-        """Check a shape against a table. Of one that is not `is_new`, columns that the table has lost are gone."""
-        known = definition.schema if is_new else _ever(definition)
+        """Check the settings of a sink against a table. With `is_new` they must not name a dropped column."""
+        known = definition.schema if is_new else _every_column(definition)
         asked = list(known.names) if columns is None else names_of(known, columns)
         chosen = [name for name in asked if name in definition.schema.names]
         required = [*definition.key, *([definition.version] if definition.version else [])]
@@ -69,8 +69,8 @@ class Outgoing:
             _check_mask(definition, known, name, how)
         if definition.version is not None and where is not None:
             raise Invalid(
-                f"changes cannot be filtered here: by the version column {definition.version!r} an older row may stand,"
-                " and the delete that a refused row leaves as would remove it",
+                f"changes cannot be filtered here: with the version column {definition.version!r} an older row may win,"
+                " and the delete that is sent for a filtered row would remove it",
                 hint="Send all changes, or filter where they arrive.",
                 column=definition.version,
             )
@@ -83,7 +83,7 @@ class Outgoing:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns that leave."""
+        """The columns that are sent."""
         fields = []
         for name in self.names:
             field = self.definition.schema.field(name)
@@ -92,34 +92,34 @@ class Outgoing:
         return pa.schema(fields)
 
     @property
-    def needed(self) -> list[str]:
+    def columns_to_read(self) -> list[str]:
         """The columns to read."""
         filtered = sorted(self.predicate.columns) if self.predicate else []
         return list(dict.fromkeys([*self.names, *filtered]))
 
     @property
     def cluster_by(self) -> tuple[str, ...]:
-        """The columns by which rows that leave can be laid together."""
+        """The unmasked clustering columns."""
         plain = [name for name in self.names if name not in self.masks]
         return self.definition.clustering(plain)
 
-    def duckdb(self) -> list[str]:
-        """What is selected of a change: `_op` and the columns."""
+    def duckdb_exprs(self) -> list[str]:
+        """The expressions that make `_op` and the columns from a change."""
         return self._exprs('"', self.predicate.duckdb if self.predicate else None, is_duckdb=True)
 
-    def spark(self) -> list[str]:
+    def spark_exprs(self) -> list[str]:
         return self._exprs("`", self.predicate.spark if self.predicate else None, is_duckdb=False)
 
-    def snapshot(self, *, is_duckdb: bool) -> list[str]:
-        """What is selected of a table's row: the columns."""
+    def snapshot_exprs(self, *, is_duckdb: bool) -> list[str]:
+        """The expressions that make the columns from a row of the table."""
         quote = '"' if is_duckdb else "`"
-        return [f"{self._masked(name, quote, is_duckdb)} AS {quote}{name}{quote}" for name in self.names]
+        return [f"{self._mask_column(name, quote, is_duckdb)} AS {quote}{name}{quote}" for name in self.names]
 
     def _exprs(self, quote: str, predicate: str | None, *, is_duckdb: bool) -> list[str]:
         tells_deletes = self.definition.is_keyed and self.sends_deletes
-        masked = {name: self._masked(name, quote, is_duckdb) for name in self.names}
+        masked = {name: self._mask_column(name, quote, is_duckdb) for name in self.names}
         if predicate is None:
-            # A delete carries its key alone already.
+            # A delete has only its key already.
             op = OP if tells_deletes else f"CASE WHEN {OP} = '{UPSERT}' THEN {OP} ELSE '{WITHHELD}' END AS {OP}"
             return [op, *(f"{value} AS {quote}{name}{quote}" for name, value in masked.items())]
         leaves = f"({OP} = '{UPSERT}' AND coalesce(({predicate}), false))"
@@ -132,7 +132,7 @@ class Outgoing:
             exprs.append(f"{kept} AS {quote}{name}{quote}")
         return exprs
 
-    def _masked(self, name: str, quote: str, is_duckdb: bool) -> str:
+    def _mask_column(self, name: str, quote: str, is_duckdb: bool) -> str:
         column, how = f"{quote}{name}{quote}", self.masks.get(name)
         kind = self.definition.schema.field(name).type
         if how == "hash":
@@ -146,8 +146,8 @@ class Outgoing:
         return column
 
 
-def _ever(definition: TableDef) -> pa.Schema:
-    """Every column that the table has or had, those of now first."""
+def _every_column(definition: TableDef) -> pa.Schema:
+    """Every column that the table has or had, the present ones first."""
     fields = {field.name: field for columns in definition.schemas for field in columns}
     return pa.schema([*definition.schema, *(f for n, f in fields.items() if n not in definition.schema.names)])
 

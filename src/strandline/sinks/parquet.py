@@ -3,13 +3,13 @@
     data/<generation>/<upto>-<batch>/part-<digest>.parquet    the rows
     _strandline/<generation>/<upto>.json                      the manifest: it makes the batch count
 
-Lanes stage files, `finish` publishes them and then creates the manifest, which one of several finishers can do. A
-file's name is a digest of its bytes: a batch that is repeated with the same rows is the same files, and a file that is
-published over its twin changes nothing. Nothing that is visible is deleted before the batch has a manifest; then
-whatever else lies in its folder goes.
+Lanes stage files. `finish` publishes them and then creates the manifest; only one of several finishers can create it. A
+file's name is a digest of its bytes: a batch repeated with the same rows gives the same files, and publishing a file
+again changes nothing. Nothing visible is deleted before the batch has its manifest; then all other files in its folder
+are deleted.
 
-After a crash: a batch without a manifest is repeated. Files of it may be visible already; if the repetition cuts the
-rows otherwise, they stay so until its manifest is there.
+After a crash: a batch without a manifest is repeated. Some of its files may be visible already. If the repetition cuts
+the rows otherwise, the old files stay visible until the manifest exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict
 from strandline.sinks import contract
 from strandline.sinks.contract import Batch, Producer, Result
-from strandline.sinks.files import FileLane, FileSink, Written, claimed, clear_unfinished, describe, reaching, read_note
+from strandline.sinks.files import (
+    FileLane,
+    FileSink,
+    WrittenFile,
+    clear_unfinished,
+    collect_files,
+    describe_files,
+    read_note,
+    translate_errors,
+)
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 
@@ -50,18 +59,18 @@ class ParquetDelivery:
     producer: Producer
 
     def is_delivered(self, batch: Batch) -> bool:
-        """Whether the batch has its manifest. Of one that was begun before, what is no part of it is cleared away.
-        `Conflict` when the batch before it lacks its manifest, or another one has followed that already."""
-        with reaching(self.storage):
-            if self._named(batch) is not None:
+        """Whether the batch has its manifest; then other files of a repeated batch are cleared away. `Conflict` when
+        the manifest of the batch before it is missing, or another batch has followed that one."""
+        with translate_errors(self.storage):
+            if self._manifest_files(batch) is not None:
                 if batch.is_replay:
-                    self._clear(batch)
+                    self._clear_folder(batch)
                 return True
-            if not batch.is_first and not self.storage.exists(self._path(batch.after)):
+            if not batch.is_first and not self.storage.exists(self._manifest_path(batch.after)):
                 return contract.is_delivered(None, batch, self.producer, self.storage.uri)
-            other = self._successor(batch)
-            if other is not None and other[0] != batch.id and self.storage.exists(self._path(other[1])):
-                raise self._taken(batch, *other)
+            other = self._read_successor(batch)
+            if other is not None and other[0] != batch.id and self.storage.exists(self._manifest_path(other[1])):
+                raise self._taken_conflict(batch, *other)
             return False
 
     def cuts(self) -> None:
@@ -69,26 +78,26 @@ class ParquetDelivery:
 
     def lane(self, batch: Batch) -> FileLane:
         if batch.is_first:
-            with reaching(self.storage):
+            with translate_errors(self.storage):
                 self.storage.check_put_new()
         return FileLane(self.storage, batch, self._folder(batch), "part", is_staged=True)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
-        written = claimed(results)
+        written = collect_files(results)
         crash_point("sink.staged")
-        with reaching(self.storage):
+        with translate_errors(self.storage):
             if not self.is_delivered(batch):
-                self._claim(batch)
+                self._claim_successor(batch)
                 try:
-                    self._publish(batch, written)
+                    self._publish_files(batch, written)
                 except (Conflict, FileNotFoundError):
-                    # Whoever finished the batch meanwhile has cleared away what is no part of it.
+                    # Another finisher may have finished the batch and cleared these files away.
                     if not self.is_delivered(batch):
                         raise
-            self._clear(batch)
+            self._clear_folder(batch)
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        with reaching(self.storage):
+        with translate_errors(self.storage):
             listed = self.storage.list(f"{MANIFESTS}/{self.producer.generation}")
             seqs = [int(found[1]) for info in listed if (found := _MANIFEST.search(info.path))]
         return dict.fromkeys(range(vnodes), max(seqs)) if seqs else {}
@@ -99,57 +108,57 @@ class ParquetDelivery:
     def _folder(self, batch: Batch) -> str:
         return f"data/{self.producer.generation}/{batch.upto:020d}-{batch.id}"
 
-    def _path(self, seq: int) -> str:
+    def _manifest_path(self, seq: int) -> str:
         return f"{MANIFESTS}/{self.producer.generation}/{seq:020d}.json"
 
-    def _publish(self, batch: Batch, written: Sequence[Written]) -> None:
+    def _publish_files(self, batch: Batch, written: Sequence[WrittenFile]) -> None:
         self.storage.publish(staged for _, staged in written if staged is not None)
-        files = self._by_own_names([file for file, _ in written])
+        files = self._copy_twins([file for file, _ in written])
         crash_point("sink.published")
-        manifest = json.dumps(self._described(batch, files), indent=1)
-        # It may be there already, by another one who finishes the same batch: then that one counts.
-        self.storage.put_new(self._path(batch.upto), manifest.encode())
+        manifest = json.dumps(self._describe_batch(batch, files), indent=1)
+        # Another finisher of the same batch may have created it: then that manifest counts.
+        self.storage.put_new(self._manifest_path(batch.upto), manifest.encode())
         crash_point("sink.described")
 
-    def _next(self, batch: Batch) -> str:
+    def _next_path(self, batch: Batch) -> str:
         return f"{MANIFESTS}/{self.producer.generation}/{batch.after:020d}.next"
 
-    def _successor(self, batch: Batch) -> tuple[str, int] | None:
-        """The batch that was begun from where this one begins: its id, and up to which seq it goes."""
+    def _read_successor(self, batch: Batch) -> tuple[str, int] | None:
+        """The id and end of the batch that claimed this batch's place, if one did."""
         return read_note(
-            self.storage, self._next(batch), lambda note: (str(note["batch"]), int(note["upto"])), self._hint
+            self.storage, self._next_path(batch), lambda note: (str(note["batch"]), int(note["upto"])), self._hint
         )
 
     @property
     def _hint(self) -> str:
         return f"Restore that file, or send the table again: strandline mark reset {self.producer.consumer}"
 
-    def _claim(self, batch: Batch) -> None:
-        """Be the one batch that follows the one before. One that was begun from there and never counted, because the
-        state that knew of it was lost, gives way."""
-        told = json.dumps({"batch": batch.id, "upto": batch.upto}).encode()
-        if self.storage.put_new(self._next(batch), told):
+    def _claim_successor(self, batch: Batch) -> None:
+        """Claim the place after the batch before. An earlier claim whose batch never counted, because its state was
+        lost, gives way."""
+        claim = json.dumps({"batch": batch.id, "upto": batch.upto}).encode()
+        if self.storage.put_new(self._next_path(batch), claim):
             return
-        other = self._successor(batch)
+        other = self._read_successor(batch)
         if other is not None and other[0] != batch.id:
-            if self.storage.exists(self._path(other[1])):
-                raise self._taken(batch, *other)
-            with self.storage.output(self._next(batch)) as stream:
-                stream.write(told)
+            if self.storage.exists(self._manifest_path(other[1])):
+                raise self._taken_conflict(batch, *other)
+            with self.storage.output(self._next_path(batch)) as stream:
+                stream.write(claim)
 
-    def _taken(self, batch: Batch, id_: str, upto: int) -> Conflict:
+    def _taken_conflict(self, batch: Batch, id_: str, upto: int) -> Conflict:
         return Conflict(
             f"sink {self.producer.consumer!r} is at seq {batch.after}, but {self.storage.uri} has its changes from"
-            f" there to seq {upto} already: the lake and its state were put back from a copy, or others send there",
+            f" there to seq {upto} already: the lake and its state were restored from a copy, or others send there",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self.producer.consumer}",
             consumer=self.producer.consumer,
             expected=batch.after,
             found=upto,
         )
 
-    def _by_own_names(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """The published files, each by a name of its own: lanes with rows that look the same, as those of a table
-        without a key may, wrote the same bytes under one name, and they count as often as they were written."""
+    def _copy_twins(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """The published files, each under its own name. Lanes with equal rows, which a table without a key may have,
+        wrote the same bytes under one name; each further one gets a copy, so that its rows count too."""
         seen: Counter[str] = Counter()
         named = []
         for file in sorted(files, key=lambda file: file.path):
@@ -162,7 +171,7 @@ class ParquetDelivery:
             named.append(replace(file, path=path))
         return named
 
-    def _described(self, batch: Batch, files: Sequence[DataFile]) -> dict[str, Any]:
+    def _describe_batch(self, batch: Batch, files: Sequence[DataFile]) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "lake_id": self.producer.lake_id,
@@ -173,14 +182,14 @@ class ParquetDelivery:
             "batch": batch.id,
             "after": batch.after,
             "upto": batch.upto,
-            "columns": batch.outgoing.names,
-            **describe(files),
+            "columns": batch.file_schema.names,
+            **describe_files(files),
             "written_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
 
-    def _named(self, batch: Batch) -> Collection[str] | None:
-        """The files that the batch's manifest names, if it has one; `Conflict` when it is another batch's."""
-        path = self._path(batch.upto)
+    def _manifest_files(self, batch: Batch) -> Collection[str] | None:
+        """The files in the batch's manifest, None without one; `Conflict` when it belongs to another batch."""
+        path = self._manifest_path(batch.upto)
         found = read_note(
             self.storage, path, lambda note: (note["batch"], {str(f["path"]) for f in note["files"]}), self._hint
         )
@@ -190,7 +199,7 @@ class ParquetDelivery:
         if batch.id and id_ != batch.id:
             raise Conflict(
                 f"sink {self.producer.consumer!r} is to deliver batch {batch.id} up to seq {batch.upto}, but"
-                f" {self.storage.url(path)} says that batch {id_} was delivered so: someone else sends there",
+                f" {self.storage.url(path)} says that batch {id_} was: someone else sends there",
                 hint=f"Nothing was sent. To send the table again: strandline mark reset {self.producer.consumer}",
                 consumer=self.producer.consumer,
                 expected=batch.id,
@@ -198,9 +207,9 @@ class ParquetDelivery:
             )
         return named
 
-    def _clear(self, batch: Batch) -> None:
-        """Remove from the batch's folder what is not in its manifest; without one nothing."""
-        named = self._named(batch)
+    def _clear_folder(self, batch: Batch) -> None:
+        """Delete the files in the batch's folder that its manifest does not name; nothing without a manifest."""
+        named = self._manifest_files(batch)
         if named is None:
             return
         folder = self._folder(batch)

@@ -32,7 +32,7 @@ class Proxy:
     @classmethod
     def parse(cls, text: str) -> Self:
         """The proxy that a variable names. An error does not repeat the variable: it may hold a password."""
-        kind, address = _split(text)
+        kind, address = _split_scheme(text)
         if kind != "http":
             raise OSError("the environment names a proxy that is not an http:// one, and only those are used")
         try:
@@ -44,11 +44,11 @@ class Proxy:
             raise OSError(
                 "the environment names a proxy whose address is not of the form http://user:password@host:port"
             )
-        return cls(host, port, _login(text))
+        return cls(host, port, _find_login(text))
 
 
 def proxy_for(scheme: str, host: str, port: int) -> Proxy | None:
-    """The proxy for a server; None when it is asked directly."""
+    """The proxy for a server; None when there is none."""
     known = urllib.request.getproxies_environment()
     found = known.get(scheme) or known.get("all")
     if not found or urllib.request.proxy_bypass(f"{host}:{port}"):
@@ -57,19 +57,19 @@ def proxy_for(scheme: str, host: str, port: int) -> Proxy | None:
 
 
 def proxy_secrets() -> list[str]:
-    """The users and passwords of all proxies that the environment names; no words of others may repeat them."""
+    """The logins and passwords of all proxies in the environment, which no message may repeat."""
     known = urllib.request.getproxies_environment()
-    logins = [login for name, text in known.items() if name != "no" and (login := _login(text))]
+    logins = [login for name, text in known.items() if name != "no" and (login := _find_login(text))]
     return [secret for login in logins for secret in (login, login.partition(":")[2]) if secret]
 
 
-def _login(text: str) -> str | None:
-    """A password may hold any character but it cannot tell its own end from an `@`: the last one counts."""
-    before, mark, _ = _split(text)[1].rpartition("@")
+def _find_login(text: str) -> str | None:
+    """The `user:password` of a proxy. It ends at the last `@`, since a password may hold others."""
+    before, mark, _ = _split_scheme(text)[1].rpartition("@")
     user, _, password = before.partition(":")
     return f"{unquote(user)}:{unquote(password)}" if mark else None
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_scheme(text: str) -> tuple[str, str]:
     kind, mark, address = text.partition("://")
     return (kind.lower(), address) if mark else ("http", text)

@@ -21,8 +21,8 @@ _DRIVERS = {
 EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
 
 
-def checked_url(url: object) -> URL:
-    """The address of a database that a state can be kept in; anything else is `Invalid`."""
+def parse_url(url: object) -> URL:
+    """The URL of a database that can hold a state; `Invalid` for anything else."""
     try:
         parsed = make_url(url) if isinstance(url, (str, URL)) else None
         if isinstance(url, str):
@@ -52,8 +52,8 @@ def file_of(url: URL) -> str | None:
     return url.database.removeprefix("file:") if "uri" in url.query else url.database
 
 
-def shown_url(url: URL) -> str:
-    """A URL for people: which database it is, without anything secret."""
+def public_url(url: URL) -> str:
+    """The URL as people see it: it names the database and holds no secret."""
     if url.get_backend_name() == "sqlite":
         return f"sqlite:///{url.database}"
     host = url.host or url.query.get("host", "")
@@ -64,6 +64,6 @@ def shown_url(url: URL) -> str:
 
 
 def secrets_of(url: URL) -> list[str]:
-    """What nobody may repeat of an address."""
+    """The secrets in an address, which no message may repeat."""
     found = [url.password, *(value for name, value in url.query.items() if is_secret_name(name))]
     return [secret for each in found for secret in ([each] if isinstance(each, str) else each or []) if secret]

@@ -1,9 +1,9 @@
 """The consumers of a lake, and the lives (generations) of each name.
 
-Another destination, another kind or a recreated table is a new life, without marks, and says so. Old lives stay on
-record. A retired consumer holds nothing and moves no mark; to revive it is to begin a new life.
+A new destination, a new kind or a recreated table begins a new life, without marks; the registration says why. Old
+lives stay on record. A retired consumer does not hold the log and moves no mark; reviving it begins a new life.
 
-After a crash: a consumer is registered or retired, or it is as it was.
+After a crash: a registration or retirement is complete, or it left nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNDECIDED = "undecided"
 _APART_S = 0.002
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
-# One row a name: which generation it is now. It is locked by whatever changes something of the consumer.
+# One row per name, with its current generation. Every change of a consumer locks this row.
 consumers = Table(
     "strandline_consumers",
     metadata,
@@ -65,18 +65,17 @@ generations = Table(
     Column("created_s", Double, nullable=False),
     UniqueConstraint("name", "life"),
 )
-_current = select(consumers.c.generation).where(consumers.c.name == bindparam("name"))
-_current_locked = _current.with_for_update()
-_life = select(generations).where(generations.c.generation == bindparam("generation"))
-_all_current = (
+_select_current = select(consumers.c.generation).where(consumers.c.name == bindparam("name"))
+_lock_current = _select_current.with_for_update()
+_select_life = select(generations).where(generations.c.generation == bindparam("generation"))
+_select_all_current = (
     select(generations).where(generations.c.generation == consumers.c.generation).order_by(generations.c.name)
 )
 
 
 @dataclass(frozen=True)
 class ConsumerRecord:
-    """One life of a name that reads a table. `destination` is a text that identifies where its effect goes; `life`
-    counts the generations of the name, from 1."""
+    """One life of a consumer. `destination` identifies where its effect goes; `life` counts from 1."""
 
     name: str
     kind: str
@@ -99,30 +98,30 @@ class ConsumerRecord:
 
     @property
     def undecided(self) -> str | None:
-        """Why nobody knows where it goes on, when its marks were lost: it waits, retired, for a person to say it."""
+        """Why its position is unknown, after its marks were lost. It is retired until a person decides."""
         found = self.definition.get(UNDECIDED)
         return None if found is None else str(found)
 
-    def decided(self) -> ConsumerRecord:
-        """The same, when a person has said what becomes of it."""
+    def without_undecided(self) -> ConsumerRecord:
+        """The same record after a person has decided."""
         kept = {name: value for name, value in self.definition.items() if name != UNDECIDED}
         return replace(self, definition=kept)
 
     @property
     def began_ms(self) -> int:
-        """When this life began. It rises from one life to the next, also after the state was put back from a copy that
-        does not know the last ones, whose numbers (`life`) are then given again."""
+        """When this life began. Unlike `life`, it rises even after the state was restored from an old copy, which
+        gives the numbers of the lost lives out again."""
         return round(self.created_s * 1000)
 
     @property
     def title(self) -> str:
-        """How it is called in a sentence."""
+        """Its name in messages."""
         return f"{self.kind} {self.name!r}"
 
 
 @dataclass(frozen=True)
-class Registered:
-    """What `register` found or made; `why` says in words what is not as it was before."""
+class Registration:
+    """What `register` found or made. `why` says what has changed, in words."""
 
     consumer: ConsumerRecord
     is_new: bool
@@ -147,64 +146,64 @@ class Registry:
         definition: Mapping[str, Any],
         revive: bool = False,
         after_ms: int = 0,
-    ) -> Registered:
+    ) -> Registration:
         """Make a consumer known, or find it with its marks.
 
-        The same kind, destination and table generation keep the generation; a changed definition keeps it too, and
-        open intents keep theirs. Anything else is a new generation. A retired consumer stays as it is,
-        whatever is told, since a person said so and the log may be gone, unless `revive` starts a new generation.
+        A consumer keeps its generation as long as its kind, destination and table generation are the same. Its
+        definition may change; open intents keep the old one. Otherwise it gets a new generation. A retired consumer
+        stays unchanged, because a person retired it and the log may be gone, unless `revive` starts a new generation.
         A new generation begins later than `after_ms`, the newest life that its destination knows."""
-        told = _told(name, kind, table, table_generation, destination, definition)
+        draft = _draft_record(name, kind, table, table_generation, destination, definition)
         with self._state.transaction() as connection:
             insert_missing(connection, consumers, name=name)
-            found = current(connection, name, is_locking=True)
+            found = find_current(connection, name, is_locking=True)
             under_way = [] if found is None else open_intents(connection, [found.generation])
-            decided = _decided(found, under_way, told, revive)
-            if decided.is_new:
+            registration = _compare_records(found, under_way, draft, revive)
+            if registration.is_new:
                 life, created_s = _next_life(connection, name, after_ms / 1000)
-                new = replace(told, generation=uuid.uuid4().hex, life=life, created_s=created_s)
-                decided = replace(decided, consumer=new)
-                _insert(connection, new)
-                _point(connection, name, new.generation)
-            elif found is not None and _facts(decided.consumer) != _facts(found):
-                _update(connection, decided.consumer)
-        return decided
+                new = replace(draft, generation=uuid.uuid4().hex, life=life, created_s=created_s)
+                registration = replace(registration, consumer=new)
+                _insert_life(connection, new)
+                _set_current(connection, name, new.generation)
+            elif found is not None and _stored_facts(registration.consumer) != _stored_facts(found):
+                _update_life(connection, registration.consumer)
+        return registration
 
     def retire(self, name: str) -> ConsumerRecord:
-        """Let a consumer hold nothing and move no mark any more. Its marks and intents stay on record."""
+        """Stop a consumer: it no longer holds the log or moves a mark. Its marks and intents stay on record."""
         with self._state.transaction() as connection:
-            found = current(connection, name, is_locking=True) or not_found(connection, name)
-            now: ConsumerRecord = replace(found.decided(), is_retired=True)
-            _update(connection, now)
+            found = find_current(connection, name, is_locking=True) or raise_not_found(connection, name)
+            now: ConsumerRecord = replace(found.without_undecided(), is_retired=True)
+            _update_life(connection, now)
         return now
 
     def get(self, name: str) -> ConsumerRecord:
         with self._state.reading() as connection:
-            return current(connection, name) or not_found(connection, name)
+            return find_current(connection, name) or raise_not_found(connection, name)
 
     def all(self) -> list[ConsumerRecord]:
-        """Every consumer as it is now, by name, also the retired."""
+        """The current life of every consumer, also of the retired ones, by name."""
         with self._state.reading() as connection:
-            return all_current(connection)
+            return list_current(connection)
 
     def history(self, name: str) -> list[ConsumerRecord]:
         """Every generation of a name, the newest last."""
         query = select(generations).where(generations.c.name == name)
         with self._state.reading() as connection:
-            return [_consumer(row) for row in connection.execute(query.order_by(generations.c.life))]
+            return [_to_record(row) for row in connection.execute(query.order_by(generations.c.life))]
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------
 
 
-def guard(connection: Connection, name: str, generation: str, fence: int) -> ConsumerRecord:
-    """Lock a consumer; `Conflict` unless the fence is the newest and this generation is the living one."""
+def lock_living(connection: Connection, name: str, generation: str, fence: int) -> ConsumerRecord:
+    """Lock a consumer; `Conflict` unless the fence is the newest and this generation is current and not retired."""
     check_fence(connection, lease_of(name), check_int("fence", fence))
-    found: ConsumerRecord = current(connection, name, is_locking=True) or not_found(connection, name)
+    found: ConsumerRecord = find_current(connection, name, is_locking=True) or raise_not_found(connection, name)
     is_current = found.generation == generation
     if not is_current or found.is_retired:
         raise Conflict(
-            f"{name!r} was {'retired' if is_current else 'registered anew'} meanwhile",
+            f"{name!r} was {'retired' if is_current else 'registered anew'} by another process",
             hint="Nothing was changed. Get the consumer again.",
             consumer=name,
             generation=generation,
@@ -213,25 +212,25 @@ def guard(connection: Connection, name: str, generation: str, fence: int) -> Con
     return found
 
 
-def current(connection: Connection, name: str, *, is_locking: bool = False) -> ConsumerRecord | None:
-    """The life that a name has now."""
-    generation = connection.execute(_current_locked if is_locking else _current, {"name": name}).scalar()
-    # A statement of its own: one that joins would look for the generation that the name had before it waited.
-    return None if generation is None else by_generation(connection, generation)
+def find_current(connection: Connection, name: str, *, is_locking: bool = False) -> ConsumerRecord | None:
+    """The current life of a name."""
+    generation = connection.execute(_lock_current if is_locking else _select_current, {"name": name}).scalar()
+    # A second statement: a join would look for the generation that the name had before the lock was granted.
+    return None if generation is None else find_life(connection, generation)
 
 
-def by_generation(connection: Connection, generation: str) -> ConsumerRecord | None:
-    row = connection.execute(_life, {"generation": generation}).one_or_none()
-    return None if row is None else _consumer(row)
+def find_life(connection: Connection, generation: str) -> ConsumerRecord | None:
+    row = connection.execute(_select_life, {"generation": generation}).one_or_none()
+    return None if row is None else _to_record(row)
 
 
-def all_current(connection: Connection) -> list[ConsumerRecord]:
-    return [_consumer(row) for row in connection.execute(_all_current)]
+def list_current(connection: Connection) -> list[ConsumerRecord]:
+    return [_to_record(row) for row in connection.execute(_select_all_current)]
 
 
 def put_life(connection: Connection, consumer: ConsumerRecord) -> ConsumerRecord:
-    """Let a life with a given generation be the current one of its name, whose row is locked; it as it is on record."""
-    found = by_generation(connection, consumer.generation)
+    """Make a given life the current one of its name, whose row is locked. Returns the life as it is on record."""
+    found = find_life(connection, consumer.generation)
     if found is not None and found.name != consumer.name:
         raise Conflict(
             f"the generation {consumer.generation} is one of {found.name!r}, not of {consumer.name!r}",
@@ -240,16 +239,16 @@ def put_life(connection: Connection, consumer: ConsumerRecord) -> ConsumerRecord
         )
     if found is not None:
         kept = replace(consumer, life=found.life, created_s=found.created_s)
-        _update(connection, kept)
+        _update_life(connection, kept)
     else:
-        taken = _lives(connection, consumer.name)
+        taken = _life_numbers(connection, consumer.name)
         kept = replace(consumer, life=max(taken) + 1 if consumer.life in taken else consumer.life)
-        _insert(connection, kept)
-    _point(connection, consumer.name, consumer.generation)
+        _insert_life(connection, kept)
+    _set_current(connection, consumer.name, consumer.generation)
     return kept
 
 
-def not_found(connection: Connection, name: str) -> Any:
+def raise_not_found(connection: Connection, name: str) -> Any:
     names = connection.execute(select(consumers.c.name).order_by(consumers.c.name)).scalars().all()
     raise NotFound(
         f"no consumer {name!r} in this state", hint=f"Consumers: {', '.join(names) or 'none yet'}", consumer=name
@@ -257,29 +256,30 @@ def not_found(connection: Connection, name: str) -> Any:
 
 
 def _next_life(connection: Connection, name: str, after_s: float) -> tuple[int, float]:
-    """The number of a new life, and when it begins: after the ones before it, whatever the clock says."""
+    """The number of a new life and when it begins: after every earlier life, even if a clock went back."""
     query = select(func.max(generations.c.life), func.max(generations.c.created_s)).where(generations.c.name == name)
     life, created_s = connection.execute(query).one()
     return (life or 0) + 1, max(now_s(connection), (created_s or 0) + _APART_S, after_s + _APART_S)
 
 
-def _lives(connection: Connection, name: str) -> list[int]:
+def _life_numbers(connection: Connection, name: str) -> list[int]:
     return list(connection.execute(select(generations.c.life).where(generations.c.name == name)).scalars())
 
 
-def _insert(connection: Connection, new: ConsumerRecord) -> None:
+def _insert_life(connection: Connection, new: ConsumerRecord) -> None:
     connection.execute(
         insert(generations).values(
-            generation=new.generation, name=new.name, life=new.life, created_s=new.created_s, **_facts(new)
+            generation=new.generation, name=new.name, life=new.life, created_s=new.created_s, **_stored_facts(new)
         )
     )
 
 
-def _update(connection: Connection, now: ConsumerRecord) -> None:
-    connection.execute(update(generations).where(generations.c.generation == now.generation).values(**_facts(now)))
+def _update_life(connection: Connection, now: ConsumerRecord) -> None:
+    mine = generations.c.generation == now.generation
+    connection.execute(update(generations).where(mine).values(**_stored_facts(now)))
 
 
-def _facts(consumer: ConsumerRecord) -> dict[str, Any]:
+def _stored_facts(consumer: ConsumerRecord) -> dict[str, Any]:
     return {
         "kind": consumer.kind,
         "table_name": consumer.table,
@@ -290,7 +290,7 @@ def _facts(consumer: ConsumerRecord) -> dict[str, Any]:
     }
 
 
-def _point(connection: Connection, name: str, generation: str) -> None:
+def _set_current(connection: Connection, name: str, generation: str) -> None:
     connection.execute(update(consumers).where(consumers.c.name == name).values(generation=generation))
 
 
@@ -308,19 +308,19 @@ def preview(
     found: ConsumerRecord | None,
     under_way: Sequence[Intent],
     revive: bool = False,
-) -> Registered:
+) -> Registration:
     """What `register` would return or raise; `found` is the consumer's record, `under_way` are its open intents. The
     preview of a new life has no generation, and its number is a guess: the next one after the current life."""
-    told = _told(name, kind, table, table_generation, destination, definition)
+    draft = _draft_record(name, kind, table, table_generation, destination, definition)
     life = (0 if found is None else found.life) + 1
-    return _decided(found, under_way, replace(told, life=life), revive)
+    return _compare_records(found, under_way, replace(draft, life=life), revive)
 
 
-def _told(
+def _draft_record(
     name: str, kind: str, table: str, table_generation: str, destination: str, definition: Mapping[str, Any]
 ) -> ConsumerRecord:
-    """What a caller says, checked; it has no generation yet."""
-    checked_name(name)
+    """The checked arguments as a record without a generation."""
+    check_consumer_name(name)
     roles = {"kind": kind, "table": table, "table generation": table_generation, "destination": destination}
     for role, value in roles.items():
         check_text(role, value)
@@ -340,47 +340,47 @@ def _told(
     )
 
 
-def checked_name(name: str) -> str:
+def check_consumer_name(name: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
         raise Invalid(f"a sink cannot have the name {name!r}", hint="Use letters, digits, _ . and -", consumer=name)
     return name
 
 
-def _decided(
-    found: ConsumerRecord | None, under_way: Sequence[Intent], told: ConsumerRecord, revive: bool
-) -> Registered:
-    """Whether the consumer on record goes on or a new life begins, and why."""
+def _compare_records(
+    found: ConsumerRecord | None, under_way: Sequence[Intent], draft: ConsumerRecord, revive: bool
+) -> Registration:
+    """Decide whether the consumer on record continues or a new life begins, and why."""
     if found is None:
-        return Registered(told, True, "registered for the first time")
+        return Registration(draft, True, "registered for the first time")
     if found.is_retired and not revive:
-        return Registered(found, False, "it is retired and stays so")
-    if why := _changes(found, told):
+        return Registration(found, False, "it is retired and stays retired")
+    if why := _list_changes(found, draft):
         if under_way:
             batches = "a batch" if len(under_way) == 1 else f"{len(under_way)} batches"
             why.append(f"{batches} begun there will not be finished")
-        return Registered(told, True, "; ".join(why))
-    is_changed = to_json("definition", found.definition) != to_json("definition", told.definition)
+        return Registration(draft, True, "; ".join(why))
+    is_changed = to_json("definition", found.definition) != to_json("definition", draft.definition)
     why += ["definition changed"] if is_changed else []
-    why += ["what was begun is finished by the old one"] if is_changed and under_way else []
-    why += [f"table was renamed from {found.table} to {told.table}"] if found.table != told.table else []
-    return Registered(replace(found, table=told.table, definition=told.definition), False, "; ".join(why))
+    why += ["the unfinished batch is finished with the old one"] if is_changed and under_way else []
+    why += [f"table was renamed from {found.table} to {draft.table}"] if found.table != draft.table else []
+    return Registration(replace(found, table=draft.table, definition=draft.definition), False, "; ".join(why))
 
 
-def _changes(found: ConsumerRecord, told: ConsumerRecord) -> list[str]:
-    """In which way a consumer is no longer the one on record; empty when it still is."""
+def _list_changes(found: ConsumerRecord, draft: ConsumerRecord) -> list[str]:
+    """Why a consumer needs a new life; empty when it continues the one on record."""
     why = []
-    if found.kind != told.kind:
-        why.append(f"kind changed from {found.kind} to {told.kind}")
-    if found.destination != told.destination:
-        why.append(f"destination changed from {found.destination} to {told.destination}")
-    if found.table_generation != told.table_generation:
+    if found.kind != draft.kind:
+        why.append(f"kind changed from {found.kind} to {draft.kind}")
+    if found.destination != draft.destination:
+        why.append(f"destination changed from {found.destination} to {draft.destination}")
+    if found.table_generation != draft.table_generation:
         why.append("table was recreated")
     if found.is_retired:
         why.append("it had been retired")
     return why
 
 
-def _consumer(row: Row[Any]) -> ConsumerRecord:
+def _to_record(row: Row[Any]) -> ConsumerRecord:
     return ConsumerRecord(
         name=row.name,
         kind=row.kind,

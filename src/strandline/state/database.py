@@ -1,10 +1,10 @@
 """The state of a lake's consumers: one small database, SQLite beside a local lake or PostgreSQL by URL.
 
-It owns the connection, the transactions, the database's clock and what the driver's errors become. Tables belong to
-the modules that use them and share one `metadata`. State and lake share an id and a rising epoch, so that a state
-that is lost, foreign or older than its lake is noticed (see `epoch`).
+This module owns the connection, the transactions, the database's clock and the translation of the driver's errors.
+Tables belong to the modules that use them and share one `metadata`. State and lake share an id and a rising epoch, by
+which a lost, foreign or outdated state is noticed (see `epoch`).
 
-After a crash: a transaction is there whole or not at all, and a commit that returned survives a power loss.
+After a crash: each transaction is complete or absent, and a commit that returned survives a power loss.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from sqlalchemy.pool import NullPool
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Internal, Invalid, StrandlineError, Unavailable
-from strandline.model.scrub import plain, repeats
+from strandline.model.scrub import holds_secret, scrub_text
 from strandline.model.text import check_text
 from strandline.state import file_rights, sqlite_file
-from strandline.state.address import EXPECTED, checked_url, file_of, secrets_of, shown_url
+from strandline.state.address import EXPECTED, file_of, parse_url, public_url, secrets_of
 
 FORMAT = 1
 FILE = "state.db"
 TIMEOUT_S = 30.0
 
 metadata = MetaData()
-# The names have a prefix: a PostgreSQL database may hold other things too.
+# The names have a prefix: a PostgreSQL database may hold tables of other programs too.
 meta = Table(
     "strandline_meta",
     metadata,
@@ -74,17 +74,17 @@ class Database:
     `timeout_s` bounds how long a call waits for a connection or for another's lock."""
 
     def __init__(self, url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._url = checked_url(url)
+        self._url = parse_url(url)
         self._timeout_s = timeout_s
         self._secrets = secrets_of(self._url)
         self._path = file_of(self._url)
         self._file: tuple[int, int] | None = None
         self._made: set[str] = set()
-        self._copy: sqlite_file.Copy | None = None
-        self.shown = shown_url(self._url)
+        self._copy: sqlite_file.PrivateCopy | None = None
+        self.shown = public_url(self._url)
         if self._path is not None:
-            file_rights.make(self._path)
-        with self._translated():
+            file_rights.make_private(self._path)
+        with self._translate_errors():
             self._engine = self._new_engine()
         try:
             self._open()
@@ -125,16 +125,15 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Change the state: all of the block or nothing. After `Unavailable` the commit may have landed: reload.
+        """Change the state: the whole block or nothing. After `Unavailable` the commit may have landed: reload.
 
-        SQLite has one writer at a time, from the first statement on (BEGIN IMMEDIATE). PostgreSQL runs READ COMMITTED,
-        which is enough because nothing here is decided on a row that is not locked: every change begins with SELECT …
-        FOR UPDATE (or FOR SHARE) of the row that stands for what it changes (a lease, a consumer, `meta`), which
-        waits for others and then reads their newest version; what belongs to that row is read by later statements,
-        each of which sees everything committed before it, and is changed only under the same lock. A row that may be
-        missing is inserted first (`insert_missing`). Locks are taken in one order, `meta`, lease, consumers by name, so
-        nobody waits in a circle."""
-        with self._translated():
+        SQLite has one writer at a time, from the first statement on (BEGIN IMMEDIATE). PostgreSQL runs READ COMMITTED.
+        That is enough because every decision is made under a lock. Each change begins with SELECT … FOR UPDATE (or FOR
+        SHARE) of the row that stands for what it changes: a lease, a consumer or `meta`. The lock waits for others and
+        then reads their newest version. Later statements read what belongs to that row, each as of its own start; it
+        changes only under the same lock. A row that may be missing is inserted first (`insert_missing`). Locks are
+        taken in one order, `meta`, lease, consumers by name, which rules out deadlocks."""
+        with self._translate_errors():
             self._check_file()
             self._leave_copy(is_writing=True)
             with self._engine.connect() as connection:
@@ -146,8 +145,8 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Read the state as of one moment, without keeping a writer waiting."""
-        with self._translated():
+        """Read the state as of one moment, without blocking a writer."""
+        with self._translate_errors():
             self._check_file()
             self._leave_copy()
             with self._engine.connect() as connection:
@@ -157,14 +156,14 @@ class Database:
                     yield connection
 
     def ensure(self, *tables: Table) -> None:
-        """Create those of the tables that are missing; any number of processes may do so at once."""
+        """Create the missing tables; any number of processes may do this at once."""
         if not self.has(*tables):
             with self.transaction() as connection:
-                self._create(connection, *tables)
+                self._create_tables(connection, *tables)
             self._made |= {table.name for table in tables}
 
     def has(self, *tables: Table) -> bool:
-        """Whether all the tables are there."""
+        """Whether all these tables exist."""
         names = {table.name for table in tables}
         if not names <= self._made:
             with self.reading() as connection:
@@ -180,7 +179,7 @@ class Database:
         return found
 
     def bind(self, lake_id: str) -> None:
-        """Let this be the state of that lake; `Conflict` when it is another lake's."""
+        """Make this the state of that lake; `Conflict` when it belongs to another lake."""
         check_text("lake id", lake_id)
         found = self.lake_id()
         if found is None:
@@ -206,7 +205,7 @@ class Database:
 
     def _new_engine(self) -> Engine:
         if self._path is not None:
-            self._copy = sqlite_file.Copy.needed(self._path)
+            self._copy = sqlite_file.PrivateCopy.if_needed(self._path)
             engine = create_engine(
                 self._url,
                 hide_parameters=True,
@@ -230,7 +229,7 @@ class Database:
         )
 
         def prepare(connection: Any, _: object) -> None:
-            # A client that stalls inside a transaction loses it, and others do not wait for it for ever.
+            # A client that stalls inside a transaction loses it, so that others do not wait for ever.
             with connection.cursor() as cursor:
                 cursor.execute(f"SET lock_timeout = {wait_ms}; SET idle_in_transaction_session_timeout = {wait_ms}")
             connection.commit()
@@ -239,10 +238,10 @@ class Database:
         return engine
 
     def _leave_copy(self, *, is_writing: bool = False) -> None:
-        """From the copy back to the file once that can be written; until then a change is `Unavailable`."""
+        """Go back from the copy to the file once the file can be written; until then a change is `Unavailable`."""
         if self._copy is None or self._path is None:
             return
-        refused = sqlite_file.refusal(self._path)
+        refused = sqlite_file.write_refusal(self._path)
         if refused is None:
             self.close()
             self._engine = self._new_engine()
@@ -257,13 +256,13 @@ class Database:
         if not is_made:
             if names and self._is_sqlite:
                 raise Invalid(
-                    f"{self.shown} is a database of something else: it holds {', '.join(names[:3])}",
+                    f"{self.shown} is the database of another program: it holds {', '.join(names[:3])}",
                     hint="Name another file.",
                     state=self.shown,
                 )
             self._use_wal()
             with self.transaction() as connection:
-                self._create(connection, meta)
+                self._create_tables(connection, meta)
                 insert_missing(connection, meta, id=1, format=FORMAT, epoch=0, pending=0)
         with self.reading() as connection:
             found = connection.execute(select(meta)).one_or_none()
@@ -278,18 +277,18 @@ class Database:
             )
         self._file = self._find_file()
 
-    def _create(self, connection: Connection, *tables: Table) -> None:
+    def _create_tables(self, connection: Connection, *tables: Table) -> None:
         if not self._is_sqlite:
-            # CREATE TABLE IF NOT EXISTS fails for one of two that run it at once.
+            # Without the lock, CREATE TABLE IF NOT EXISTS fails for one of two processes that run it at once.
             connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
         metadata.create_all(connection, tables=tables)
 
     def _use_wal(self) -> None:
-        """Let readers and the writer of a SQLite file not wait for each other; the file remembers it."""
+        """Let readers and the writer of a SQLite file work at once; the file keeps this mode."""
         if not self._is_sqlite:
             return
         deadline_s = time.monotonic() + self._timeout_s
-        with self._translated():
+        with self._translate_errors():
             connection = self._engine.raw_connection()
             try:
                 while True:
@@ -297,7 +296,7 @@ class Database:
                         connection.cursor().execute("PRAGMA journal_mode = WAL")
                         return
                     except sqlite3.OperationalError as error:
-                        # Another process does the same: SQLite does not wait here as it does elsewhere.
+                        # Another process is switching too: SQLite does not wait for it here, as it does elsewhere.
                         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
                             raise
                         time.sleep(0.01)
@@ -314,30 +313,30 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _check_file(self) -> None:
-        """A SQLite file is still the one that was opened: what is written to a deleted one is lost without an error."""
+        """`Corrupt` unless the SQLite file is still the opened one: writes to a deleted file vanish silently."""
         if self._file is not None and self._file != (found := self._find_file()):
             raise Corrupt(
                 f"{self.shown} was {'deleted' if found is None else 'replaced'} while it was in use",
-                hint="Open the lake again; what was written last may be lost.",
+                hint="Open the lake again; the last writes may be lost.",
                 state=self.shown,
             )
 
     # --- errors ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """The one place where the driver's errors become ours."""
+    def _translate_errors(self) -> Iterator[None]:
+        """The one place that turns the driver's errors into ours."""
         try:
             yield
         except StrandlineError:
             raise
         except (SQLAlchemyError, sqlite3.Error, ImportError) as error:
-            # A cause that holds a secret is not shown either.
-            raise self._ours(error) from (None if repeats(error, self._secrets) else error)
+            # A cause that repeats a secret is left out.
+            raise self._to_own_error(error) from (None if holds_secret(error, self._secrets) else error)
 
-    def _ours(self, error: Exception) -> StrandlineError:
+    def _to_own_error(self, error: Exception) -> StrandlineError:
         origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-        reason = plain(str(origin), self._secrets)
+        reason = scrub_text(str(origin), self._secrets)
         if isinstance(error, ImportError):
             return Unavailable(
                 f"the driver for {self.shown} is not installed: {reason}",
@@ -345,29 +344,29 @@ class Database:
                 state=self.shown,
             )
         if isinstance(origin, sqlite3.Error):
-            refused = sqlite_file.ours(origin, self._path or "")
+            refused = sqlite_file.file_error(origin, self._path or "")
             if refused is not None:
                 return refused
             kind, hint = sqlite_file.kind_of(origin)
         else:
-            kind, hint = _kind_of_postgres(error, origin)
+            kind, hint = _postgres_kind(error, origin)
         return kind(f"{self.shown}: {reason}", hint=hint, state=self.shown)
 
 
 def now_s(connection: Connection) -> float:
-    """The database's clock, in seconds since 1970: the one clock that all who share the state agree on. It is read
-    when asked, not when the transaction began, so after waiting for a lock it is the time now."""
+    """The database's clock, in seconds since 1970: the one clock that all processes of a state share. It is read at
+    the call, not at the start of the transaction, so it is right after a wait for a lock."""
     is_sqlite = connection.dialect.name == "sqlite"
     return float(connection.execute(_SQLITE_NOW if is_sqlite else _POSTGRES_NOW).scalar_one())
 
 
 def insert_missing(connection: Connection, table: Table, **values: Any) -> None:
-    """Insert a row unless its key is there, so that there is a row to lock; waits for one who inserts the same."""
+    """Insert a row unless its key exists, so that there is a row to lock; waits for another insert of the same key."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     connection.execute(insert(table).values(**values).on_conflict_do_nothing())
 
 
-def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[StrandlineError], str | None]:
+def _postgres_kind(error: Exception, origin: BaseException) -> tuple[type[StrandlineError], str | None]:
     code = getattr(origin, "sqlstate", None) or ""
     if code in ("42P01", "42703", "42804", "XX001", "XX002"):
         return Corrupt, sqlite_file.RESTORE
@@ -379,5 +378,5 @@ def _kind_of_postgres(error: Exception, origin: BaseException) -> tuple[type[Str
         return Internal, None
     if not code and isinstance(error, DBAPIError) and type(origin).__name__ == "ProgrammingError":
         return Invalid, EXPECTED
-    # No connection, a lock that was not got in time, a serialization failure, a server that goes down or is full.
+    # No connection, a lock timeout, a serialization failure, a server that shuts down or is full.
     return Unavailable, "Is the server up, and is the address right? If so, try again."

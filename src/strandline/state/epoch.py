@@ -1,23 +1,23 @@
-"""Lake and state belong together: each knows the other's id and an epoch that rises, so a loss of either is noticed.
+"""Lake and state belong together: each knows the other's id and a rising epoch, so the loss of either is noticed.
 
-The lake's side is a small file, `state.json`: the epoch it was told last, where the state is, and which consumers there
-are. The state's side is its first row: `pending`, the highest epoch that it may have told, and `epoch`, the lowest one
-that the lake can have by now. They belong together if and only if
+The lake's side is a small file, `state.json`, the record: the last epoch, where the state is, and its consumers. The
+state's side is its first row: `pending`, the highest epoch that may have been recorded, and `epoch`, the lowest epoch
+that the record can have by now. They belong together if and only if
 
     state.epoch <= record.epoch <= state.pending        (no file counts as epoch 0 and no consumers)
 
-A record above `pending` means that the state was lost or is an old copy; one below `epoch` that the lake is. Then the
-lake can be read, but nothing is sent or trimmed until `adopt`.
+A record above `pending` means that the state was lost or is an old copy. A record below `epoch` means that the lake is
+an old copy. Then the lake can be read, but nothing is sent or trimmed until `adopt`.
 
-Why it holds whatever happens. A renewal has two steps. `announce` raises `pending` and commits that: so the record is
-never above it. `tell` writes the highest epoch pending at that time, while it holds the lock on the first row, and
-raises `epoch` in the same transaction: so of any number of renewers one after the other writes, each at least as high
-as the one before, and a process that ends between the two leaves `epoch` where it was, below the record. One thing can
-still write late: a server may have ended the transaction of a process that stalled or waited for a slow store, or a
-request is on its way while its sender is gone. Such a renewal stays on record by the epoch that it took first, below
-which it cannot write; `epoch` does not pass it until `LATE_S` have gone by.
+Why the rule always holds. A renewal has two steps. `begin_renewal` raises `pending` and commits, so the record is
+never above `pending`. `write_epoch` writes the highest pending epoch while it holds the lock on the first row, and
+raises `epoch` in the same transaction: renewers write one after the other, and epochs never fall. If the process ends
+in between, `epoch` stays where it was, below the record. One kind of write can still come late: the server ended the
+transaction of a process that stalled or waited for a slow store, or a request arrives after its sender is gone. Every
+renewal is therefore on record with the epoch that it began with, below which it cannot write. `epoch` does not pass a
+renewal on record until `LATE_S` have gone by.
 
-After a crash: the rule holds, and the next renewal goes on from there.
+After a crash: the rule holds, and the next renewal continues from there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
-from strandline.state.consumers import ConsumerRecord, all_current, consumers, current, generations, put_life
+from strandline.state.consumers import ConsumerRecord, consumers, find_current, generations, list_current, put_life
 from strandline.state.database import Database, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
@@ -63,19 +63,20 @@ renewals = Table(
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
     Column("since_s", Double, nullable=False),
 )
-_meta = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
-_meta_locked = _meta.with_for_update()
-_announced = update(meta).values(pending=bindparam("own"), lake_id=bindparam("lake"))
-_raised = update(meta).values(epoch=bindparam("lowest"))
-_ended = delete(renewals).where(or_(renewals.c.epoch == bindparam("own"), renewals.c.since_s < bindparam("late_s")))
-_oldest = select(func.min(renewals.c.epoch))
+_select_meta = select(meta.c.lake_id, meta.c.epoch, meta.c.pending)
+_lock_meta = _select_meta.with_for_update()
+_set_pending = update(meta).values(pending=bindparam("own"), lake_id=bindparam("lake"))
+_set_epoch = update(meta).values(epoch=bindparam("lowest"))
+_delete_renewals = delete(renewals).where(
+    or_(renewals.c.epoch == bindparam("own"), renewals.c.since_s < bindparam("late_s"))
+)
+_oldest_renewal = select(func.min(renewals.c.epoch))
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What the lake was told last: the epoch, where the state is (without a password), its consumers, and what those
-    had begun. A renewal follows every new intent before anything of it is sent, so nothing is under way at a
-    destination that is not on record here."""
+    """The lake's side: the epoch, where the state is (without a password), its consumers and their open intents. Every
+    new intent is recorded here before its first row is sent, so the record knows every batch under way."""
 
     lake_id: str
     epoch: int
@@ -103,50 +104,52 @@ class Epoch:
     def check(self, *, trimmed_epoch: int = 0) -> None:
         """`Conflict` unless lake and state belong together; one query and one small file. `trimmed_epoch` is the
         highest epoch that a trim commit of the lake carries."""
-        # The state is read before the record, and once more after it before it is called older: others may renew.
+        # The state is read before the record, and again before it is called older: others may renew in between.
         with self._state.reading() as connection:
-            before = _epochs(connection)
+            before = _read_epochs(connection)
         self._refuse_foreign(before)
-        record = self._own(read_record(self._storage))
+        record = self._check_record(read_record(self._storage))
         if max(record.epoch, trimmed_epoch) > before.pending:
             with self._state.reading() as connection:
-                self._refuse_older_state(_epochs(connection), record, trimmed_epoch)
+                self._refuse_older_state(_read_epochs(connection), record, trimmed_epoch)
         self._refuse_older_lake(before, record)
 
     def renew(self) -> int:
-        """Tell the lake a new epoch and the consumers of now; that epoch. `Conflict` as in `check`, with nothing
-        changed: an older state must not climb to what its lake knows."""
+        """Record a new epoch and the current consumers in the lake; returns the epoch. `Conflict` as in `check`, with
+        nothing changed: an old state must not catch up with its lake."""
         with self._state.transaction() as connection:
-            own = self.announce(connection)
-        return self.tell(own)
+            own = self.begin_renewal(connection)
+        return self.write_epoch(own)
 
-    def announce(self, connection: Connection) -> int:
-        """Begin a renewal, in a transaction that may change something else as well: the epoch that will be told. `tell`
-        follows when the transaction has ended."""
-        found = self._locked(connection)
-        record = self._own(read_record(self._storage))
+    def begin_renewal(self, connection: Connection) -> int:
+        """Begin a renewal, in a transaction that may hold other changes too; returns its epoch. `write_epoch` follows
+        after the transaction."""
+        found = self._lock_epochs(connection)
+        record = self._check_record(read_record(self._storage))
         self._refuse_older_state(found, record)
         self._refuse_older_lake(found, record)
         own = max(found.epoch, found.pending) + 1
-        connection.execute(_announced, {"own": own, "lake": self._lake_id})
+        connection.execute(_set_pending, {"own": own, "lake": self._lake_id})
         connection.execute(insert(renewals), {"epoch": own, "since_s": now_s(connection)})
         return own
 
-    def tell(self, own: int) -> int:
-        """Tell the lake the epoch that was announced, or a higher one; the one that was told."""
+    def write_epoch(self, own: int) -> int:
+        """Record the epoch of a renewal, or a higher one, in the lake; returns the recorded epoch."""
         crash_point("epoch.pending")
         with self._state.transaction() as connection:
-            found = self._locked(connection)
+            found = self._lock_epochs(connection)
             told = found.pending
             if told < own:
-                self._refuse(f"{self._state.shown} was replaced by an older one meanwhile", _ADOPT, found.epoch, own)
-            known = tuple(all_current(connection))
+                self._refuse(
+                    f"{self._state.shown} was replaced by an older one during a renewal", _ADOPT, found.epoch, own
+                )
+            known = tuple(list_current(connection))
             begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-            self._write(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
+            self._write_record(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
             crash_point("epoch.recorded")
-            connection.execute(_ended, {"own": own, "late_s": now_s(connection) - LATE_S})
-            oldest = connection.execute(_oldest).scalar()
-            connection.execute(_raised, {"lowest": told if oldest is None else min(told, oldest)})
+            connection.execute(_delete_renewals, {"own": own, "late_s": now_s(connection) - LATE_S})
+            oldest = connection.execute(_oldest_renewal).scalar()
+            connection.execute(_set_epoch, {"lowest": told if oldest is None else min(told, oldest)})
         return told
 
     def adopt(
@@ -157,18 +160,17 @@ class Epoch:
         heads: Mapping[str, int] | None = None,
         trimmed_epoch: int = 0,
     ) -> list[ConsumerRecord]:
-        """Make this the lake's state again: a person's command, after someone found out how far each consumer came.
+        """Make this the lake's state again, by a person's command, with the position of each consumer.
 
-        Each consumer becomes the current life of its name, whatever was here. Its marks are those given; where the
-        same life was here with a higher one, that one stays. None, for one of which nobody knows, retires it. Open
-        intents that do not stand on their marks any more are given up; those in `begun` are open again. `heads` are
-        the newest seqs of the lake's tables by generation: marks of any consumer beyond them are lowered to them, and
-        intents that go beyond are given up, since those commits are lost. Otherwise consumers that are not mentioned
-        stay as they are.
+        Each consumer becomes the current life of its name. It gets the given marks; where the same life already has a
+        higher mark, the higher one stays. None instead of marks retires it. Open intents that no longer stand on their
+        marks are given up; the intents in `begun` are opened again. `heads` are the newest seqs of the lake's tables by
+        generation. Commits beyond a head are lost: marks beyond it are lowered to it, and intents that reach beyond it
+        are given up. Consumers that are not mentioned keep everything else.
 
-        After a crash: all of it is done, or nothing and lake and state still do not belong together."""
-        decided = sorted(positions, key=lambda each: each[0].name)
-        for _, seqs in decided:
+        After a crash: everything is done, or nothing is and lake and state still do not belong together."""
+        ordered = sorted(positions, key=lambda each: each[0].name)
+        for _, seqs in ordered:
             check_seqs(seqs or {})
         for head in (heads or {}).values():
             check_int("head", head)
@@ -176,15 +178,15 @@ class Epoch:
         is_foreign = record is not None and record.lake_id != self._lake_id
         told = 0 if record is None or is_foreign else record.epoch
         with self._state.transaction() as connection:
-            found = self._locked(connection)
-            adopted = [_adopt(connection, consumer, seqs) for consumer, seqs in decided]
+            found = self._lock_epochs(connection)
+            adopted = [_adopt_consumer(connection, consumer, seqs) for consumer, seqs in ordered]
             for intent in begun:
                 reopen_intent(connection, intent)
-            for consumer in all_current(connection):
+            for consumer in list_current(connection):
                 if heads is not None and consumer.table_generation in heads:
-                    current(connection, consumer.name, is_locking=True)
+                    find_current(connection, consumer.name, is_locking=True)
                     lower_marks(connection, consumer.generation, heads[consumer.table_generation])
-            # `epoch` may fall here, to the record that is there: the numbers given from now on are higher anyway.
+            # `epoch` may fall here, to that of the record: every later epoch is above `pending` anyway.
             pending = max(found.pending, told, check_int("epoch", trimmed_epoch))
             connection.execute(update(meta).values(lake_id=self._lake_id, epoch=told, pending=pending))
             connection.execute(delete(renewals))
@@ -196,21 +198,21 @@ class Epoch:
 
     # --- what does not belong together -------------------------------------------------------------------------
 
-    def _locked(self, connection: Connection) -> _Epochs:
-        found = _epochs(connection, is_locking=True)
+    def _lock_epochs(self, connection: Connection) -> _Epochs:
+        found = _read_epochs(connection, is_locking=True)
         self._refuse_foreign(found)
         return found
 
     def _refuse_foreign(self, found: _Epochs) -> None:
         if found.lake_id not in (None, self._lake_id):
-            self._state.bind(self._lake_id)  # which says so
+            self._state.bind(self._lake_id)  # raises the Conflict
 
-    def _own(self, record: EpochRecord | None) -> EpochRecord:
+    def _check_record(self, record: EpochRecord | None) -> EpochRecord:
         if record is None:
             return EpochRecord(self._lake_id, 0, "", ())
         if record.lake_id != self._lake_id:
             raise Conflict(
-                f"{self._storage.url(FILE)} is of the lake {record.lake_id}, and this is the lake {self._lake_id}",
+                f"{self._storage.url(FILE)} belongs to the lake {record.lake_id}, and this is the lake {self._lake_id}",
                 hint=_ADOPT,
                 lake=self._lake_id,
                 found=record.lake_id,
@@ -224,7 +226,7 @@ class Epoch:
         is_other = record.state not in ("", self._state.shown)
         self._refuse(
             f"the lake {self._storage.uri} knows epoch {knows} of its state, and {self._state.shown} is at"
-            f" {found.epoch}: it {'is another one, or ' if is_other else ''}was lost, or restored from an old backup",
+            f" {found.epoch}: it {'is another state, ' if is_other else ''}was lost, or restored from an old backup",
             _OTHER.format(record.state) if is_other else _ADOPT,
             found.epoch,
             knows,
@@ -247,21 +249,21 @@ class Epoch:
 
     # --- the record --------------------------------------------------------------------------------------------
 
-    def _write(self, record: EpochRecord) -> None:
-        told = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]
+    def _write_record(self, record: EpochRecord) -> None:
+        known = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]
         begun = [{**vars(each), "definition": dict(each.definition)} for each in record.intents]
-        facts = {"format": FORMAT, **vars(record), "consumers": told, "intents": begun}
+        facts = {"format": FORMAT, **vars(record), "consumers": known, "intents": begun}
         with self._storage.output(FILE) as stream:
             stream.write(json.dumps(facts, indent=1).encode())
 
 
 def read_record(storage: Storage) -> EpochRecord | None:
-    """What the lake was told last; None when it was never told anything."""
+    """The record of a lake; None when there is none yet."""
     try:
         facts = json.loads(storage.read(FILE))
         found = int(facts["format"])
         if found <= FORMAT:
-            return _record(facts)
+            return _parse_record(facts)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -277,41 +279,41 @@ def read_record(storage: Storage) -> EpochRecord | None:
     )
 
 
-def _record(facts: Mapping[str, Any]) -> EpochRecord:
-    told = tuple(_consumer(each) for each in facts["consumers"])
-    begun = tuple(_intent(each) for each in facts.get("intents", ()))
-    record = EpochRecord(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), told, begun)
+def _parse_record(facts: Mapping[str, Any]) -> EpochRecord:
+    known = tuple(_parse_consumer(each) for each in facts["consumers"])
+    begun = tuple(_parse_intent(each) for each in facts.get("intents", ()))
+    record = EpochRecord(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), known, begun)
     if not isinstance(record.epoch, int) or record.epoch < 0:
         raise ValueError(f"epoch {record.epoch!r}")
     return record
 
 
-def _consumer(facts: Mapping[str, Any]) -> ConsumerRecord:
-    told = {field.name: facts[field.name] for field in fields(ConsumerRecord)}
-    if not isinstance(told["definition"], dict):
+def _parse_consumer(facts: Mapping[str, Any]) -> ConsumerRecord:
+    values = {field.name: facts[field.name] for field in fields(ConsumerRecord)}
+    if not isinstance(values["definition"], dict):
         raise TypeError("a definition is a mapping")
-    return ConsumerRecord(**told)
+    return ConsumerRecord(**values)
 
 
-def _intent(facts: Mapping[str, Any]) -> Intent:
-    told = {field.name: facts[field.name] for field in fields(Intent)}
-    vnodes, definition = told["vnodes"], told["definition"]
+def _parse_intent(facts: Mapping[str, Any]) -> Intent:
+    values = {field.name: facts[field.name] for field in fields(Intent)}
+    vnodes, definition = values["vnodes"], values["definition"]
     if not isinstance(definition, dict) or not isinstance(vnodes, list):
         raise TypeError("an intent has a definition and vnodes")
-    return Intent(**{**told, "vnodes": tuple(check_int("vnode", vnode) for vnode in vnodes)})
+    return Intent(**{**values, "vnodes": tuple(check_int("vnode", vnode) for vnode in vnodes)})
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------
 
 
-def _epochs(connection: Connection, *, is_locking: bool = False) -> _Epochs:
-    row = connection.execute(_meta_locked if is_locking else _meta).one()
+def _read_epochs(connection: Connection, *, is_locking: bool = False) -> _Epochs:
+    row = connection.execute(_lock_meta if is_locking else _select_meta).one()
     return _Epochs(row.lake_id, row.epoch, row.pending)
 
 
-def _adopt(connection: Connection, consumer: ConsumerRecord, seqs: Mapping[int, int] | None) -> ConsumerRecord:
+def _adopt_consumer(connection: Connection, consumer: ConsumerRecord, seqs: Mapping[int, int] | None) -> ConsumerRecord:
     insert_missing(connection, consumers, name=consumer.name)
-    current(connection, consumer.name, is_locking=True)
+    find_current(connection, consumer.name, is_locking=True)
     kept = put_life(connection, replace(consumer, is_retired=consumer.is_retired or seqs is None))
     raise_marks(connection, kept.generation, seqs or {})
     return kept

@@ -10,10 +10,10 @@ _MODE = 0o600
 _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
-def make(path: str) -> None:
-    """Let the database be a file that only its owner can read, from its first moment on. SQLite gives the files beside
-    it the same mode. One that is there and was made as files usually are becomes private; where its owner let a group
-    write, the group stays. What cannot be done here SQLite says by itself."""
+def make_private(path: str) -> None:
+    """Make the database a file that only its owner can read, from its creation on. SQLite gives the files beside it the
+    same mode. An existing file becomes private too, except that a group with write access keeps its access. Errors are
+    left to SQLite, which will report them."""
     with suppress(OSError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE))
         return

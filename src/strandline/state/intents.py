@@ -1,4 +1,4 @@
-"""Intents on record: what a consumer began and has not closed. `Marks` opens and closes them.
+"""Intents on record: the batches that a consumer began and has not closed. `marks` opens and closes them.
 
 After a crash: an intent that is still here names the range that was under way; its effect is repeated with the same
 cuts before anything newer.
@@ -44,7 +44,7 @@ intents = Table(
     Column("created_s", Double, nullable=False),
     UniqueConstraint("generation", "lane"),
 )
-_of_lives = (
+_select_by_life = (
     select(intents)
     .where(intents.c.generation.in_(bindparam("lives", expanding=True)))
     .order_by(intents.c.created_s, intents.c.id)
@@ -69,7 +69,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class IntentDraft:
-    """What a consumer is about to do in one lane: the rows of `vnodes` in `(after, upto]`, cut as `cuts` says."""
+    """An intent to save: in one lane, the rows of `vnodes` in `(after, upto]`, cut as `cuts` says."""
 
     lane: str
     vnodes: Collection[int]
@@ -78,8 +78,8 @@ class IntentDraft:
     schema_id: int
     cuts: Any = None
 
-    def checked_vnodes(self) -> tuple[int, ...]:
-        """The vnodes in order; `Invalid` when the draft holds nothing or something that cannot be kept."""
+    def check_vnodes(self) -> tuple[int, ...]:
+        """The vnodes in order; `Invalid` when the range is empty or a value cannot be kept."""
         check_text("lane", self.lane)
         chosen = tuple(sorted({check_int("vnode", vnode) for vnode in self.vnodes}))
         check_int("schema id", self.schema_id)
@@ -105,7 +105,7 @@ def open_intents(connection: Connection, generations: Collection[str]) -> list[I
             cuts=from_json("cuts", row.cuts),
             created_s=row.created_s,
         )
-        for row in connection.execute(_of_lives, {"lives": sorted(generations)})
+        for row in connection.execute(_select_by_life, {"lives": sorted(generations)})
     ]
 
 
@@ -114,8 +114,8 @@ def insert_intent(connection: Connection, intent: Intent) -> None:
     connection.execute(insert(intents), {**vars(intent), **kept})
 
 
-def busy(name: str, intent: Intent, what: str) -> Conflict:
-    """What cannot be done to a consumer while an intent is open."""
+def open_conflict(name: str, intent: Intent, what: str) -> Conflict:
+    """The error for a consumer with an open intent; `what` is what the intent forbids."""
     return Conflict(
         f"{name!r} has an open intent in lane {intent.lane!r}, vnodes {list(intent.vnodes)} in ({intent.after},"
         f" {intent.upto}]: {what}",
@@ -126,7 +126,7 @@ def busy(name: str, intent: Intent, what: str) -> Conflict:
     )
 
 
-def gone(intent: Intent) -> Conflict:
+def closed_conflict(intent: Intent) -> Conflict:
     return Conflict(
         f"the intent {intent.id} in lane {intent.lane!r} is not open any more",
         hint="Nothing was changed. Load the intents again.",

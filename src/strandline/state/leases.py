@@ -1,12 +1,12 @@
-"""Leases: who works on something, until when, by the database's clock; and fences, which tell a late owner from a new.
+"""Leases: who works on something, until when, by the database's clock; and fences, which stop a late owner.
 
-Of all who ask for a name, one holds it. A lease that was not renewed may be taken over; at once when its owner was a
-process of this machine that is gone (an owner that `this_worker` named says which process it is). Each grant has a
-higher fence than every earlier one of that name, also after a release; who changes something under a lease gives its
-fence, and `check_fence` refuses it, in the same transaction, once a higher one was granted. So an owner that stalls
-and wakes up changes nothing, whatever it believes.
+A name has one holder at a time. A lease that expired may be taken over; at once if its owner was a process of this
+machine that has ended (the name that `this_worker` gives an owner identifies its process). Each grant has a higher
+fence than every earlier grant of that name, even after a release. A change under a lease carries its fence, and
+`check_fence` refuses the change, in the same transaction, once a higher fence was granted. So an owner that stalls and
+wakes up late changes nothing.
 
-After a crash: the lease expires and is taken over, on the same machine without waiting for that.
+After a crash: the lease expires and is taken over; on the same machine it is taken over at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Row, Table, Text, bindparam, select, update
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.engines.process import is_gone, this_process
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.text import check_text
@@ -41,14 +41,14 @@ leases = Table(
     Column("since_s", Double, nullable=False),
     Column("expires_s", Double, nullable=False),
 )
-_named = select(leases).where(leases.c.name == bindparam("name"))
-_named_locked = _named.with_for_update()
-_given_back = (
+_select_lease = select(leases).where(leases.c.name == bindparam("name"))
+_lock_lease = _select_lease.with_for_update()
+_give_back = (
     update(leases)
     .where(leases.c.name == bindparam("which"), leases.c.fence == bindparam("own"))
     .values(owner=None, expires_s=0.0)
 )
-_named_shared = _named.with_for_update(read=True)
+_share_lease = _select_lease.with_for_update(read=True)
 
 
 @dataclass(frozen=True)
@@ -69,84 +69,84 @@ class Leases:
         state.ensure(leases)
 
     def acquire(self, name: str, owner: str, length_s: float, *, title: str | None = None) -> Lease:
-        """Take a lease; `Conflict` while another owner's lives. One's own is granted anew, and its old fence ends: so
-        `owner` names one worker, not one program. `title` is how people call what the lease is for."""
+        """Take a lease; `Conflict` while another owner holds it. An owner that holds it already gets a new fence, which
+        ends the old one: so `owner` names one worker, not one program. `title` names the subject in messages."""
         check_text("lease name", name)
         check_text("owner", owner)
         _check_length(length_s)
         with self._state.transaction() as connection:
-            found = _locked(connection, name)
+            found = _find_locked(connection, name)
             if found is None:
                 insert_missing(connection, leases, name=name, fence=0, since_s=0.0, expires_s=0.0)
-                found = _locked(connection, name)
+                found = _find_locked(connection, name)
             now = now_s(connection)
             if found.owner not in (None, owner) and found.expires_s > now and not is_dead(found.owner):
                 raise Conflict(
-                    f"{title or name} is worked on by {place_of(found.owner)} since {_shown(found.since_s)}, at least"
-                    f" until {_shown(found.expires_s)}",
-                    hint="Wait for it, or end that process: what it began is then finished by the next.",
+                    f"{title or name} is worked on by {place_of(found.owner)} since {_format_time(found.since_s)}, at"
+                    f" least until {_format_time(found.expires_s)}",
+                    hint="Wait for it, or end that process: the next one finishes its batch.",
                     lease=name,
                     owner=found.owner,
                     since_s=found.since_s,
                     expires_s=found.expires_s,
                 )
             lease = Lease(name, owner, found.fence + 1, now + length_s)
-            _write(connection, name, owner=owner, fence=lease.fence, since_s=now, expires_s=lease.expires_s)
+            _update_row(connection, name, owner=owner, fence=lease.fence, since_s=now, expires_s=lease.expires_s)
         return lease
 
     def renew(self, lease: Lease, length_s: float) -> Lease:
-        """Let a lease live on from now, also one that has expired unless it was taken over: then `Conflict`."""
+        """Extend a lease from now, also an expired one; `Conflict` when it was taken over."""
         _check_length(length_s)
         with self._state.transaction() as connection:
-            _check(lease.name, lease.fence, _locked(connection, lease.name))
+            _check_row(lease.name, lease.fence, _find_locked(connection, lease.name))
             renewed = Lease(lease.name, lease.owner, lease.fence, now_s(connection) + length_s)
-            _write(connection, lease.name, expires_s=renewed.expires_s)
+            _update_row(connection, lease.name, expires_s=renewed.expires_s)
         return renewed
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back; nothing if it is not one's own any more."""
+        """Give a lease back; no effect when it was taken over."""
         with self._state.transaction() as connection:
             release(connection, lease)
 
     def find(self, name: str) -> Lease | None:
-        """The lease of that name that lives now."""
+        """The unexpired lease of that name."""
         with self._state.reading() as connection:
-            found = connection.execute(_named, {"name": name}).one_or_none()
+            found = connection.execute(_select_lease, {"name": name}).one_or_none()
             if found is None or found.owner is None or found.expires_s <= now_s(connection) or is_dead(found.owner):
                 return None
         return Lease(name, found.owner, found.fence, found.expires_s)
 
     @contextmanager
-    def held(
+    def hold(
         self, name: str, owner: str, length_s: float = LENGTH_S, *, title: str | None = None
     ) -> Iterator[HeldLease]:
         """Hold a lease while the block runs: renewed in a thread at a third of its length, then released."""
         asked_s = time.monotonic()
         held = HeldLease(self, self.acquire(name, owner, length_s, title=title), length_s, asked_s)
-        with beside(held.keep):
+        with run_beside(held.keep):
             yield held
 
 
 class HeldLease:
-    """A lease that is being renewed. `check` between two effects stops an owner that lost it; what it is sure to stop
-    is the change of a mark, by the fence."""
+    """A lease that is being renewed. `check` between two effects stops an owner that lost it; the fence stops its marks
+    for certain."""
 
     def __init__(self, leases: Leases, lease: Lease, length_s: float, asked_s: float) -> None:
         self.lease = lease
         self._leases = leases
         self._length_s = length_s
-        # Counted from before the question on this machine's steady clock: it ends here before it ends there.
+        # Counted on this machine's steady clock from before the request: it ends here before it ends in the database.
         self._deadline_s = asked_s + length_s
         self._lost: StrandlineError | None = None
         self.is_given_back = False
-        """Whether someone else has given it back, together with something else that was written."""
+        """Whether another transaction has given it back already."""
 
     @property
     def fence(self) -> int:
         return self.lease.fence
 
     def check(self) -> None:
-        """`Conflict` when it was taken over, `Unavailable` when it was not renewed in time; from then on always."""
+        """`Conflict` when it was taken over, `Unavailable` when it was not renewed in time. It stays lost."""
         if self._lost is None and time.monotonic() >= self._deadline_s:
             self._lost = Unavailable(
                 f"the lease of {self.lease.name} was not renewed in {self._length_s:g} s: another may work there now",
@@ -159,7 +159,7 @@ class HeldLease:
             raise type(self._lost)(self._lost.message, hint=self._lost.hint, **self._lost.fields)
 
     def keep(self, is_over: Callable[[float], bool]) -> None:
-        """Renew the lease until the work is over, then release it: what the thread does."""
+        """Renew the lease until the work is over, then release it; runs in a thread."""
         self.renew_until(is_over)
         if self.is_given_back:
             return
@@ -187,27 +187,27 @@ class HeldLease:
 
 
 def this_worker() -> str:
-    """A name for one worker of this process: the process, and a part that tells it from the other workers."""
+    """A unique name for one worker: its process and a random part."""
     return f"{this_process()}:{uuid.uuid4().hex[:8]}"
 
 
 def is_dead(owner: str) -> bool:
-    """Whether an owner that `this_worker` named was a process of this machine that is gone for certain."""
+    """Whether an owner that `this_worker` named was a process of this machine that has certainly ended."""
     return is_gone(place_of(owner))
 
 
 def check_fence(connection: Connection, name: str, fence: int) -> None:
     """`Conflict` unless this fence is the newest of its name and was not given back. The lease cannot change hands
-    until the transaction ends; one that expired counts as long as nobody took it over."""
-    _check(name, fence, connection.execute(_named_shared, {"name": name}).one_or_none())
+    until the transaction ends. An expired lease is valid until someone takes it over."""
+    _check_row(name, fence, connection.execute(_share_lease, {"name": name}).one_or_none())
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Give a lease back inside a transaction; nothing if it is not one's own any more."""
-    connection.execute(_given_back, {"which": lease.name, "own": lease.fence})
+    """Give a lease back inside a transaction; no effect when it was taken over."""
+    connection.execute(_give_back, {"which": lease.name, "own": lease.fence})
 
 
-def _check(name: str, fence: int, found: Row[Any] | None) -> None:
+def _check_row(name: str, fence: int, found: Row[Any] | None) -> None:
     if found is not None and found.owner is not None and found.fence == fence:
         return
     if found is None or found.fence < fence:
@@ -215,7 +215,7 @@ def _check(name: str, fence: int, found: Row[Any] | None) -> None:
     elif found.fence == fence or found.owner is None:
         what = "was given back"
     else:
-        what = f"was taken over by {place_of(found.owner)} at {_shown(found.since_s)}"
+        what = f"was taken over by {place_of(found.owner)} at {_format_time(found.since_s)}"
     raise Conflict(
         f"the lease of {name} with fence {fence} {what}",
         hint="Nothing was changed. Acquire it again and reload.",
@@ -226,11 +226,11 @@ def _check(name: str, fence: int, found: Row[Any] | None) -> None:
     )
 
 
-def _locked(connection: Connection, name: str) -> Any:
-    return connection.execute(_named_locked, {"name": name}).one_or_none()
+def _find_locked(connection: Connection, name: str) -> Any:
+    return connection.execute(_lock_lease, {"name": name}).one_or_none()
 
 
-def _write(connection: Connection, name: str, **values: Any) -> None:
+def _update_row(connection: Connection, name: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.name == name).values(**values))
 
 
@@ -245,5 +245,5 @@ def _check_length(length_s: float) -> None:
         raise Invalid(f"the length of a lease is {length_s!r}; expected seconds above 0")
 
 
-def _shown(at_s: float) -> str:
+def _format_time(at_s: float) -> str:
     return dt.datetime.fromtimestamp(at_s, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,9 +1,9 @@
 """Dead letters: rows that a destination refused for good, kept by their keys until someone replays or drops them.
 
-A letter's id comes from the consumer's generation, the intent and the position of its first row, so a run that is
-repeated saves nothing twice. A letter holds keys, not rows: a replay sends each key's current state.
+A letter's id comes from the consumer's generation, the intent and the position of its first row, so a repeated run
+saves nothing twice. A letter holds keys, not rows: a replay sends each key's current row.
 
-After a crash: the letters of one `save` are there together or not at all; the repeated run saves them again.
+After a crash: the letters of one `save` are complete or absent; the repeated run saves them again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sqlalchemy import (
 
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model.change import SEQ, RefusedRows
-from strandline.model.scrub import plain
+from strandline.model.scrub import scrub_text
 from strandline.model.text import check_text
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.database import Database, insert_missing, metadata, now_s
@@ -41,7 +41,7 @@ from strandline.state.values import check_int
 LIMIT = 100
 REASON_CHARACTERS = 2000
 ERASED = "… the words of the refusal were erased with a purged row"
-"""The reason of a letter that lost keys to a purge: a destination's words may quote what was purged."""
+"""The reason of a letter that lost keys to a purge: the destination's message may quote a purged row."""
 _SHOWN = 5
 
 deadletters = Table(
@@ -88,7 +88,7 @@ class DeadLetter:
 
     @property
     def is_by_key(self) -> bool:
-        """Whether its rows are named by keys; those of a table without a key are named by seq and place."""
+        """Whether its rows are identified by keys; without a key they are identified by seq and row number."""
         return SEQ not in self.key_table.column_names
 
     @property
@@ -108,7 +108,7 @@ class DeadLetters:
         state.ensure(deadletters)
 
     def save(self, consumer: ConsumerRecord, intent_id: str, dead: Sequence[RefusedRows]) -> None:
-        """Keep what was refused under an intent; what is kept already stays as it is."""
+        """Keep the rows that were refused under an intent; letters that exist already stay unchanged."""
         check_text("intent", intent_id)
         if not dead:
             return
@@ -129,19 +129,19 @@ class DeadLetters:
                     position=index,
                     rows=each.rows,
                     key_bytes=each.keys,
-                    reason=_kept(each.reason),
+                    reason=_clean_reason(each.reason),
                     status=each.status,
                     created_s=now,
                     attempts=0,
                 )
 
     def all(self, name: str | None = None, limit: int | None = LIMIT) -> list[DeadLetter]:
-        """The newest letters, of one consumer or of all, the newest first; without a `limit` every one."""
+        """The letters of one consumer or of all, the newest first; with `limit` None every one."""
         query = select(deadletters) if name is None else select(deadletters).where(deadletters.c.consumer == name)
         newest = (deadletters.c.created_s.desc(), deadletters.c.vnode, deadletters.c.seq, deadletters.c.position)
         query = query.order_by(*newest).limit(None if limit is None else check_int("limit", limit))
         with self._state.reading() as connection:
-            return [_letter(row) for row in connection.execute(query)]
+            return [_to_letter(row) for row in connection.execute(query)]
 
     def get(self, id: str) -> DeadLetter:
         """The letter with that id. The first characters of an id will do when no other id begins with them."""
@@ -160,34 +160,34 @@ class DeadLetters:
                 deadletter=id,
                 candidates=candidates,
             )
-        return _letter(found[0])
+        return _to_letter(found[0])
 
     def drop(self, ids: Collection[str]) -> int:
-        """Forget these letters; how many there were."""
+        """Delete these letters; returns how many there were."""
         if not ids:
             return 0
         with self._state.transaction() as connection:
             return connection.execute(delete(deadletters).where(deadletters.c.id.in_(sorted(ids)))).rowcount
 
-    def failed(self, id: str, reason: str, status: int | None = None) -> None:
-        """Count a replay that was refused, and keep why."""
-        counted = {"attempts": deadletters.c.attempts + 1, "reason": _kept(reason), "status": status}
+    def count_refusal(self, id: str, reason: str, status: int | None = None) -> None:
+        """Count a refused replay, and keep its reason."""
+        counted = {"attempts": deadletters.c.attempts + 1, "reason": _clean_reason(reason), "status": status}
         with self._state.transaction() as connection:
             if not connection.execute(update(deadletters).where(deadletters.c.id == id).values(**counted)).rowcount:
                 raise NotFound(f"no dead letter {id!r}", hint="It was dropped meanwhile.", deadletter=id)
 
     def counts(self) -> dict[str, int]:
-        """How many letters there are, by generation of their consumer."""
+        """The number of letters by generation of their consumer."""
         query = select(deadletters.c.generation, func.count()).group_by(deadletters.c.generation)
         with self._state.reading() as connection:
             return {generation: count for generation, count in connection.execute(query)}
 
     def forget(self, table_generation: str, keys: pa.Table) -> int:
-        """Take these keys of a table out of every letter, for a purge; how many were in one. A letter that has none
-        left goes; one that has others loses its reason, which may quote a purged row."""
+        """Take these keys of a table out of every letter, for a purge; returns how many were found. A letter without
+        keys is deleted; a letter that keeps other keys loses its reason, which may quote a purged row."""
         gone = 0
         mine = deadletters.c.table_generation == table_generation
-        going = set(_values(keys, keys.column_names))
+        going = set(_key_values(keys, keys.column_names))
         with self._state.transaction() as connection:
             ids = connection.execute(select(deadletters.c.id).where(mine).order_by(deadletters.c.id)).scalars().all()
             for id in ids:
@@ -198,7 +198,7 @@ class DeadLetters:
                 held = _read_keys(id, found)
                 if not set(keys.column_names) <= set(held.column_names):
                     continue
-                stays = [value not in going for value in _values(held, keys.column_names)]
+                stays = [value not in going for value in _key_values(held, keys.column_names)]
                 gone += len(stays) - sum(stays)
                 if not any(stays):
                     connection.execute(delete(deadletters).where(which))
@@ -210,17 +210,17 @@ class DeadLetters:
 
 
 def _id_of(generation: str, intent_id: str, dead: RefusedRows) -> str:
-    """The same for the same rows; a refusal that begins at the same row and holds more of them is another letter."""
+    """The same rows have the same id. A refusal of more rows from the same first row on has another."""
     place = "/".join(map(str, (generation, intent_id, *dead.at, dead.rows)))
     return hashlib.sha256(place.encode()).hexdigest()[:32]
 
 
-def _kept(reason: str) -> str:
-    """A destination's words as a text that every database keeps and every terminal shows."""
-    return plain(reason, most=REASON_CHARACTERS)
+def _clean_reason(reason: str) -> str:
+    """A destination's message as text that every database can keep and every terminal can show."""
+    return scrub_text(reason, most=REASON_CHARACTERS)
 
 
-def _letter(row: Row[Any]) -> DeadLetter:
+def _to_letter(row: Row[Any]) -> DeadLetter:
     return DeadLetter(
         id=row.id,
         consumer=row.consumer,
@@ -230,15 +230,15 @@ def _letter(row: Row[Any]) -> DeadLetter:
         at=(row.vnode, row.seq, row.position),
         rows=row.rows,
         keys=bytes(row.key_bytes),
-        reason=_kept(row.reason),
+        reason=_clean_reason(row.reason),
         status=row.status,
         created_s=row.created_s,
         attempts=row.attempts,
     )
 
 
-def _values(keys: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Keys as values that are equal when the keys are; times as numbers, since Python does not know every year."""
+def _key_values(keys: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Keys as comparable values; times as numbers, since Python does not support every year."""
     columns = [keys.column(name) for name in names]
     plain = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in columns]
     return list(zip(*(column.to_pylist() for column in plain), strict=True))

@@ -1,14 +1,14 @@
-"""How far each consumer has come, what it is about to do, and what its last advances did.
+"""The position of each consumer, its open intents, and the receipts of its last advances.
 
 - A mark belongs to one generation of a consumer (see `consumers`).
-- A mark moves forward only, by compare-and-swap of every vnode in one transaction, under the fence of its consumer's
-  lease; only an adoption (see `epoch`), a person's command, sets it otherwise.
-- An open intent stands exactly on its marks: each of its vnodes is at `after` until the advance that closes it, which
-  goes to `upto`. A vnode has one open intent at most, which keeps the definition that it was begun with.
-- The slowest living consumer holds its table's log; one that has not started counts as 0, a retired one not at all.
+- A mark only moves forward, by compare-and-swap of every vnode in one transaction, under the fence of its consumer's
+  lease. Only an adoption (see `epoch`), which a person orders, may move it back.
+- An open intent stands exactly on its marks: each of its vnodes is at `after` until the advance that closes the intent
+  moves it to `upto`. A vnode has at most one open intent, which keeps the definition that it was begun with.
+- The slowest consumer holds its table's log. A consumer that has not started counts as 0; a retired one does not count.
 
-After a crash: marks, intent and receipt of an advance are there together or not at all. An intent that is still open
-names the range that was under way; its effect is repeated with the same cuts before anything newer.
+After a crash: marks, intent and receipt of an advance are complete or absent together. An open intent names the range
+that was under way; its effect is repeated with the same cuts before anything newer.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.state.consumers import (
     ConsumerRecord,
-    all_current,
-    by_generation,
     consumers,
+    find_life,
     generations,
-    guard,
-    not_found,
+    list_current,
+    lock_living,
+    raise_not_found,
 )
 from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
-from strandline.state.intents import IntentDraft, busy, gone, insert_intent, intents, open_intents
+from strandline.state.intents import IntentDraft, closed_conflict, insert_intent, intents, open_conflict, open_intents
 from strandline.state.leases import Lease, leases, release
 from strandline.state.values import check_int, from_json, to_json
 
@@ -61,9 +61,11 @@ marks = Table(
     Column("vnode", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
 )
-_of_life = select(marks.c.vnode, marks.c.seq).where(marks.c.generation == bindparam("generation"))
-_of_lives = select(marks).where(marks.c.generation.in_(bindparam("lives", expanding=True))).order_by(marks.c.vnode)
-_move = (
+_select_marks = select(marks.c.vnode, marks.c.seq).where(marks.c.generation == bindparam("generation"))
+_select_by_life = (
+    select(marks).where(marks.c.generation.in_(bindparam("lives", expanding=True))).order_by(marks.c.vnode)
+)
+_move_mark = (
     update(marks)
     .where(marks.c.generation == bindparam("life"), marks.c.vnode == bindparam("which"))
     .values(seq=bindparam("to"))
@@ -76,14 +78,14 @@ receipts = Table(
     Column("at_s", Double, nullable=False),
     Column("body", Text, nullable=False),
 )
-_mine = receipts.c.generation == bindparam("generation")
-_oldest = select(receipts.c.id).where(_mine).order_by(receipts.c.id.desc()).limit(1).offset(bindparam("kept"))
-_old_receipts = delete(receipts).where(_mine, receipts.c.id <= _oldest.scalar_subquery())
+_of_life = receipts.c.generation == bindparam("generation")
+_oldest_kept = select(receipts.c.id).where(_of_life).order_by(receipts.c.id.desc()).limit(1).offset(bindparam("kept"))
+_delete_old_receipts = delete(receipts).where(_of_life, receipts.c.id <= _oldest_kept.scalar_subquery())
 
 
 @dataclass(frozen=True)
 class SavedReceipt:
-    """What one advance did, as its consumer tells it."""
+    """What one advance did, as its consumer reports it."""
 
     at_s: float
     body: Mapping[str, Any] = field(hash=False)
@@ -91,8 +93,7 @@ class SavedReceipt:
 
 @dataclass(frozen=True)
 class ConsumerState:
-    """A consumer as the state has it, with its marks and what it has begun; none of it if the state does not know
-    it."""
+    """A consumer on record with its marks and open intents; all empty when the state does not know it."""
 
     consumer: ConsumerRecord | None = None
     marks: Mapping[int, int] = field(default_factory=dict, hash=False)
@@ -109,22 +110,22 @@ class Marks:
     # --- marks -------------------------------------------------------------------------------------------------
 
     def load(self, consumer: ConsumerRecord) -> dict[int, int]:
-        """The seq up to which each vnode's effect is durable; a vnode that has not started is absent."""
+        """The seq up to which each vnode's effect is durable; vnodes that have not started are left out."""
         with self._state.reading() as connection:
-            # Marks that are missing because the state is another one must not look like a consumer that never began.
-            if by_generation(connection, consumer.generation) is None:
-                not_found(connection, consumer.name)
-            return _marks(connection, consumer.generation)
+            # In another state there are no marks either; that must not look like a consumer that never started.
+            if find_life(connection, consumer.generation) is None:
+                raise_not_found(connection, consumer.name)
+            return _read_marks(connection, consumer.generation)
 
-    def known(self, name: str | None = None) -> dict[str, ConsumerState]:
-        """Every consumer by name, or the one of this name, as of one moment; three queries however many they are."""
+    def consumer_states(self, name: str | None = None) -> dict[str, ConsumerState]:
+        """Every consumer, or the one of this name, as of one moment; always three queries."""
         with self._state.reading() as connection:
-            found = [each for each in all_current(connection) if name in (None, each.name)]
+            found = [each for each in list_current(connection) if name in (None, each.name)]
             if not found:
                 return {}
             lives = [each.generation for each in found]
             seqs: dict[str, dict[int, int]] = {each: {} for each in lives}
-            for generation, vnode, seq in connection.execute(_of_lives, {"lives": lives}):
+            for generation, vnode, seq in connection.execute(_select_by_life, {"lives": lives}):
                 seqs[generation][vnode] = seq
             begun: dict[str, list[Intent]] = {each: [] for each in lives}
             for intent in open_intents(connection, lives):
@@ -132,14 +133,14 @@ class Marks:
         return {each.name: ConsumerState(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
 
     def start(self, consumer: ConsumerRecord, seqs: Mapping[int, int], fence: int) -> None:
-        """Set the first marks; `Conflict` for a vnode that has one."""
+        """Set the first marks; `Conflict` for a vnode that has a mark."""
         check_seqs(seqs)
         with self._state.transaction() as connection:
-            guard(connection, consumer.name, consumer.generation, fence)
-            found = _marks(connection, consumer.generation)
+            lock_living(connection, consumer.name, consumer.generation, fence)
+            found = _read_marks(connection, consumer.generation)
             for vnode in sorted(seqs):
                 if vnode in found:
-                    raise _moved(consumer.name, vnode, None, found[vnode])
+                    raise _mark_conflict(consumer.name, vnode, None, found[vnode])
             _insert_marks(connection, consumer.generation, seqs)
 
     def advance(
@@ -152,11 +153,11 @@ class Marks:
         receipt: Mapping[str, Any] | None = None,
         releases: Lease | None = None,
     ) -> None:
-        """Move marks from the expected seq to another, all or none; with it close the intent, keep the receipt and give
-        the lease back.
+        """Move marks, all or none, when their effect is durable. The same transaction closes the intent, keeps the
+        receipt and gives the lease back.
 
-        Called when the effect is durable. `moves` is `{vnode: (expected, to)}`, empty to leave only a receipt. Vnodes
-        of an open intent move only with it, all of them, over exactly its range."""
+        `moves` is `{vnode: (expected, to)}`, empty to keep only a receipt. The vnodes of an open intent move together,
+        by closing it, over exactly its range."""
         for vnode, (expected, to) in moves.items():
             check_int("vnode", vnode)
             check_int("expected mark", expected)
@@ -172,25 +173,25 @@ class Marks:
                 )
         body = None if receipt is None else to_json("receipt", dict(receipt))
         with self._state.transaction() as connection:
-            guard(connection, consumer.name, consumer.generation, fence)
+            lock_living(connection, consumer.name, consumer.generation, fence)
             if moves or intent is not None:
                 at = {vnode: move[0] for vnode, move in moves.items()}
-                _compare(consumer.name, _marks(connection, consumer.generation), at)
-                _close(connection, consumer, moves, intent)
+                _check_marks(consumer.name, _read_marks(connection, consumer.generation), at)
+                _close_intent(connection, consumer, moves, intent)
             if moves:
                 # The rows are locked through their consumer, and were compared above.
                 life = consumer.generation
                 rows = [{"life": life, "which": vnode, "to": to} for vnode, (_, to) in sorted(moves.items())]
-                connection.execute(_move, rows)
+                connection.execute(_move_mark, rows)
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
             if releases is not None:
                 release(connection, releases)
         crash_point("marks.advanced")
 
-    def slowest_by(self, table_generation: str, vnodes: int) -> list[tuple[int, str]]:
-        """Who holds the log of a table: the lowest mark over all its vnodes and the name of each living consumer, the
-        slowest first; 0 for one that has not started. Up to the first of them the log may be trimmed."""
+    def slowest_consumers(self, table_generation: str, vnodes: int) -> list[tuple[int, str]]:
+        """Who holds the log of a table: the lowest mark and the name of each consumer that is not retired, the slowest
+        first. A consumer that has not started is at 0. The log may be trimmed up to the first mark."""
         if not check_int("vnodes", vnodes):
             raise Invalid("a table has at least one vnode")
         query = (
@@ -206,46 +207,40 @@ class Marks:
 
     # --- intents -----------------------------------------------------------------------------------------------
 
-    def open_intent(self, consumer: ConsumerRecord, *, fence: int, **facts: Any) -> Intent:
-        """Save what is about to be done (see `IntentDraft`), before it is done. Its vnodes stand at `after`; `Conflict`
-        when one does not, has an open intent, or the consumer's definition is not the one that is saved any more."""
-        with self._state.transaction() as connection:
-            intent = begin_intent(connection, consumer, IntentDraft(**facts), fence)
-        crash_point("marks.intent_saved")
-        return intent
-
     def intents(self, consumer: ConsumerRecord) -> list[Intent]:
         """The open intents of a consumer, the oldest first."""
         with self._state.reading() as connection:
             return open_intents(connection, [consumer.generation])
 
     def save_cuts(self, intent: Intent, cuts: Any, fence: int) -> Intent:
-        """Keep how an open intent's rows are cut, so that a replay repeats the same cuts."""
+        """Keep the cuts of an open intent, so that a replay repeats them."""
         kept = to_json("cuts", cuts)
         with self._state.transaction() as connection:
-            found = by_generation(connection, intent.generation)
+            found = find_life(connection, intent.generation)
             if found is None:
-                raise gone(intent)
-            guard(connection, found.name, found.generation, fence)
+                raise closed_conflict(intent)
+            lock_living(connection, found.name, found.generation, fence)
             changed = connection.execute(update(intents).where(intents.c.id == intent.id).values(cuts=kept))
             if changed.rowcount != 1:
-                raise gone(intent)
+                raise closed_conflict(intent)
         return replace(intent, cuts=from_json("cuts", kept))
 
     # --- receipts ----------------------------------------------------------------------------------------------
 
     def receipts(self, consumer: ConsumerRecord, limit: int = RECEIPTS) -> list[SavedReceipt]:
-        """What its last advances did, the newest first; at most `RECEIPTS` are kept."""
+        """The receipts of a consumer, the newest first; at most `RECEIPTS` are kept."""
         query = select(receipts).where(receipts.c.generation == consumer.generation)
         with self._state.reading() as connection:
             rows = connection.execute(query.order_by(receipts.c.id.desc()).limit(check_int("limit", limit))).all()
         return [SavedReceipt(row.at_s, from_json("receipt", row.body)) for row in rows]
 
     def last_receipts(self, consumers: Sequence[ConsumerRecord]) -> dict[str, SavedReceipt]:
-        """The newest receipt of each that has one, by generation; one query however many they are."""
+        """The newest receipt of each consumer that has one, by generation; always one query."""
         if not consumers:
             return {}
-        newest = select(func.max(receipts.c.id)).where(receipts.c.generation.in_(_generations(consumers)))
+        newest = select(func.max(receipts.c.id)).where(
+            receipts.c.generation.in_({each.generation for each in consumers})
+        )
         query = select(receipts).where(receipts.c.id.in_(newest.group_by(receipts.c.generation)))
         with self._state.reading() as connection:
             rows = connection.execute(query).all()
@@ -262,21 +257,22 @@ def check_seqs(seqs: Mapping[int, int]) -> None:
 
 
 def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: IntentDraft, fence: int) -> Intent:
-    """Save an intent; see `Marks.open_intent`."""
-    lane, chosen = draft.lane, draft.checked_vnodes()
+    """Save an intent before its effect. `Conflict` when a vnode is not at `after` or has an open intent, or when the
+    consumer's definition was changed."""
+    lane, chosen = draft.lane, draft.check_vnodes()
     kept = to_json("cuts", draft.cuts)
-    now = guard(connection, consumer.name, consumer.generation, fence)
+    now = lock_living(connection, consumer.name, consumer.generation, fence)
     definition = to_json("definition", now.definition)
     if definition != to_json("definition", dict(consumer.definition)):
         raise Conflict(
-            f"the definition of {consumer.name!r} was changed meanwhile",
+            f"the definition of {consumer.name!r} was changed by another process",
             hint="Nothing was done. Get the consumer again.",
             consumer=consumer.name,
         )
     for other in open_intents(connection, [consumer.generation]):
         if other.lane == lane or set(chosen) & set(other.vnodes):
-            raise busy(consumer.name, other, f"lane {lane!r} cannot begin another")
-    _compare(consumer.name, _marks(connection, consumer.generation), dict.fromkeys(chosen, draft.after))
+            raise open_conflict(consumer.name, other, f"lane {lane!r} cannot begin another")
+    _check_marks(consumer.name, _read_marks(connection, consumer.generation), dict.fromkeys(chosen, draft.after))
     intent = Intent(
         id=uuid.uuid4().hex,
         generation=consumer.generation,
@@ -294,8 +290,8 @@ def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: Intent
 
 
 def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]) -> None:
-    """Let the marks of a locked consumer be at least so high, by command; intents that they passed are given up."""
-    found = _marks(connection, generation)
+    """Raise the marks of a locked consumer to these seqs, for an adoption; intents behind them are given up."""
+    found = _read_marks(connection, generation)
     _set_marks(connection, generation, {vnode: max(seq, found.get(vnode, 0)) for vnode, seq in seqs.items()})
     for intent in open_intents(connection, [generation]):
         if any(seqs.get(vnode, intent.after) > intent.after for vnode in intent.vnodes):
@@ -303,9 +299,9 @@ def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]
 
 
 def reopen_intent(connection: Connection, intent: Intent) -> None:
-    """Let what a locked consumer had begun be under way again, by command, unless its marks or another intent say that
-    it is not."""
-    found = _marks(connection, intent.generation)
+    """Open an intent of a locked consumer again, for an adoption, if its marks stand at its start and no other open
+    intent overlaps it."""
+    found = _read_marks(connection, intent.generation)
     others = open_intents(connection, [intent.generation])
     is_free = not any(each.lane == intent.lane or set(each.vnodes) & set(intent.vnodes) for each in others)
     if is_free and all(found.get(vnode) == intent.after for vnode in intent.vnodes):
@@ -313,21 +309,17 @@ def reopen_intent(connection: Connection, intent: Intent) -> None:
 
 
 def lower_marks(connection: Connection, generation: str, head: int) -> None:
-    """Let no mark of a locked consumer be beyond the head of its table, by command; intents that go there are given
-    up: their rows would be others."""
-    found = _marks(connection, generation)
+    """Lower the marks of a locked consumer to the head of its table, for an adoption. Intents beyond the head are given
+    up: their seqs will hold other rows."""
+    found = _read_marks(connection, generation)
     _set_marks(connection, generation, {vnode: head for vnode, seq in found.items() if seq > head})
     beyond = and_(intents.c.generation == generation, intents.c.upto > head)
     connection.execute(delete(intents).where(beyond))
 
 
-def _marks(connection: Connection, generation: str) -> dict[int, int]:
-    rows = connection.execute(_of_life, {"generation": generation})
+def _read_marks(connection: Connection, generation: str) -> dict[int, int]:
+    rows = connection.execute(_select_marks, {"generation": generation})
     return {vnode: seq for vnode, seq in sorted(map(tuple, rows))}
-
-
-def _generations(consumers: Sequence[ConsumerRecord]) -> list[str]:
-    return sorted({consumer.generation for consumer in consumers})
 
 
 def _insert_marks(connection: Connection, generation: str, seqs: Mapping[int, int]) -> None:
@@ -342,46 +334,46 @@ def _set_marks(connection: Connection, generation: str, seqs: Mapping[int, int])
     _insert_marks(connection, generation, seqs)
 
 
-def _compare(name: str, found: Mapping[int, int], expected: Mapping[int, int]) -> None:
+def _check_marks(name: str, found: Mapping[int, int], expected: Mapping[int, int]) -> None:
     for vnode, seq in sorted(expected.items()):
         if found.get(vnode) != seq:
-            raise _moved(name, vnode, seq, found.get(vnode))
+            raise _mark_conflict(name, vnode, seq, found.get(vnode))
 
 
-def _close(
+def _close_intent(
     connection: Connection, consumer: ConsumerRecord, moves: Mapping[int, tuple[int, int]], intent: Intent | None
 ) -> None:
-    """Close the intent of an advance; `Conflict` when it is closed already, or another covers one of the vnodes."""
+    """Close the intent of an advance; `Conflict` when it is closed already or another open intent has its vnodes."""
     under_way = {each.id: each for each in open_intents(connection, [consumer.generation])}
     if intent is not None:
         saved = under_way.pop(intent.id, None)
         if saved is None:
-            raise gone(intent)
+            raise closed_conflict(intent)
         if {vnode: tuple(move) for vnode, move in moves.items()} != dict.fromkeys(
             saved.vnodes, (saved.after, saved.upto)
         ):
             raise Invalid(
                 f"the intent {saved.id} of {consumer.name!r} is for vnodes {list(saved.vnodes)} in ({saved.after},"
-                f" {saved.upto}], and the advance is for something else",
+                f" {saved.upto}], and the advance moves other marks",
                 consumer=consumer.name,
                 intent=saved.id,
             )
         connection.execute(delete(intents).where(intents.c.id == saved.id))
     for other in under_way.values():
         if set(moves) & set(other.vnodes):
-            raise busy(consumer.name, other, "its vnodes move only with it")
+            raise open_conflict(consumer.name, other, "its vnodes move only with it")
 
 
 def _keep_receipt(connection: Connection, generation: str, body: str) -> None:
     connection.execute(insert(receipts), {"generation": generation, "at_s": now_s(connection), "body": body})
-    connection.execute(_old_receipts, {"generation": generation, "kept": RECEIPTS})
+    connection.execute(_delete_old_receipts, {"generation": generation, "kept": RECEIPTS})
 
 
-def _moved(name: str, vnode: int, expected: int | None, found: int | None) -> Conflict:
+def _mark_conflict(name: str, vnode: int, expected: int | None, found: int | None) -> Conflict:
     has = "has not started" if found is None else f"is at {found}"
     wanted = "not started" if expected is None else str(expected)
     return Conflict(
-        f"mark {name!r} of vnode {vnode} {has}, expected {wanted}: someone else moved it",
+        f"mark {name!r} of vnode {vnode} {has}, expected {wanted}: another process moved it",
         hint="Nothing was changed. Load the marks again.",
         consumer=name,
         vnode=vnode,

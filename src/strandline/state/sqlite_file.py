@@ -1,8 +1,8 @@
-"""The SQLite file of a state: how it is opened, what its errors mean, and how one is read that cannot be written.
+"""The SQLite file of a state: how it is opened, what its errors mean, and how it is read when it cannot be written.
 
-SQLite writes beside a file also to read it. Where this process may not write, or the disk is full, a private copy is
-read instead: of the file and of what was committed since its last checkpoint, both unchanged while they were copied. It
-is taken anew when either has changed.
+SQLite writes files beside a database even to read it. Where this process may not write, or the disk is full, it reads a
+private copy of the database and its write-ahead log instead. Neither may change during the copying; when either changes
+later, a new copy is taken.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from strandline.engines import spill
+from strandline.engines import temp_folder
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.storage import os_errors
 
 RESTORE = "Restore it from a backup."
 Signature = dict[str, tuple[int, int, int] | None]
-_NEEDED_BYTES = 128 << 10  # what SQLite may write beside a file before it reads a row
+_NEEDED_BYTES = 128 << 10  # SQLite may write as much beside a file before it reads a row
 _ATTEMPTS = 20
 _WAIT_S = 0.05
 
 
 def prepare(connection: Any, _: object) -> None:
-    # The driver begins no transactions by itself: `begin` does. FULL: a mark that was acknowledged and then lost in a
-    # power failure would send its rows twice. What is deleted is overwritten: a purge forgets keys here too.
+    # `begin` begins transactions, not the driver. FULL: a mark that is acknowledged and then lost in a power failure
+    # would send its rows twice. secure_delete: a purge erases keys here too.
     connection.isolation_level = None
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")
@@ -41,8 +41,8 @@ def begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writing else "BEGIN")
 
 
-def refusal(path: str) -> Unavailable | None:
-    """Why a state cannot be written at `path`; None when nothing is in the way."""
+def write_refusal(path: str) -> Unavailable | None:
+    """Why a state cannot be written at `path`; None when it can."""
     folder = os.path.dirname(path)
     for place in (path, folder):
         if os.path.exists(place) and not os.access(place, os.W_OK):
@@ -55,13 +55,13 @@ def refusal(path: str) -> Unavailable | None:
     return None
 
 
-def ours(error: sqlite3.Error, path: str) -> StrandlineError | None:
-    """What the file system is to blame for; None for every other error."""
+def file_error(error: sqlite3.Error, path: str) -> StrandlineError | None:
+    """The error if the file system caused it, else None."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return os_errors.unavailable(OSError(errno.ENOSPC, ""), path)
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-        return refusal(path)
+        return write_refusal(path)
     return None
 
 
@@ -79,54 +79,54 @@ def kind_of(error: sqlite3.Error) -> tuple[type[StrandlineError], str | None]:
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT):
         return Unavailable, None
     if code == sqlite3.SQLITE_ERROR and isinstance(error, sqlite3.OperationalError):
-        # Statements are fixed: one that makes no sense met a table that is not as it was made.
+        # Our statements are valid, so the table must have been altered.
         return Corrupt, RESTORE
     return Internal, None
 
 
-class Copy:
+class PrivateCopy:
     """A private copy of a SQLite file, as new as the file."""
 
     @staticmethod
-    def needed(path: str) -> Copy | None:
-        """A copy of the file, if it is there and cannot be written now."""
-        return Copy(path) if os.path.exists(path) and refusal(path) is not None else None
+    def if_needed(path: str) -> PrivateCopy | None:
+        """A copy if the file exists and cannot be written now."""
+        return PrivateCopy(path) if os.path.exists(path) and write_refusal(path) is not None else None
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._folder = spill.new_folder()
+        self._folder = temp_folder.new_folder()
         self._lock = threading.Lock()
-        self._taken: Signature | None = None
+        self._copied_at: Signature | None = None
         self._number = 0
 
     def connect(self) -> sqlite3.Connection:
         with self._lock:
-            if self._taken is None or self._taken != self._signature():
-                self._take()
-            return sqlite3.connect(self._copied(), check_same_thread=False)
+            if self._copied_at is None or self._copied_at != self._signature():
+                self._take_copy()
+            return sqlite3.connect(self._copy_path(), check_same_thread=False)
 
     def close(self) -> None:
         with self._lock:
-            self._taken = None
+            self._copied_at = None
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _copied(self) -> str:
+    def _copy_path(self) -> str:
         return os.path.join(self._folder, f"{self._number}.db")
 
-    def _take(self) -> None:
+    def _take_copy(self) -> None:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         for _ in range(_ATTEMPTS):
             self._number += 1
             before = self._signature()
             for end in ("", "-wal"):
                 if before[end] is not None:
-                    with os_errors.named(self._path + end, "read"):
-                        shutil.copyfile(self._path + end, self._copied() + end)
+                    with os_errors.translate_errors(self._path + end, "read"):
+                        shutil.copyfile(self._path + end, self._copy_path() + end)
             if self._signature() == before:
-                self._taken = before
+                self._copied_at = before
                 return
             time.sleep(_WAIT_S)
-        raise Unavailable(f"{self._path} changes so often that it could not be copied", hint="Try again.")
+        raise Unavailable(f"{self._path} changes too often to be copied", hint="Try again.")
 
     def _signature(self) -> Signature:
         found: Signature = {}

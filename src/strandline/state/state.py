@@ -1,4 +1,4 @@
-"""Everything that a lake's state holds of its consumers, opened together and bound to the lake."""
+"""The state of a lake: its tables of consumers, marks, leases and dead letters, bound to the lake."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class State:
 
     @staticmethod
     def of(database: Database, storage: Storage, lake_id: str) -> State:
-        """The state of a lake; `Conflict` when the state is another lake's."""
+        """The state of a lake; `Conflict` when it belongs to another lake."""
         database.bind(lake_id)
         return State(
             database,
@@ -42,19 +42,19 @@ class State:
         )
 
     def begin(self, consumer: ConsumerRecord, drafts: Sequence[IntentDraft], fence: int) -> list[Intent]:
-        """Save intents, all or none, and tell the lake a new epoch: a copy of the state from before them is then known
-        as an old one. The first half of the epoch shares the intents' transaction."""
+        """Save intents, all or none, and record a new epoch in the lake: an older copy of the state is then recognised.
+        The first half of the renewal shares the intents' transaction."""
         with self.database.transaction() as connection:
-            # The epoch first: everybody takes locks in this order.
-            own = self.epoch.announce(connection)
+            # The epoch first: every transaction takes locks in this order.
+            own = self.epoch.begin_renewal(connection)
             begun = [begin_intent(connection, consumer, draft, fence) for draft in drafts]
         crash_point("marks.intent_saved")
-        self.epoch.tell(own)
+        self.epoch.write_epoch(own)
         return begun
 
 
 def open_database(storage: Storage, url: str | None) -> Database:
-    """The state of the lake in `storage`. One that is not on this machine says where its state was, if it had one."""
+    """The state of the lake in `storage`; `Invalid` without the URL that a lake in a bucket needs."""
     if url is None and not storage.is_local:
         record = read_record(storage)
         if record is not None:

@@ -1,8 +1,8 @@
-"""Tokens for those who reach a lake's server: a name, a role, and a secret that is shown once.
+"""Tokens for the clients of a lake's server: a name, a role, and a secret that is shown once.
 
-The state keeps only the secret's hash. A secret is 32 random bytes, so one round of SHA-256 is enough: there is nothing
-to guess. It also keeps for good that there was a token, in a row without a name: a lake whose last token was revoked is
-not open to all.
+The state keeps only the secret's hash. A secret is 32 random bytes, so one round of SHA-256 is enough: it
+cannot be guessed. A row without a name records for good that there was a token: a lake whose last token was revoked
+does not become open to all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ tokens = Table(
 
 @dataclass(frozen=True)
 class Token:
-    """What may be told of a token; its time is the database's."""
+    """The public part of a token; its time is the database's."""
 
     name: str
     role: Role
@@ -54,8 +54,8 @@ class Token:
 
 
 @dataclass(frozen=True)
-class KnownToken:
-    """A token as a server knows it."""
+class TokenHash:
+    """The part of a token that a server checks secrets with."""
 
     hash: str
     role: Role
@@ -68,7 +68,7 @@ class Tokens:
         self._state = state
 
     def add(self, name: str, role: str) -> str:
-        """A new token's secret, which nothing keeps."""
+        """Make a token; returns its secret, which is not stored."""
         if not isinstance(name, str) or not _NAME.match(name):
             raise Invalid(
                 f"token name {name!r:.140} is not allowed",
@@ -80,11 +80,11 @@ class Tokens:
         secret = f"sl_{secrets.token_urlsafe(32)}"
         kept = hash_of(secret)
         with self._state.transaction() as connection:
-            _note(connection)
+            _note_existence(connection)
             insert_missing(connection, tokens, name=name, role=role, hash=kept, created_s=now_s(connection))
             if connection.execute(select(tokens.c.hash).where(tokens.c.name == name)).scalar_one() != kept:
                 raise Invalid(
-                    f"there is a token {name!r}",
+                    f"there is already a token {name!r}",
                     hint=f"Choose another name, or end that one: strandline token revoke {name}",
                     token=name,
                 )
@@ -93,9 +93,9 @@ class Tokens:
     def all(self) -> list[Token]:
         return [Token(row.name, row.role, row.created_s) for row in self._rows() if row.name != _EVER]
 
-    def known(self) -> list[KnownToken]:
-        """What a server checks secrets with."""
-        return [KnownToken(row.hash, row.role) for row in self._rows() if row.name != _EVER]
+    def hashes(self) -> list[TokenHash]:
+        """The hash and role of every token."""
+        return [TokenHash(row.hash, row.role) for row in self._rows() if row.name != _EVER]
 
     def were_made(self) -> bool:
         """Whether there is a token, or ever was one."""
@@ -107,18 +107,18 @@ class Tokens:
         with self._state.transaction() as connection:
             if not connection.execute(delete(tokens).where(tokens.c.name == name, tokens.c.name != _EVER)).rowcount:
                 raise NotFound(f"there is no token {name!r}", hint="See: strandline token list", token=name)
-            _note(connection)
+            _note_existence(connection)
 
     def _rows(self) -> Sequence[Row[Any]]:
-        """Every row, by name; a state that had no token yet has no table of them, and is not written to be read."""
+        """Every row, by name. A state without tokens may lack the table, and reading does not create it."""
         if not self._state.has(tokens):
             return ()
         with self._state.reading() as connection:
             return connection.execute(select(tokens).order_by(tokens.c.name)).all()
 
 
-def _note(connection: Connection) -> None:
-    """Keep that there was a token. A row of a state from before tokens were noted is noted when it goes."""
+def _note_existence(connection: Connection) -> None:
+    """Record that there was a token. States of older versions may lack the record until a token is revoked."""
     insert_missing(connection, tokens, name=_EVER, role="", hash="", created_s=now_s(connection))
 
 
@@ -126,8 +126,8 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def role_of(secret: str, known: Iterable[KnownToken]) -> Role | None:
-    """The role that a secret has. Every token is looked at, in a time that does not tell which one was near."""
+def role_of(secret: str, known: Iterable[TokenHash]) -> Role | None:
+    """The role of a secret. Every token is compared, in constant time, so that the time tells nothing."""
     kept = hash_of(secret)
     role: Role | None = None
     for token in known:

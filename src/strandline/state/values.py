@@ -1,4 +1,4 @@
-"""Values that a state keeps: checked when they come in, and as JSON text in a column."""
+"""Values that a state keeps: checked on the way in, and written as JSON text in a column."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from strandline.errors import Corrupt, Invalid
 
 
 def to_json(role: str, value: object) -> str:
-    """A value as the one text that equal values share."""
+    """A value as JSON; equal values give equal text."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,13 +1,13 @@
-"""Numbered commit files: the one way in which anything in a lake becomes true.
+"""Numbered commit files: the one way to change a lake.
 
 A commit is a file `<20 digits>.json` of one JSON action a line, created with put-if-absent, so of two writers of
-one number one wins. Every commit carries an id of its own. After a lost race or an answer that never came, the
-file under that number decides: with our id it landed; with another id someone else has the number; with no file
-nothing happened.
+one number one wins. Every commit has its own id. After a lost race or a lost answer, the file under that number
+decides: with our id, our commit landed; with another id, another writer has the number; with no file, nothing
+happened.
 
 A commit file is sealed: its first action ends with the number of actions, the digest of the commit before it, and a
 digest of the file's own path and bytes. So a file that is empty, cut, altered, moved or foreign is `Corrupt`, and so is
-one that does not follow the commit before it. None of them is ever taken for a commit that did less.
+a file that does not follow the commit before it. None of them is ever read as a smaller commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strandline.storage.os_errors import is_refusal
 
 Action = dict[str, Any]
 
-FIRST = ""  # what stands for the digest of the commit before the first one
+FIRST = ""  # stands for the digest of a commit before the first one
 _UNTIL = "Until then reads and writes that need it fail, and a vacuum that needs it deletes nothing."
 RESTORE = f"Restore that file from a backup. {_UNTIL}"
 _ATTEMPTS = 5
@@ -38,7 +38,7 @@ _SEAL = re.compile(rb'"actions":(\d+),"previous":"([0-9a-f]*)","digest":"([0-9a-
 
 @dataclass(frozen=True)
 class CommitFile:
-    """What a sealed file says, its own digest, and the digest of the file that it follows."""
+    """The actions of a sealed file, the digest of the file before it, and its own digest."""
 
     actions: list[Action]
     previous: str
@@ -57,7 +57,7 @@ class CommitLog:
         return self.storage.exists(self.path(version))
 
     def read(self, version: int) -> CommitFile | None:
-        """A commit, or None when there is none of that number; `Corrupt` when the file is not as it was written."""
+        """The commit of a number, or None when there is none; `Corrupt` when its file is damaged."""
         try:
             data = self.storage.read(self.path(version))
         except FileNotFoundError:
@@ -65,26 +65,26 @@ class CommitLog:
         return self.check(version, data)
 
     def read_next(self, version: int, digest: str) -> CommitFile | None:
-        """The commit after the one with that version and digest; `Corrupt` when it follows another one."""
+        """The commit after that version and digest; `Corrupt` when it follows another commit."""
         found = self.read(version + 1)
         if found is not None:
             self.check_follows(version + 1, found, digest)
         return found
 
     def lists_later(self, version: int) -> bool:
-        """Whether there are commits after a version, by a listing: one request to a bucket."""
+        """Whether there are commits after a version, by a listing, which is one request to a bucket."""
         later = self.storage.list(self.folder, after=self.path(version))
         return any(_NUMBERED.search(info.path) for info in later)
 
     def is_last(self, version: int) -> bool:
-        """Whether a commit is there and none after it, by a listing."""
+        """Whether the commit exists and is the last, by a listing."""
         listed = (info.path for info in self.storage.list(self.folder, after=self.path(version - 1)))
         return {path for path in listed if _NUMBERED.search(path)} == {self.path(version)}
 
     def check(self, version: int, data: bytes) -> CommitFile:
-        """What the bytes of a commit file say; `Corrupt` when they are not as they were written."""
+        """The commit in the bytes of a file; `Corrupt` when they are damaged."""
         try:
-            return unsealed(self.path(version), data)
+            return read_sealed(self.path(version), data)
         except ValueError as error:
             raise Corrupt(
                 f"commit file {self.storage.url(self.path(version))} is damaged: {error}",
@@ -109,12 +109,12 @@ class CommitLog:
         )
 
     def create(self, version: int, actions: Sequence[Action], commit_id: str, previous: str) -> CommitFile | None:
-        """Make `actions` the commit `version`, after the one with the digest `previous`; None when another commit has
-        that number.
+        """Make `actions` the commit `version`, after the commit with the digest `previous`; None when another commit
+        has that number.
 
-        The first action must carry `commit_id` (see `id_of`). `Unavailable` only when the store cannot say what
-        happened: then the commit may or may not have landed, and a caller's retry needs a token to be safe."""
-        data, digest = sealed(self.path(version), actions, previous)
+        The first action must carry `commit_id` (see `id_of`). `Unavailable` only when the store does not tell the
+        outcome: then the commit may or may not have landed, and a retry is safe only with a token."""
+        data, digest = seal_actions(self.path(version), actions, previous)
         for attempt in range(_ATTEMPTS):
             failure: Exception | None = None
             try:
@@ -139,7 +139,7 @@ class CommitLog:
         raise AssertionError("unreachable")
 
 
-def sealed(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, str]:
+def seal_actions(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, str]:
     """The bytes of a file that holds `actions`, and their digest."""
     seal = {"actions": len(actions), "previous": previous, "digest": "0" * _HEX}
     first = actions[0]
@@ -148,19 +148,19 @@ def sealed(path: str, actions: Sequence[Action], previous: str) -> tuple[bytes, 
     lines = [json.dumps(action, separators=(",", ":")).encode() for action in (head, *actions[1:])]
     at = len(lines[0]) - _HEX - (2 if info is None else 3)
     data = b"\n".join(lines)
-    digest = _digest(path, data, at)
+    digest = _compute_digest(path, data, at)
     return data[:at] + digest.encode() + data[at + _HEX :], digest
 
 
-def unsealed(path: str, data: bytes) -> CommitFile:
-    """What a sealed file says; `ValueError` when it is not as it was written, or under another path."""
+def read_sealed(path: str, data: bytes) -> CommitFile:
+    """The content of a sealed file; `ValueError` when it is damaged or lies under another path."""
     seal = _SEAL.search(data)
     if not data:
         raise ValueError("it is empty")
     if seal is None:
         raise ValueError("it carries no digest, so it is cut or altered, or another program wrote it")
     digest = seal.group(3).decode()
-    if _digest(path, data, seal.start(3)) != digest:
+    if _compute_digest(path, data, seal.start(3)) != digest:
         raise ValueError("its bytes do not match its digest")
     actions = [json.loads(line) for line in data.split(b"\n")]
     if len(actions) != int(seal.group(1)):
@@ -168,8 +168,8 @@ def unsealed(path: str, data: bytes) -> CommitFile:
     return CommitFile(actions, seal.group(2).decode(), digest)
 
 
-def _digest(path: str, data: bytes, at: int) -> str:
-    """The digest of a file's path and bytes, without the place where the digest itself stands."""
+def _compute_digest(path: str, data: bytes, at: int) -> str:
+    """The digest of a file's path and bytes, without the bytes of the digest itself."""
     found = blake2b(f"{path}\n".encode(), digest_size=_HEX // 2)
     found.update(data[:at])
     found.update(data[at + _HEX :])

@@ -1,12 +1,12 @@
-"""What every storage can do.
+"""The contract of every storage.
 
-Paths are relative to the storage's root, with forward slashes, and never lead out of it (`inside`): files in the
-storage name others, and someone may have changed them. Two calls carry the whole consistency of a lake:
-`put_new` creates a file or says that it exists, never both and never half; `output` makes a file visible whole or
-not at all. After either returns, the bytes survive a crash of the machine. `stage` and `publish` are `output` in two
-steps, for a file that one process writes and another one decides about.
+Paths are relative to the storage's root, with forward slashes, and never lead out of it (`check_inside`), even when
+someone has changed the files that name them. Two calls carry the whole consistency of a lake: `put_new` creates a file
+or says that it exists, never both and never half; `output` makes a file visible whole or not at all. After either
+returns, the bytes survive a crash of the machine. `stage` and `publish` are `output` in two steps, for a file that one
+process writes and another one publishes.
 
-After a crash: a file that was staged and not published is listed by `temporaries` until someone deletes it.
+After a crash: a staged file that was not published is listed by `temporaries` until it is deleted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFile:
     """A file that is written whole and survives a crash, but is not visible yet.
 
-    Picklable, and plain enough for JSON. `delete([temporary])` gives it up. `parts` are what an object store said
-    about each part when it took it."""
+    It can be pickled and turned into JSON. `delete([temporary])` gives it up. `parts` are an object store's tags of
+    the uploaded parts."""
 
     path: str
     temporary: str
@@ -44,20 +44,20 @@ class Staged:
         return {**asdict(self), "parts": list(self.parts)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Staged:
+    def from_dict(cls, data: Mapping[str, Any]) -> StagedFile:
         return cls(data["path"], data["temporary"], data["size"], tuple(data["parts"]))
 
 
 @dataclass
-class Stage:
-    """A file that is being written; `staged` is there once the block has ended well."""
+class StagedWrite:
+    """A file that is being written; `staged` is set when the block has ended well."""
 
     stream: pa.NativeFile
-    staged: Staged = field(init=False)
+    staged: StagedFile = field(init=False)
 
 
 def cleared_away(path: str) -> Conflict:
-    """What a writer finds when someone took its unfinished file for a leftover."""
+    """The error of a writer whose unfinished file was deleted as a leftover."""
     return Conflict(
         f"{path} was cleared away as unfinished before it was published",
         hint="Write again. A vacuum's --grace should be longer than your longest write.",
@@ -65,12 +65,12 @@ def cleared_away(path: str) -> Conflict:
     )
 
 
-def inside(path: str) -> str:
+def check_inside(path: str) -> str:
     """The path, unless it leads out of the storage."""
     if path.startswith("/") or "\0" in path or (".." in path and ".." in path.split("/")):
         raise Corrupt(
             f"the path {path!r} leads out of its storage, so it was not opened",
-            hint="Some file of the lake was changed by someone. Restore the lake from a backup.",
+            hint="A file of the lake was changed from outside. Restore the lake from a backup.",
             path=path,
         )
     return path
@@ -105,18 +105,18 @@ class Storage(Protocol):
         ...
 
     def output(self, path: str) -> AbstractContextManager[pa.NativeFile]:
-        """A stream whose file appears when the block ends well, and never when it raises."""
+        """A stream whose file appears when the block ends well; it never appears when the block raises."""
         ...
 
-    def stage(self, path: str) -> AbstractContextManager[Stage]:
-        """A file that is written but stays invisible until it is published; when the block raises, nothing is left."""
+    def stage(self, path: str) -> AbstractContextManager[StagedWrite]:
+        """Write a file that stays invisible until it is published; when the block raises, nothing is left."""
         ...
 
-    def publish(self, staged: Iterable[Staged]) -> None:
-        """Make staged files visible, each one whole; also from another process or machine than the one that wrote.
+    def publish(self, staged: Iterable[StagedFile]) -> None:
+        """Make staged files visible, each one whole; any process on any machine may do it.
 
-        To publish a file once more is no error. `Conflict` when it was given up meanwhile; then, as after any other
-        error, some of the other files may be visible already."""
+        Publishing a file again is no error. `Conflict` when it was given up meanwhile; then, as after any error, some
+        of the other files may be visible already."""
         ...
 
     def input(self, path: str) -> pa.NativeFile:
@@ -124,8 +124,8 @@ class Storage(Protocol):
         ...
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
-        """Every file below the folder `prefix`, in no promised order; temporary files are left out, and those whose
-        path does not come after `after`."""
+        """Every file below the folder `prefix` whose path sorts after `after`, in no promised order, without temporary
+        files."""
         ...
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
@@ -137,7 +137,7 @@ class Storage(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove files, also those that `temporaries` lists; one that is gone already is no error."""
+        """Remove files, including those that `temporaries` lists; a missing file is no error."""
         ...
 
     def url(self, path: str) -> str:

@@ -1,10 +1,9 @@
-"""Delta tables: the snapshot of one, kept by reading what is new, and commits without automatic retry.
+"""The log of a Delta table: its snapshot, extended by new commits, and commits without automatic retry.
 
-Commit files are written directly as the Delta protocol describes, because a commit here decides its content from
-the version that it gets (`build` is called again for each number tried) and must neither be replayed nor merged.
-Reading takes the last checkpoint plus the commit files after it; a snapshot once read is extended by new commit files
-only. Each commit names the digest of the one before it, and a snapshot knows that of its own: what does not follow, or
-is missing before later commits, is `Corrupt`.
+Commit files are written directly, as the Delta protocol describes: the content of a commit depends on its version
+(`build` is called again for each number tried), and a commit must neither be replayed nor merged. Reading starts at the
+last checkpoint and takes the commit files after it; a snapshot is then extended by new commit files only. Each commit
+names the digest of the commit before it. A commit that does not follow, or is missing before later ones, is `Corrupt`.
 
 After a crash: a commit file is there whole or not at all; files that no commit claims are orphans that nothing
 reads.
@@ -26,8 +25,8 @@ from strandline.model import secret
 from strandline.model.scrub import first_line
 from strandline.storage.commits import RESTORE, Action
 from strandline.storage.contract import FileInfo, Storage
-from strandline.storage.delta_files import Chain
-from strandline.storage.os_errors import is_forbidden, of_words, withdraw
+from strandline.storage.delta_files import CommitChain
+from strandline.storage.os_errors import delete_if_refused, from_message, is_forbidden
 from strandline.storage.snapshot import (
     NOTHING,
     PURGE,
@@ -35,15 +34,15 @@ from strandline.storage.snapshot import (
     Draft,
     Snapshot,
     actions_of,
-    applied,
-    check,
+    apply_commit,
+    check_draft,
     commit_info,
     given_up,
 )
 
 CHECKPOINT_EVERY = 50
 RESTED_S = 10.0  # a younger commit file is never cleaned away …
-_ASLEEP_S = 5.0  # … so a commit that took longer than this has to look whether its number was free
+_ASLEEP_S = 5.0  # … so a commit that took longer than this must check that its number was free
 _log = logging.getLogger(__name__)
 
 
@@ -63,28 +62,28 @@ class DeltaLog:
     def __init__(self, storage: Storage, folder: str) -> None:
         self.storage = storage
         self.folder = folder
-        self.chain = Chain(storage, folder)
+        self.chain = CommitChain(storage, folder)
         self._commits = self.chain.commits
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
-        self._looked_s = self._listed_s = _clocks()
+        self._looked_s = self._listed_s = _read_clocks()
         self._has_gap = False
 
     def refresh(self) -> Snapshot:
-        """The newest snapshot. Costs one look when nothing is new."""
+        """The newest snapshot. When nothing is new, it costs one look."""
         return self._refresh(by_list=not self.storage.is_local)
 
     def _refresh(self, *, by_list: bool) -> Snapshot:
         with self._lock:
             known = self._snapshot
-            snapshot = self.chain.load() if known is None else self._read_on(known, by_list)
-            self._snapshot, self._looked_s = snapshot, _clocks()
+            snapshot = self.chain.load() if known is None else self._read_later_commits(known, by_list)
+            self._snapshot, self._looked_s = snapshot, _read_clocks()
             if known is None or by_list:
                 self._listed_s = self._looked_s
             return snapshot
 
-    def _read_on(self, known: Snapshot, by_list: bool) -> Snapshot:
-        """The newest snapshot, by what came after a known one."""
+    def _read_later_commits(self, known: Snapshot, by_list: bool) -> Snapshot:
+        """The newest snapshot, by the commits after a known one."""
         look = self._commits.lists_later if by_list else self.chain.sees_later
         if not self.storage.is_local and self._commits.is_last(known.version):
             return known
@@ -93,9 +92,9 @@ class DeltaLog:
             if snapshot.version > known.version or self._commits.exists(known.version):
                 return snapshot
         except Corrupt:
-            # A checkpoint may stand for what is damaged or missing.
+            # A checkpoint may replace the damaged or missing commits.
             pass
-        # The commit files after our version were cleaned away while nobody looked here, or they are lost.
+        # The commit files after our version were cleaned away since our last look, or they are lost.
         try:
             snapshot = self.chain.load()
         except NotFound as error:
@@ -135,40 +134,40 @@ class DeltaLog:
         commit_id = uuid.uuid4().hex
         with self._lock:
             while True:
-                # Two looks do not see past several lost commits. A writer, who would take the number of the first one,
-                # lists the folder now and then.
-                snapshot = self._refresh(by_list=not self.storage.is_local or not _is_awake(self._listed_s))
+                # Two looks do not see past several lost commits, and a writer would take the number of the first. So a
+                # writer lists the folder now and then.
+                snapshot = self._refresh(by_list=not self.storage.is_local or not _is_recent(self._listed_s))
                 looked_s = self._looked_s
                 # Commit times rise within a table even when writers' clocks disagree.
                 now_ms = max(int(time.time() * 1000), snapshot.timestamp_ms + 1)
                 draft = build(snapshot, now_ms)
                 if draft is None:
                     return None
-                check(draft, snapshot)
+                check_draft(draft, snapshot)
                 if self._has_gap:
-                    self._check_there(draft.add)
+                    self._check_files_exist(draft.add)
                 actions = actions_of(draft, operation, commit_id, now_ms, metrics or {})
                 crash_point("delta.before_commit")
                 try:
                     landed = self._commits.create(snapshot.version + 1, actions, commit_id, snapshot.digest)
                 except Unavailable as error:
-                    withdraw(error, self.storage, [f"{self.folder}/{file.path}" for file in draft.add])
+                    delete_if_refused(error, self.storage, [f"{self.folder}/{file.path}" for file in draft.add])
                     raise
                 if landed is None:
                     continue
                 crash_point("delta.committed")
-                if _is_awake(looked_s) or self._is_current(snapshot.version + 1, draft):
+                if _is_recent(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break
-            self._snapshot = after = applied(snapshot, landed)
+            self._snapshot = after = apply_commit(snapshot, landed)
         if after.version % CHECKPOINT_EVERY == 0:
             self.checkpoint()
         return after
 
     def _is_current(self, version: int, draft: Draft) -> bool:
-        """Whether a commit that took long to create is one that readers see.
+        """Whether readers see a commit that took long to create.
 
-        Its number may have been taken and cleaned away meanwhile. Then a checkpoint of that version or a later one is
-        older than our commit file, and what we wrote is taken back. `Unavailable` when the file is gone as well."""
+        Its number may have been used and cleaned away meanwhile. Then a checkpoint of that version or a later one is
+        older than our commit file, and our file is deleted. `Unavailable` when the file is gone as well."""
         commits, checkpoints = self.chain.files()
         ours = commits.get(version)
         if ours is not None and all(i.modified_s > ours.modified_s for v, i in checkpoints.items() if v >= version):
@@ -179,14 +178,14 @@ class DeltaLog:
             return True
         if ours is None:
             raise Unavailable(
-                f"commit {version} of {self.storage.url(self.folder)} took so long that it may or may not have landed",
+                f"commit {version} of {self.storage.url(self.folder)} took so long that it may not have landed",
                 hint="Retry with the same token=…: it is applied once.",
             )
         self.storage.delete([self._commits.path(version)])
         return False
 
-    def _check_there(self, files: Iterable[DataFile]) -> None:
-        """Commits that this process has not seen may have doomed its files."""
+    def _check_files_exist(self, files: Iterable[DataFile]) -> None:
+        """`Conflict` when a file is gone: commits that this process has not seen may have doomed it."""
         for file in files:
             if not self.storage.exists(f"{self.folder}/{file.path}"):
                 raise given_up(file.path)
@@ -202,14 +201,14 @@ class DeltaLog:
         return log
 
     def checkpoint(self, *, is_wanted: bool = False) -> None:
-        """Write a checkpoint; a failure costs later readers time and nothing else, so it is logged, not raised. A
-        checkpoint that `is_wanted` for more is `Unavailable` where this process may not write."""
+        """Write a checkpoint. A failure only costs later readers time, so it is logged, not raised; with `is_wanted`,
+        `Unavailable` where this process may not write."""
         try:
             self.chain.checkpoints.write(self.at)
         except Exception as error:
-            said = first_line(error, secret.of_store(self.storage.delta_options))
+            said = first_line(error, secret.store_secrets(self.storage.delta_options))
             where = self.storage.url(self.folder)
-            refused = of_words(said, where)
+            refused = from_message(said, where)
             if is_wanted and refused is not None and is_forbidden(refused):
                 raise refused from error
             _log.warning("no checkpoint of %s this time: %s", where, said)
@@ -220,13 +219,13 @@ class DeltaLog:
         return self.refresh().version if found is None else found
 
     def version_before(self, moment_s: float) -> int | None:
-        """The newest version committed before a moment of the store's own clock; None when no record goes back so
-        far."""
+        """The newest version committed before a moment of the store's own clock; None when all commit files are
+        younger."""
         return max((v for v, info in self.chain.files()[0].items() if info.modified_s < moment_s), default=None)
 
     def check_unbroken(self, after: int | None = None) -> None:
-        """No commit file is missing before another, from the one after `after` on; `Corrupt` when one is, because
-        what the table claims is then not known."""
+        """`Corrupt` when a commit file after `after` is missing before a later one: then it is not known which files
+        the table claims."""
         commits, checkpoints = self.chain.files()
         head = self.refresh().version
         last = max([*commits, *checkpoints])
@@ -236,24 +235,24 @@ class DeltaLog:
         if missing is not None and missing <= last:
             raise self._commits.missing(missing)
 
-    def base(self, version: int, unread: int) -> int | None:
-        """The checkpoint from which every version from `version` on can be loaded; None without one that is proved.
+    def base_checkpoint(self, version: int, unread: int) -> int | None:
+        """The checkpoint from which every version from `version` on can be loaded; None without a verified one.
 
-        After a purge one behind it: what is older tells of purged rows in its statistics. Versions before the purge are
-        then given up, once nobody reads versions before `unread` any more."""
+        After a purge, a checkpoint behind it: older files hold statistics of purged rows. Versions before the purge are
+        given up once nobody reads versions before `unread`."""
         checkpoints = self.chain.files()[1]
         base = max((v for v in checkpoints if v <= version), default=0)
         purged = self.refresh().txns.get(PURGE, 0)
         if base < purged:
             base = min((v for v in checkpoints if purged <= v <= unread), default=base)
         found, _ = self.chain.try_checkpoint(base) if base > 0 else (None, None)
-        # What nothing proves must not be all that is left.
+        # An unverified checkpoint must not be the only record left.
         return base if found is not None and found.is_verified else None
 
-    def before(self, base: int) -> list[FileInfo]:
-        """Commit files and checkpoints before the checkpoint `base` that may go."""
+    def files_before(self, base: int) -> list[FileInfo]:
+        """The commit files and checkpoints before the checkpoint `base` that may be deleted."""
         commits, checkpoints = self.chain.files()
-        # A writer that looked for the next number a moment ago must not find a used one free.
+        # A writer that looked for the next number a moment ago must not find a used number free.
         rested_s = self.storage.now_s() - RESTED_S
         old = {v: [kind[v] for kind in (commits, checkpoints) if v in kind] for v in {*commits, *checkpoints}}
         stale: list[FileInfo] = []
@@ -283,9 +282,9 @@ class DeltaLog:
         return entries
 
     def version_at(self, moment_ms: float) -> int | None:
-        """The newest version committed at or before a moment; None when there was none, or its record is gone.
+        """The newest version committed at or before a moment; None when there was none, or its commit file is gone.
 
-        Commit times rise with versions, so a few records tell."""
+        Commit times rise with versions, so halving finds it."""
         low, high = -1, self.refresh().version
         while low < high:
             middle = (low + high + 1) // 2
@@ -301,11 +300,11 @@ class DeltaLog:
         return None if found is None else found.actions
 
 
-def _clocks() -> tuple[float, float]:
+def _read_clocks() -> tuple[float, float]:
     """Two clocks: one goes on while the machine sleeps, the other is never set back."""
     return time.time(), time.monotonic()
 
 
-def _is_awake(since: tuple[float, float]) -> bool:
+def _is_recent(since: tuple[float, float]) -> bool:
     """Whether so little time has passed that no commit made since can have been cleaned away."""
-    return all(0 <= now - then < _ASLEEP_S for now, then in zip(_clocks(), since, strict=True))
+    return all(0 <= now - then < _ASLEEP_S for now, then in zip(_read_clocks(), since, strict=True))

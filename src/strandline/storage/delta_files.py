@@ -1,8 +1,8 @@
 """The files below `_delta_log/` of one Delta table: commits, each of which follows the one before it, and checkpoints.
 
-Reading starts at the last checkpoint that its digests prove and goes on commit by commit. A checkpoint that is damaged
-does no harm while an older one, or commit 0, leads to it without a gap. What is damaged, does not follow, or is missing
-before later commits is `Corrupt`.
+Reading starts at the last checkpoint that its digests verify, and goes on commit by commit. A damaged checkpoint is no
+loss while commits lead to its version without a gap, from an older checkpoint or from commit 0. A commit that is
+damaged, does not follow, or is missing before later ones is `Corrupt`.
 
 Nothing here writes, so a crash changes nothing.
 """
@@ -19,7 +19,7 @@ from strandline.errors import Corrupt, NotFound
 from strandline.storage.checkpoints import Checkpoint, Checkpoints
 from strandline.storage.commits import Action, CommitLog
 from strandline.storage.contract import FileInfo, Storage
-from strandline.storage.snapshot import NOTHING, Snapshot, applied, commit_info
+from strandline.storage.snapshot import NOTHING, Snapshot, apply_commit, commit_info
 
 _NUMBERED = re.compile(r"/(\d{20})\.(json|checkpoint\.parquet)\Z")
 _DIGEST = re.compile(r"/(\d{20})\.checkpoint\.digest\Z")
@@ -27,8 +27,8 @@ _READERS = 8
 
 
 @dataclass(frozen=True)
-class Chain:
-    """`folder` is that of the Delta table."""
+class CommitChain:
+    """The commits and checkpoints of the Delta table in `folder`."""
 
     storage: Storage
     folder: str
@@ -60,35 +60,34 @@ class Chain:
         return 0 if self.commits.exists(0) else min(self.files()[1], default=None)
 
     def load(self, version: int | None = None) -> Snapshot:
-        """The snapshot at a version, by default the newest; `NotFound` when there is no such version, or no longer."""
-        pointed = self.checkpoints.pointed()
+        """The snapshot at a version, by default the newest; `NotFound` when the version does not exist or is gone."""
+        pointed = self.checkpoints.pointed_version()
         is_usable = pointed is not None and (version is None or pointed <= version)
         base = pointed if pointed is not None and is_usable else self._newest_checkpoint(version)
         while True:
             try:
                 return self._load_from(base, version)
             except (Corrupt, NotFound):
-                # A pointer that is wrong or was written late, or commits that were cleaned away while we read: another
-                # checkpoint stands for them.
+                # The pointer is wrong or was written late, or commits were cleaned away: another checkpoint may work.
                 newest = self._newest_checkpoint(version)
                 if newest == base:
                     raise
                 base = newest
 
     def extend(self, snapshot: Snapshot, upto: int | None = None) -> Snapshot:
-        """The snapshot with the commits after it, as far as there are any."""
+        """The snapshot with the commits after it, as far as there are any, up to `upto`."""
         while upto is None or snapshot.version < upto:
             commit = self.commits.read_next(snapshot.version, snapshot.digest)
             if commit is None:
                 break
-            snapshot = applied(snapshot, commit)
+            snapshot = apply_commit(snapshot, commit)
         return snapshot
 
     def catch_up(self, snapshot: Snapshot, has_later: Callable[[int], bool]) -> Snapshot:
-        """The newest snapshot by reading on; `Corrupt` when there are later commits and the next one is missing."""
+        """The newest snapshot; `Corrupt` when the next commit is missing and there are later ones."""
         snapshot = self.extend(snapshot)
         while has_later(snapshot.version):
-            # They may have come a moment ago, after the next one.
+            # The next commit and later ones may have landed a moment ago.
             newer = self.extend(snapshot)
             if newer.version == snapshot.version:
                 raise self.commits.missing(snapshot.version + 1)
@@ -96,16 +95,16 @@ class Chain:
         return snapshot
 
     def sees_later(self, version: int) -> bool:
-        """Whether there are commits after the next one, by two looks: for a folder, where files may be many and looks
-        are cheap. When several in a row are missing, it takes a checkpoint after them or a listing to notice."""
-        return self.commits.exists(version + 2) or (self.checkpoints.pointed() or -1) > version
+        """Whether there are commits after the next one, by two looks, which are cheap in a folder. When several
+        commits in a row are missing, only a checkpoint after them or a listing shows it."""
+        return self.commits.exists(version + 2) or (self.checkpoints.pointed_version() or -1) > version
 
     def read_all(self, head: int) -> dict[int, list[Action]]:
-        """What every commit file up to `head` says; `Corrupt` unless each follows the one before it."""
+        """The actions of every commit file up to `head`; `Corrupt` unless each follows the one before it."""
         versions = sorted(version for version in self.files()[0] if version <= head)
         with ThreadPoolExecutor(_READERS) as pool:
             found = {v: c for v, c in zip(versions, pool.map(self.commits.read, versions), strict=True) if c}
-        # Before the oldest version that can be loaded lies only what a clean-up has left.
+        # Files before the oldest version that can be loaded are left over from a clean-up.
         oldest = self.oldest()
         for version, commit in found.items():
             if oldest is not None and version > oldest and version - 1 in found:
@@ -113,7 +112,7 @@ class Chain:
         return {version: commit.actions for version, commit in found.items()}
 
     def _load_from(self, base: int, version: int | None) -> Snapshot:
-        start = self._start(base, version)
+        start = self._start_snapshot(base, version)
         if version is None:
             return self.catch_up(start, self.commits.lists_later)
         snapshot = self.extend(start, version)
@@ -123,10 +122,10 @@ class Chain:
             )
         return snapshot
 
-    def _start(self, base: int, version: int | None) -> Snapshot:
-        """Where reading starts: the checkpoint `base`, or what leads to it: an older one, or commit 0.
+    def _start_snapshot(self, base: int, version: int | None) -> Snapshot:
+        """The snapshot to start from: the checkpoint `base`, or an older state from where commits lead to it.
 
-        `Corrupt` when that checkpoint is damaged and nothing else says the same."""
+        `Corrupt` when that checkpoint is damaged and no commits lead to it."""
         checkpoint, damage = self.try_checkpoint(base)
         if checkpoint is not None and checkpoint.is_verified:
             return checkpoint.snapshot
@@ -139,19 +138,19 @@ class Chain:
                 raise self.commits.missing(0) if lost is None else self.checkpoints.missing(lost)
             what = "no Delta table at" if version is None else f"version {version} is gone from"
             raise NotFound(f"{what} {self.storage.url(self.folder)}", path=self.folder, version=version)
-        before = self._before(base)
+        before = self._snapshot_before(base)
         if before is not None:
             return before
         if damage is not None:
             raise damage
-        # Without its digests it is believed where nothing contradicts it.
+        # A checkpoint without digests is trusted when there is nothing to compare it with.
         commit = self.commits.read(base)
         if checkpoint is None or commit is None:
             raise self.commits.missing(base)
         timestamp_ms = int(commit_info(commit.actions)["timestamp"])
         return replace(checkpoint.snapshot, timestamp_ms=timestamp_ms, digest=commit.digest)
 
-    def _before(self, base: int) -> Snapshot | None:
+    def _snapshot_before(self, base: int) -> Snapshot | None:
         """An older snapshot from which commits lead to the checkpoint `base` without a gap."""
         commits, checkpoints = self.files()
         first = base + 1
@@ -164,11 +163,11 @@ class Chain:
         return NOTHING if first == 0 else None
 
     def lost_checkpoint(self, first: int, last: int) -> int | None:
-        """The version of a checkpoint that was there and is gone, where the commit files go on from it, `first` to
-        `last`: by its digest file, or else by the pointer."""
+        """The version of a lost checkpoint from which the commit files `first` to `last` go on: by its digest file, or
+        else by the pointer."""
         names = [info.path for info in self.storage.list(self.commits.folder)]
         digests = {int(found.group(1)) for found in map(_DIGEST.search, names) if found}
-        for versions in (digests, {self.checkpoints.pointed() or -1}):
+        for versions in (digests, {self.checkpoints.pointed_version() or -1}):
             if found := [
                 v for v in versions if max(first - 1, 0) <= v <= last and self.checkpoints.path(v) not in names
             ]:
@@ -176,11 +175,11 @@ class Chain:
         return None
 
     def leads_to(self, version: int) -> bool:
-        """Whether commits tell what the checkpoint of that version says, from an older one on or from the first."""
-        return self._before(version) is not None
+        """Whether commits alone give the state of that checkpoint, from an older checkpoint or from commit 0."""
+        return self._snapshot_before(version) is not None
 
     def try_checkpoint(self, version: int) -> tuple[Checkpoint | None, Corrupt | None]:
-        """The checkpoint of a version, if there is one, and its damage, if it is damaged."""
+        """The checkpoint of a version, or its damage, or neither when there is none."""
         try:
             return (self.checkpoints.read(version) if version >= 0 else None), None
         except Corrupt as error:

@@ -1,8 +1,8 @@
-"""The digest of a data file: taken from the bytes while they are written, kept in the commit that claims the file.
+"""The digest of a data file: computed while the bytes are written, kept in the commit that claims the file.
 
-Whatever writes rows again (a fold, a purge, a restore, an export, a backup, a sink) compares it first: a damaged file
-would otherwise be copied under a good digest. It covers every byte, also the footer and the page headers, which a
-page's own checksum leaves out. A file from before there were digests is read instead: its pages have checksums.
+Every job that copies rows (a fold, a purge, a restore, an export, a backup, a sink) checks it first: otherwise damaged
+rows would get a good digest in their copy. The digest covers every byte, also the footer and the page headers, which
+page checksums leave out. A file without a digest, from an older version, is read instead: its pages have checksums.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _AT_ONCE = 8
 
 
 class DigestStream:
-    """A stream to write to that takes the digest of what passes.
+    """An output stream that computes the digest of its bytes.
 
-    Give it to Arrow through `buffered`: a Parquet file of a few rows is written in some fifty pieces, and each call
+    Give it to Arrow through `buffered`: Arrow writes a Parquet file of a few rows in some fifty pieces, and each call
     from Arrow into Python costs as much as the digest of ten kilobytes."""
 
     closed = False
@@ -36,7 +36,7 @@ class DigestStream:
         self.crc = 0
 
     def buffered(self) -> pa.NativeFile:
-        """What Arrow writes to; the digest is that of everything once it is flushed."""
+        """The stream for Arrow; flush it before reading the digest."""
         return pa.BufferedOutputStream(pa.PythonFile(self, mode="w"), _BUFFER_BYTES)
 
     def write(self, data: bytes | memoryview) -> int:
@@ -52,23 +52,23 @@ class DigestStream:
         self._stream.flush()
 
     def close(self) -> None:
-        """Whoever opened the stream closes it, or gives it up."""
+        """Do nothing: the opener of the inner stream closes it or gives it up."""
 
 
-def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:
-    """Why a file is not what its commit says; empty when it is. With `columns`, of a file of which no more is read, the
-    pages of these alone are looked at."""
+def find_fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:
+    """Why a file differs from its commit; empty when it does not. With `columns`, for a job that reads no others, only
+    their pages are checked."""
     try:
         with storage.input(path) as stream:
             size = stream.size()
             if size != file.size:
                 return f"it has {size} bytes, and its commit says {file.size}"
             if file.crc is None or columns is not None:
-                return _unreadable(storage, path, file, columns)
+                return _find_unreadable(storage, path, file, columns)
             crc = 0
             while chunk := stream.read(CHUNK_BYTES):
                 crc = zlib.crc32(chunk, crc)
-        return "" if crc == file.crc else said(crc, file.crc)
+        return "" if crc == file.crc else mismatch_text(crc, file.crc)
     except FileNotFoundError:
         return "the file is missing"
     except StrandlineError:
@@ -80,12 +80,12 @@ def fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | 
         raise Unavailable(f"{storage.url(path)} could not be read: {what}", path=path) from error
 
 
-def said(found: int, expected: int) -> str:
+def mismatch_text(found: int, expected: int) -> str:
     return f"its bytes have the digest {found:08x}, and its commit says {expected:08x}"
 
 
-def _unreadable(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None) -> str:
-    """The same without a digest: every page is read, which verifies its checksum, and the rows are counted."""
+def _find_unreadable(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None) -> str:
+    """The same without a digest: read every page, which verifies its checksum, and count the rows."""
     try:
         with reader.open_file(storage, path) as opened:
             names = opened.schema_arrow.names
@@ -102,7 +102,7 @@ def check(storage: Storage, files: Iterable[tuple[str, DataFile]], columns: Sequ
     if not some:
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(some))) as pool:
-        found = pool.map(lambda each: fault(storage, each[0], each[1], columns), some)
+        found = pool.map(lambda each: find_fault(storage, each[0], each[1], columns), some)
         for (path, _), what in zip(some, found, strict=True):
             if what:
                 raise corrupt(storage, path, what)
@@ -110,7 +110,7 @@ def check(storage: Storage, files: Iterable[tuple[str, DataFile]], columns: Sequ
 
 def corrupt(storage: Storage, path: str, what: str) -> Corrupt:
     return Corrupt(
-        f"{storage.url(path)} is damaged: {what}; nothing was made of it",
+        f"{storage.url(path)} is damaged: {what}; it was not used",
         hint="Put the file back from a backup. See what is affected: strandline doctor --deep",
         path=path,
     )

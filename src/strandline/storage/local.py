@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from strandline.errors import Unavailable
 from strandline.storage import os_errors
-from strandline.storage.contract import FileInfo, Stage, Staged, cleared_away, inside
+from strandline.storage.contract import FileInfo, StagedFile, StagedWrite, check_inside, cleared_away
 
 _TEMPORARY = ".tmp-"
 _ATTEMPTS = 10
@@ -31,7 +31,7 @@ class LocalStorage:
         object.__setattr__(self, "uri", os.path.abspath(os.path.expanduser(root)))
 
     def is_file(self) -> bool:
-        """Whether the root, or what it would lie in, is something other than a folder."""
+        """Whether the root, or its nearest existing parent, is not a folder."""
         place = self.uri
         while not os.path.lexists(place):
             place = os.path.dirname(place)
@@ -46,14 +46,14 @@ class LocalStorage:
         return {}
 
     def url(self, path: str) -> str:
-        return os.path.join(self.uri, inside(path))
+        return os.path.join(self.uri, check_inside(path))
 
     def read(self, path: str) -> bytes:
-        with os_errors.named(self.url(path), "read"), open(self.url(path), "rb") as file:
+        with os_errors.translate_errors(self.url(path), "read"), open(self.url(path), "rb") as file:
             return file.read()
 
     def exists(self, path: str) -> bool:
-        with os_errors.named(self.url(path), "read"):
+        with os_errors.translate_errors(self.url(path), "read"):
             try:
                 os.stat(self.url(path))
             except (FileNotFoundError, NotADirectoryError):
@@ -63,24 +63,24 @@ class LocalStorage:
     def put_new(self, path: str, data: bytes) -> bool:
         target = self.url(path)
         for _ in range(_ATTEMPTS):
-            temporary = _temporary_beside(target)
+            temporary = _new_temporary(target)
             try:
-                with os_errors.named(target, is_refusal=True), open(temporary, "wb") as file:
+                with os_errors.translate_errors(target, is_refusal=True), open(temporary, "wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                with os_errors.named(target):
+                with os_errors.translate_errors(target):
                     try:
                         os.link(temporary, target)
                     except FileExistsError:
                         return False
             except FileNotFoundError:
-                # This process was paused for so long that a vacuum took the file for a leftover: nothing has happened.
+                # This process was paused so long that a vacuum deleted the file as a leftover: nothing has happened.
                 continue
             finally:
-                _remove(temporary)
-            # Whatever fails from here on, the file may be there.
-            with os_errors.named(target, is_refusal=False):
+                _remove_file(temporary)
+            # From here on, the file may be there whatever fails.
+            with os_errors.translate_errors(target, is_refusal=False):
                 _sync_folder(os.path.dirname(target))
             return True
         raise cleared_away(path)
@@ -96,50 +96,50 @@ class LocalStorage:
             raise
 
     @contextmanager
-    def stage(self, path: str) -> Iterator[Stage]:
+    def stage(self, path: str) -> Iterator[StagedWrite]:
         target = self.url(path)
-        temporary = _temporary_beside(target)
+        temporary = _new_temporary(target)
         try:
-            with os_errors.named(target):
+            with os_errors.translate_errors(target):
                 stream = pa.OSFile(temporary, "wb")
-            # What the block reads elsewhere fails in words of its own.
-            with os_errors.named(target, only=os_errors.WRITING), stream:
-                stage = Stage(stream)
+            # Errors of reading other files in the block are not this file's.
+            with os_errors.translate_errors(target, only=os_errors.WRITING), stream:
+                stage = StagedWrite(stream)
                 yield stage
-            with os_errors.named(target):
+            with os_errors.translate_errors(target):
                 size = _sync_file(temporary, path)
         except BaseException:
-            _remove(temporary)
+            _remove_file(temporary)
             raise
-        stage.staged = Staged(path, os.path.relpath(temporary, self.uri), size)
+        stage.staged = StagedFile(path, os.path.relpath(temporary, self.uri), size)
 
-    def publish(self, staged: Iterable[Staged]) -> None:
+    def publish(self, staged: Iterable[StagedFile]) -> None:
         folders = set()
         for each in staged:
             target = self.url(each.path)
             try:
-                with os_errors.named(target):
+                with os_errors.translate_errors(target):
                     os.rename(self.url(each.temporary), target)
             except FileNotFoundError:
-                # Names of staged files are used once, so a file of that name and size is the one renamed before.
+                # Names of staged files are unique, so a file of that name and size was published before.
                 if not os.path.isfile(target) or os.path.getsize(target) != each.size:
                     raise cleared_away(each.path) from None
             folders.add(os.path.dirname(target))
         for folder in folders:
-            with os_errors.named(folder):
+            with os_errors.translate_errors(folder):
                 _sync_folder(folder)
 
     def input(self, path: str) -> pa.NativeFile:
-        with os_errors.named(self.url(path), "read"):
+        with os_errors.translate_errors(self.url(path), "read"):
             return pa.OSFile(self.url(path), "rb")
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix, after) if not _is_temporary(info.path))
+        return (info for info in self._walk_files(prefix, after) if not _is_temporary(info.path))
 
     def temporaries(self, prefix: str) -> Iterator[FileInfo]:
-        return (info for info in self._walk(prefix) if _is_temporary(info.path))
+        return (info for info in self._walk_files(prefix) if _is_temporary(info.path))
 
-    def _walk(self, prefix: str, after: str = "") -> Iterator[FileInfo]:
+    def _walk_files(self, prefix: str, after: str = "") -> Iterator[FileInfo]:
         for folder, _, names in os.walk(self.url(prefix), onerror=_refuse_listing):
             below = folder.removeprefix(self.uri).strip("/")
             for name in names:
@@ -148,7 +148,7 @@ class LocalStorage:
                     continue
                 full = os.path.join(folder, name)
                 try:
-                    with os_errors.named(full, "read"):
+                    with os_errors.translate_errors(full, "read"):
                         stat = os.stat(full)
                 except FileNotFoundError:
                     continue
@@ -159,21 +159,21 @@ class LocalStorage:
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            with suppress(FileNotFoundError), os_errors.named(self.url(path), "delete"):
+            with suppress(FileNotFoundError), os_errors.translate_errors(self.url(path), "delete"):
                 os.unlink(self.url(path))
 
     def duckdb_filesystem(self) -> None:
         return None
 
     def check_put_new(self) -> None:
-        """`link` refuses an existing name on every file system that has links; nothing to prove by racing."""
+        """`link` refuses an existing name on every file system that has links: no race is needed to prove it."""
 
 
-def _temporary_beside(target: str) -> str:
+def _new_temporary(target: str) -> str:
     folder, name = os.path.split(target)
-    with os_errors.named(target, is_refusal=True):
+    with os_errors.translate_errors(target, is_refusal=True):
         _make_folder(folder)
-    # Some readers take `*.parquet` to mean hidden files as well, so the name ends otherwise.
+    # For some readers `*.parquet` includes hidden files, so the name has another ending.
     return os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex}-{name}~")
 
 
@@ -182,7 +182,7 @@ def _is_temporary(path: str) -> bool:
 
 
 def _make_folder(folder: str) -> None:
-    """The folder, made with its parents where they are missing, each one synced."""
+    """Make the folder and its missing parents, each one synced."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
@@ -191,7 +191,7 @@ def _make_folder(folder: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(folder)
     except FileNotFoundError as error:
-        # What it would lie in is there, so this is a file system that takes no folders.
+        # The parent exists, so this file system allows no new folders.
         raise Unavailable(
             f"the folder {folder} cannot be made: {parent} takes no new folders",
             hint="Choose another place.",
@@ -202,7 +202,7 @@ def _make_folder(folder: str) -> None:
 
 
 def _sync_file(temporary: str, path: str) -> int:
-    """The size of a written file, which survives a crash from here on."""
+    """Sync a written file, so that it survives a crash, and return its size."""
     try:
         descriptor = os.open(temporary, os.O_RDONLY)
     except FileNotFoundError:
@@ -214,15 +214,14 @@ def _sync_file(temporary: str, path: str) -> int:
         os.close(descriptor)
 
 
-def _remove(temporary: str) -> None:
-    """What cannot be removed is a leftover; what brought us here counts."""
+def _remove_file(temporary: str) -> None:
+    """Remove a temporary file; if that fails it becomes a leftover, and the first error counts."""
     with suppress(OSError):
         os.unlink(temporary)
 
 
 def _refuse_listing(error: OSError) -> None:
-    """A folder that is not there holds nothing. Of one that cannot be listed nobody knows: files in it would count as
-    gone."""
+    """A missing folder is empty. A folder that cannot be listed is an error: its files must not count as gone."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise os_errors.unavailable(error, error.filename, "list") from error
 

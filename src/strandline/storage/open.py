@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from strandline.errors import Invalid
-from strandline.storage.contract import FileInfo, Staged, Storage
+from strandline.storage.contract import FileInfo, StagedFile, Storage
 from strandline.storage.local import LocalStorage
 from strandline.storage.s3 import S3Storage
 
-__all__ = ["FileInfo", "LocalStorage", "S3Storage", "Staged", "Storage", "is_inside", "open_storage"]
+__all__ = ["FileInfo", "LocalStorage", "S3Storage", "StagedFile", "Storage", "is_inside", "open_storage"]
 
 _PATTERN = set("*?[]{}\\")
 

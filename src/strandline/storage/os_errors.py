@@ -1,7 +1,7 @@
-"""What a file system says when it refuses or fails, in words of ours: the one place where an `OSError` becomes them.
+"""The one place where an `OSError` of a file system becomes an error of ours.
 
-`FileNotFoundError` is left alone: whoever asks for a file decides what it means that there is none. So is an error
-without a number, which is not the system's: a library says so that a file makes no sense.
+`FileNotFoundError` passes unchanged: the caller decides what a missing file means. So does an error without a number:
+it comes from a library that cannot read a file's content.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _FREE = "Free some space there, then do it again."
 
 
 WRITING = frozenset({*_FULL, errno.EROFS, errno.EFBIG, errno.EIO})
-"""What an open file may say to a write."""
+"""The errors of writing to an open file."""
 
 
 @contextmanager
-def named(
+def translate_errors(
     path: str, doing: str = "write", *, is_refusal: bool | None = None, only: frozenset[int] | None = None
 ) -> Iterator[None]:
-    """Errors of the system inside the block become `Unavailable` with the path and the cause. `is_refusal` says whether
-    what fails here is sure to have had no effect; by default the error tells. With `only`, other errors stay."""
+    """Errors of the system inside the block become `Unavailable` with the path and the cause. `is_refusal`: whether a
+    failure here is sure to have had no effect; by default the error decides. With `only`, other errors pass."""
     try:
         yield
     except FileNotFoundError:
@@ -48,39 +48,39 @@ def unavailable(error: OSError, path: str, doing: str = "write", *, is_refusal: 
     if number in _DENIED:
         message, hint = (
             f"no permission to {doing} {path}: {why}",
-            f"Let this user {doing} there, or work as one who may.",
+            f"Let this user {doing} there, or run as a user who may.",
         )
     elif number == errno.EROFS:
-        message, hint = f"{path} lies on a file system that can only be read", "Reading works; to write, mount it so."
+        message, hint = f"{path} is on a read-only file system", "Reading works; to write, mount it writable."
     elif number in _FULL:
         message, hint = f"no space left to {doing} {path}: {why}", _FREE
     elif number == errno.EFBIG:
-        message, hint = f"{path} may not become so large: {why}", "Raise the limit on the size of files (ulimit -f)."
+        message, hint = f"{path} would become too large: {why}", "Raise the limit on the size of files (ulimit -f)."
     else:
         message, hint = f"{path}: {why}", None
     return Unavailable(message, hint=hint, path=path, refusal=refusal)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a store has said no: what was tried has had no effect, and to try it again at once is of no use."""
+    """Whether the store refused: the attempt had no effect, and an immediate retry is useless."""
     return isinstance(error, Unavailable) and "refusal" in error.fields
 
 
 def is_forbidden(error: Unavailable) -> bool:
-    """Whether this process may not write at all: space may be freed, rights are given by someone else."""
+    """Whether this process has no right to write: it cannot wait for that as for free space."""
     return error.fields.get("refusal") in ("EACCES", "EPERM", "EROFS")
 
 
-def withdraw(error: BaseException, storage: Storage, paths: Iterable[str]) -> None:
-    """Delete files that a commit would have claimed, if the store refused the commit: none will claim them, and a full
-    disk needs the space."""
+def delete_if_refused(error: BaseException, storage: Storage, paths: Iterable[str]) -> None:
+    """Delete the files of a commit that the store refused: no commit will claim them, and a full disk needs the
+    space."""
     if is_refusal(error):
         with suppress(StrandlineError):
             storage.delete(paths)
 
 
-def of_words(said: str, path: str, doing: str = "write") -> Unavailable | None:
-    """The same of a library that passes the system's words on, without the number."""
+def from_message(said: str, path: str, doing: str = "write") -> Unavailable | None:
+    """The error for a library's message that repeats the system's words without the number."""
     for number in (*_DEFINITE, errno.EMFILE, errno.ENFILE, errno.EIO):
         if os.strerror(number) in said:
             return unavailable(OSError(number, ""), path, doing)

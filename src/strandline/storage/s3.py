@@ -1,8 +1,8 @@
 """An S3 bucket, reached through `obstore` on the driver and in Spark tasks alike.
 
 A commit is a PUT with `If-None-Match: *`. Some stores ignore that header and let two creators win; `check_put_new`
-races two of them before a lake is used. Larger files and staged ones are multipart uploads (`Uploads`): nothing is
-visible until the last call.
+races several before a lake is used. Larger files and staged files are multipart uploads (`Uploads`): nothing is visible
+until the last call.
 
 After a crash: an upload that was not completed is no file. `temporaries` lists it as `<path>?uploadId=<id>`, and
 `delete` aborts it.
@@ -26,7 +26,7 @@ import pyarrow as pa
 from strandline.errors import Invalid, Unavailable
 from strandline.model import secret
 from strandline.model.scrub import first_line
-from strandline.storage.contract import FileInfo, Stage, Staged, inside
+from strandline.storage.contract import FileInfo, StagedFile, StagedWrite, check_inside
 from strandline.storage.s3_uploads import Uploads, is_upload
 
 _RACERS = 8
@@ -79,19 +79,19 @@ class S3Storage:
         self.__dict__.update(state)
 
     def url(self, path: str) -> str:
-        return f"{self.uri}/{inside(path)}"
+        return f"{self.uri}/{check_inside(path)}"
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        with self._translated(path):
+        with self._translate_errors(path):
             return bytes(obstore.get(self._store, path).bytes())
 
     def exists(self, path: str) -> bool:
         import obstore
 
         try:
-            with self._translated(path):
+            with self._translate_errors(path):
                 obstore.head(self._store, path)
         except FileNotFoundError:
             return False
@@ -101,7 +101,7 @@ class S3Storage:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        with self._translated(path):
+        with self._translate_errors(path):
             try:
                 obstore.put(self._store, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -117,18 +117,18 @@ class S3Storage:
             if upload.is_begun:
                 self.publish([upload.finish()])
                 return
-            # What fits into one part costs one request instead of three.
-            with self._translated(path):
-                obstore.put(self._store, path, upload.held(), use_multipart=False)
+            # A file of one part costs one request instead of three.
+            with self._translate_errors(path):
+                obstore.put(self._store, path, upload.unsent(), use_multipart=False)
 
     @contextmanager
-    def stage(self, path: str) -> Iterator[Stage]:
+    def stage(self, path: str) -> Iterator[StagedWrite]:
         with self._uploads.open(path) as upload:
-            stage = Stage(pa.PythonFile(upload, mode="w"))
+            stage = StagedWrite(pa.PythonFile(upload, mode="w"))
             yield stage
             stage.staged = upload.finish()
 
-    def publish(self, staged: Iterable[Staged]) -> None:
+    def publish(self, staged: Iterable[StagedFile]) -> None:
         with ThreadPoolExecutor(_PUBLISHED_AT_ONCE) as pool:
             for done in [pool.submit(self._uploads.complete, each) for each in staged]:
                 done.result()
@@ -136,13 +136,13 @@ class S3Storage:
     def input(self, path: str) -> pa.NativeFile:
         import obstore
 
-        with self._translated(path):
+        with self._translate_errors(path):
             return pa.PythonFile(_Download(self, path, obstore.open_reader(self._store, path)), mode="r")
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[FileInfo]:
         import obstore
 
-        with self._translated(prefix):
+        with self._translate_errors(prefix):
             for page in obstore.list(self._store, prefix=prefix or None, offset=after or None, chunk_size=1000):
                 for item in page:
                     yield FileInfo(item["path"], item["size"], item["last_modified"].timestamp())
@@ -154,7 +154,7 @@ class S3Storage:
         import obstore
 
         path = f"_check/{uuid.uuid4().hex}"
-        with self._translated(path):
+        with self._translate_errors(path):
             obstore.put(self._store, path, b"now", use_multipart=False)
             at: float = obstore.head(self._store, path)["last_modified"].timestamp()
         self.delete([path])
@@ -171,7 +171,7 @@ class S3Storage:
                 rest.append(path)
         while rest:
             some, rest = rest[:_DELETED_AT_ONCE], rest[_DELETED_AT_ONCE:]
-            with suppress(FileNotFoundError), self._translated(some[0]):
+            with suppress(FileNotFoundError), self._translate_errors(some[0]):
                 obstore.delete(self._store, some)
 
     def duckdb_filesystem(self) -> Any:
@@ -202,17 +202,17 @@ class S3Storage:
             )
 
     @contextmanager
-    def _translated(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         from obstore.exceptions import BaseError, NotFoundError
 
-        inside(path)
+        check_inside(path)
         try:
             yield
         except (NotFoundError, FileNotFoundError) as error:
             raise FileNotFoundError(self.url(path)) from error
         except BaseError as error:
             raise Unavailable(
-                f"{self.url(path)}: {first_line(error, secret.of_store(self.options))}", path=path
+                f"{self.url(path)}: {first_line(error, secret.store_secrets(self.options))}", path=path
             ) from error
 
 
@@ -241,11 +241,11 @@ class _Download(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         try:
-            with self._storage._translated(self._path):
+            with self._storage._translate_errors(self._path):
                 return bytes(self._reader.read(None if size < 0 else size))
         except FileNotFoundError:
             raise
         except OSError as error:
-            # The reader says so of a store that goes away in the middle of a file. That has not damaged the file.
-            said = first_line(error, secret.of_store(self._storage.options))
+            # The store went away in the middle of a file; the file is not damaged.
+            said = first_line(error, secret.store_secrets(self._storage.options))
             raise Unavailable(f"{self._storage.url(self._path)}: {said}", path=self._path) from error

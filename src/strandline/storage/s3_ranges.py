@@ -1,7 +1,7 @@
-"""How DuckDB reads an S3 bucket: a file object whose place belongs to the thread that reads.
+"""How DuckDB reads an S3 bucket: a file object with a position for each thread.
 
-DuckDB's threads share one file object and call `seek` and `read` one after the other. With one place for all of them a
-thread reads where another one has just sought to.
+DuckDB's threads share one file object and call `seek`, then `read`. With one position for all, a thread would read
+where another one has just sought.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from obstore.fsspec import BufferedFile, FsspecStore
 
 
 class RangedFile(BufferedFile):  # type: ignore[misc]
-    """Reads the range that it is asked for, and holds nothing."""
+    """Reads the wanted range, without a buffer."""
 
     def __init__(self, fs: FsspecStore, path: str, mode: Any = "rb", **options: Any) -> None:
         try:
             super().__init__(fs, path, mode, **options)
         except BaseException:
-            self.closed = True  # there is nothing to close; the collector would print a trace
+            self.closed = True  # nothing is open; otherwise the collector would print a trace
             raise
         bucket, self._key = fs._split_path(path)
         self._bucket = fs._construct_store(bucket)
@@ -46,19 +46,19 @@ class RangedFile(BufferedFile):  # type: ignore[misc]
         if end <= start:
             return b""
         self._place.at = end
-        with self._outages.noting():
+        with self._outages.record_errors():
             return bytes(obstore.get_range(self._bucket, self._key, start=start, end=end))
 
 
 class Outages:
-    """When the store did not answer last, and what it said then: DuckDB passes on neither the kind nor the cause of an
-    error from here."""
+    """The last failure of the store and its time: DuckDB passes on neither the kind nor the cause of an error from
+    here."""
 
     def __init__(self) -> None:
         self._last: tuple[float, BaseError] | None = None
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def record_errors(self) -> Iterator[None]:
         try:
             yield
         except (NotFoundError, FileNotFoundError):
@@ -68,7 +68,7 @@ class Outages:
             raise
 
     def since(self, moment_s: float) -> BaseError | None:
-        """What the store failed with since a moment of the monotonic clock."""
+        """The store's last failure since a moment of the monotonic clock."""
         last = self._last
         return last[1] if last is not None and last[0] >= moment_s else None
 
@@ -79,5 +79,5 @@ class RangedStore(FsspecStore):  # type: ignore[misc]
         return Outages()
 
     def _open(self, path: str, mode: Any = "rb", **options: Any) -> Any:
-        with self.outages.noting():
+        with self.outages.record_errors():
             return RangedFile(self, path, mode) if mode == "rb" else super()._open(path, mode, **options)

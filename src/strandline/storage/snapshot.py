@@ -1,4 +1,4 @@
-"""What a Delta table is at a version, what a commit wants to change, and the actions that say so: plain values.
+"""Plain values: the state of a Delta table at a version, the draft of a commit, and the actions of both.
 
 `DeltaLog` reads and writes them; nothing here touches a file.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from strandline.errors import Conflict
 from strandline.storage.commits import FIRST, Action, CommitFile
-from strandline.storage.contract import inside
+from strandline.storage.contract import check_inside
 
 PURGE = "purge"  # the version of the last commit that erased rows from the table's past
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
@@ -25,9 +25,8 @@ _CRC = "strandline.crc32"
 
 @dataclass(frozen=True)
 class DataFile:
-    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is its commit's time;
-    `raw_bytes` is what its rows take in memory, which the file's size does not tell; `crc` is the crc32 of its bytes,
-    None when it was written before there was one."""
+    """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is the time of its commit;
+    `raw_bytes` is the size of its rows in memory; `crc` is the crc32 of its bytes, None in files of older versions."""
 
     path: str
     size: int
@@ -76,9 +75,8 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A Delta table at one version. `digest` is that of the commit that made it. `doomed` are unclaimed files that
-    commits read by this process have given up: they may be deleted at any moment, so none of them may be claimed any
-    more."""
+    """A Delta table at one version. `digest` is the digest of its commit. `doomed` are unclaimed files that commits, as
+    far as this process has read them, gave up: they may be deleted at any moment, so no commit may claim them."""
 
     version: int
     timestamp_ms: int
@@ -95,10 +93,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a commit wants to do, decided from the snapshot it is based on.
+    """The content of a commit, decided from the snapshot before it.
 
-    `txns` stay for ever, `expiring_txns` as long as the table's configuration says, `forgotten_txns` not at all.
-    `doomed` are files that no commit has claimed and none may from here on."""
+    `txns` stay for ever, `expiring_txns` as long as the table's configuration says; `forgotten_txns` are removed.
+    `doomed` are unclaimed files that no commit may claim from here on."""
 
     add: Sequence[DataFile] = ()
     remove: Sequence[DataFile] = ()
@@ -113,7 +111,7 @@ class Draft:
 def data_file(add: Mapping[str, Any]) -> DataFile:
     tags = dict(add.get("tags") or ())
     return DataFile(
-        inside(add["path"]),
+        check_inside(add["path"]),
         add["size"],
         dict(add["partitionValues"]),
         add["modificationTime"],
@@ -130,7 +128,7 @@ def commit_info(actions: Iterable[Action]) -> Mapping[str, Any]:
 NOTHING = Snapshot(-1, 0, {}, {}, {})
 
 
-def applied(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
+def apply_commit(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
     """The table after the next commit."""
     files, txns, metadata, timestamp_ms = None, None, snapshot.metadata, snapshot.timestamp_ms
     doomed = snapshot.doomed
@@ -164,8 +162,8 @@ def applied(snapshot: Snapshot, commit: CommitFile) -> Snapshot:
     )
 
 
-def check(draft: Draft, snapshot: Snapshot) -> None:
-    """A commit removes only files that are live and moves a txn only forward."""
+def check_draft(draft: Draft, snapshot: Snapshot) -> None:
+    """`Conflict` when a draft removes a file that is not live, claims a doomed one, or moves a txn backward."""
     for file in draft.remove:
         if file.path not in snapshot.files:
             raise Conflict(f"file {file.path} was removed by another commit", path=file.path)
@@ -241,8 +239,7 @@ def protocol(*, with_ntz: bool) -> Mapping[str, Any]:
 
 
 def new_file_name(schema_id: int) -> str:
-    """A name that is never used again; its first part says under which of the table's schemas the file was
-    written."""
+    """A unique name; its first part is the id of the file's schema."""
     return f"{schema_id:04d}-{uuid.uuid4().hex}.parquet"
 
 

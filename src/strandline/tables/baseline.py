@@ -1,8 +1,8 @@
-"""The folded table: sorted files per vnode, and in the same commits the seq up to which each vnode is folded.
+"""The baseline, the folded part of a table: sorted files per vnode, and the seq up to which each vnode is folded.
 
-`txn("fold/<v>", f)` in the baseline's own log says that vnode v holds the fold of all changes up to f, so that
-files and mark cannot disagree. A commit that replaces a vnode's files checks that its mark is still the one it
-started from.
+`txn("fold/<v>", f)` in the baseline's own log says that vnode v holds the fold of all changes up to f. Files and marks
+change in the same commits, so they cannot disagree. A commit that replaces a vnode's files checks that nobody else has
+folded that vnode since.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from strandline.model.change import VNODE
 from strandline.model.definition import TableDef
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import Storage
-from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol, schema_id_of
-from strandline.tables.log import lost
+from strandline.storage.snapshot import PURGE, DataFile, Draft, Snapshot, new_metadata, protocol
+from strandline.tables.log import lost_table, scan_file
 
 _SCHEMA_ID = "strandline.schema_id"
 KEPT_FROM = "kept_from"
@@ -57,16 +57,7 @@ class BaselineState:
         return [f for f in self.snapshot.files.values() if wanted is None or f.partition[VNODE] == wanted]
 
     def scans(self, files: Iterable[DataFile]) -> list[ScanFile]:
-        return [
-            ScanFile(
-                self.storage.url(f"{self.folder}/{f.path}"),
-                f"{self.folder}/{f.path}",
-                schema_id_of(f),
-                int(f.partition[VNODE] or 0),
-                f.size,
-            )
-            for f in files
-        ]
+        return [scan_file(self.storage, self.folder, f, int(f.partition[VNODE] or 0)) for f in files]
 
 
 def marks_of(txns: Mapping[str, int], vnodes: int) -> tuple[int, ...]:
@@ -93,7 +84,7 @@ class Baseline:
         try:
             snapshot = self.delta.refresh()
         except NotFound as error:
-            raise lost(self.storage, self.folder) from error
+            raise lost_table(self.storage, self.folder) from error
         if self._state is None or self._state.snapshot is not snapshot:
             self._state = BaselineState(snapshot, self.storage, self.folder, self.vnodes)
         return self._state
@@ -120,7 +111,7 @@ class Baseline:
             raise NotRetained(f"seq {seq} can no longer be read", seq=seq, oldest=max(state.marks)) from error
 
     def check_kept(self) -> None:
-        """`Corrupt` when a version that is kept can no longer be loaded. It is given up before its files go."""
+        """`Corrupt` when a kept version cannot be loaded: a vacuum gives a version up before it deletes its files."""
         oldest = self.delta.oldest()
         kept_from = self.refresh().kept_from
         if oldest > kept_from:
@@ -135,10 +126,10 @@ class Baseline:
         return BaselineState(self.delta.at(version), self.storage, self.folder, self.vnodes)
 
     def versions(self, state: BaselineState) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """(version, marks) for every version up to that of `state` that can be loaded, extended by what is new."""
+        """(version, marks) of every version that can be loaded, up to that of `state`."""
         with self._history_lock:
             self._extend_history(state.version)
-            # The last one stays in any case: reading on starts from it.
+            # The last one always stays: reading on starts from it.
             self._history = [h for h in self._history[:-1] if h[0] >= state.kept_from] + self._history[-1:]
             return list(self._history)
 
@@ -148,7 +139,7 @@ class Baseline:
         for version in range(start, upto + 1):
             actions = self.delta.actions(version)
             if actions is None:
-                # Cleaned away while nobody looked: go on behind the gap.
+                # Cleaned away since the last look: go on behind the gap.
                 txns = None
                 continue
             if txns is None:
@@ -170,15 +161,15 @@ class Baseline:
         removed: Sequence[DataFile],
         added: Sequence[DataFile],
     ) -> int:
-        """Replace `removed` by `added` and move the marks of `vnodes` to `upto`, in one commit; also those of `idle`,
-        which have no changes up to there, as far as nobody else has moved them.
+        """Replace `removed` by `added` and move the marks of `vnodes` to `upto`, in one commit. `idle` vnodes have no
+        changes up to there: their marks move too, unless somebody else has moved them.
 
         `Conflict` when one of `vnodes` was folded, or the table purged, since `base`."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             now = marks_of(snapshot.txns, self.vnodes)
             live, known = (_paths_by_vnode(s) for s in (snapshot, base.snapshot))
-            # A mark that moved while the files stayed says only that there was nothing to fold so far.
+            # A mark that moved while the files stayed means that there was nothing to fold.
             if any(live.get(v) != known.get(v) or now[v] > upto for v in vnodes):
                 raise Conflict("another process folded this table meanwhile; nothing was changed")
             moved = [*vnodes, *(vnode for vnode in idle if now[vnode] == base.marks[vnode])]
@@ -203,7 +194,7 @@ class Baseline:
         removed: Sequence[DataFile],
         added: Sequence[DataFile],
     ) -> int:
-        """Replace files by ones without the purged rows; no earlier version can be read from here on."""
+        """Replace files by files without the purged rows; earlier versions can no longer be read."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             if snapshot.files.keys() != base.snapshot.files.keys():
@@ -216,8 +207,8 @@ class Baseline:
         return landed.version
 
     def keep_from(self, decide: Callable[[BaselineState], int]) -> None:
-        """Say that versions before the one that `decide` names can no longer be read. It is asked again when another
-        commit comes first, so what it looked at still holds when the commit lands."""
+        """Give up the versions before the one that `decide` returns. `decide` is called again when another commit comes
+        first, so its decision still holds when the commit lands."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             version = decide(BaselineState(snapshot, self.storage, self.folder, self.vnodes))
@@ -226,11 +217,11 @@ class Baseline:
         self.delta.commit("VACUUM", build)
 
     def note_pin(self) -> None:
-        """Take a version, so that whoever is about to give versions up has to look at the pins again."""
+        """Make an empty commit, so that a vacuum that is about to give versions up must read the pins again."""
         self.delta.commit("PIN", lambda snapshot, now_ms: Draft())
 
     def _with_schema(self, snapshot: Snapshot, definition: TableDef, draft: Draft) -> Draft:
-        """The draft; with the table's columns, if there are newer ones than the baseline last said."""
+        """The draft, with the table's schema when it is newer than the baseline's."""
         if int(snapshot.configuration.get(_SCHEMA_ID, -1)) >= definition.schema_id:
             return draft
         newer = _schema_draft(str(snapshot.metadata.get("name")), definition)

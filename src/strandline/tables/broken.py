@@ -1,4 +1,4 @@
-"""A table that could not be done, beside those that were: one table's fault keeps no other from anything."""
+"""Broken tables: an error in one table does not stop work on the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BrokenTable:
-    """A table that cannot be read or looked after, and why; the others can."""
+    """A table that cannot be read or maintained, and the error."""
 
     name: str
     kind: str
@@ -26,8 +26,8 @@ class BrokenTable:
         return {"name": self.name, "error": {"kind": self.kind, "message": self.message}}
 
 
-def guarded(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
-    """What `act` makes of the table of that name, or why it could not, whatever the reason."""
+def try_table(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
+    """The result of `act` on the table of that name, or a `BrokenTable` for any error."""
     try:
         return act()
     except StrandlineError as error:
@@ -35,6 +35,6 @@ def guarded(name: str, act: Callable[[], _T]) -> _T | BrokenTable:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        # A library written in Rust may panic, which is no Exception.
+        # A panic of a Rust library is not an Exception.
         _log.debug("table %s", name, exc_info=True)
         return BrokenTable(name, "Internal", f"{type(error).__name__}: {error}")

@@ -1,12 +1,12 @@
-"""Which tables a lake has: a log of its own in the lake, so that the lake describes itself wherever it is moved.
+"""The tables of a lake: a log inside the lake, so that the lake describes itself wherever it is moved.
 
-Entry 0 gives the lake its id and format; every later one creates, drops or renames a table. Entries are numbered
-commit files as everywhere else, so of two processes that create one name, one wins, and an entry that is damaged, or
-missing before later ones, is `Corrupt`: no table is hidden. Nothing follows the last entry, so its loss is noticed by
-who has seen it, and before a change by the folder of its table: that holds commits which no entry explains.
+Entry 0 gives the lake its id and format; every later entry creates, drops or renames a table. Entries are numbered
+commit files, so of two processes that create one name, one wins, and an entry that is damaged, or missing before later
+ones, is `Corrupt`: no table is hidden. The loss of the last entry is noticed by processes that have seen it, and
+before any change by the folder of its table, whose commits no entry explains.
 
-A copy of a lake gets its entries at once: the first of them is put last, and until then the file `COPYING` says that
-what comes after the gap does not count yet.
+A copy of a lake gets all entries at once: the first one is written last, and until then the file `COPYING` says that
+the entries after the gap do not count yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strandline.storage.open import Storage
 
 FOLDER = "catalog"
 COPYING = f"{FOLDER}/copying"
-# Lies in the folder of a table that gets rows before it is registered, until it is.
+# A file in the folder of a table that gets rows before it is registered; removed after that.
 IMPORTING = "importing"
 IMPORTED = f"log/_delta_log/{1:020d}.json"
 _NUMBERED = re.compile(r"/\d{20}\.json\Z")
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class CatalogState:
-    """`is_partial`: a copy is being made here, and has entries that do not count yet."""
+    """`is_partial`: this lake is an unfinished copy, with entries that do not count yet."""
 
     version: int = -1
     digest: str = FIRST
@@ -71,8 +71,8 @@ class CatalogState:
 
 
 @dataclass(frozen=True)
-class Lives:
-    """Every generation that there ever was: those that are tables now, by folder, and when the others ended."""
+class Generations:
+    """All generations ever: the names of the live ones by folder, and the time of drop of the others."""
 
     live: Mapping[str, str]
     dropped_ms: Mapping[str, int]
@@ -89,14 +89,14 @@ class Catalog:
     def refresh(self) -> CatalogState:
         with self._lock:
             state = self._state
-            # A bucket tells by one listing; a folder by the names around the last one, once all of it was seen.
+            # In a bucket one listing tells; in a folder that was read once, the files next to the last entry tell.
             is_listed = not self._storage.is_local or not state.exists
             has_later = self._lists_later if is_listed else self._sees_later
             if self._storage.is_local or has_later(state.version):
-                state = self._read_on(state)
+                state = self._read_later_entries(state)
                 while has_later(state.version):
-                    # They may have come a moment ago, after the next one.
-                    before, state = state, self._read_on(state)
+                    # The next entry and later ones may have landed a moment ago.
+                    before, state = state, self._read_later_entries(state)
                     if state.version == before.version:
                         if not self._storage.exists(COPYING):
                             raise self._commits.missing(state.version + 1)
@@ -107,7 +107,7 @@ class Catalog:
 
     def _sees_later(self, version: int) -> bool:
         if not self._commits.exists(version):
-            raise self._gone(version)
+            raise self._gone_error(version)
         return self._commits.exists(version + 2)
 
     def _lists_later(self, version: int) -> bool:
@@ -116,10 +116,10 @@ class Catalog:
         head = self._commits.path(version)
         listed = {info.path for info in self._storage.list(FOLDER, after=self._commits.path(version - 1))}
         if head not in listed:
-            raise self._gone(version)
+            raise self._gone_error(version)
         return any(_NUMBERED.search(path) and path > head for path in listed)
 
-    def _gone(self, version: int) -> Corrupt:
+    def _gone_error(self, version: int) -> Corrupt:
         path = self._commits.path(version)
         return Corrupt(
             f"catalog entry {self._storage.url(path)} was there and is gone, or another file is in its place",
@@ -128,11 +128,11 @@ class Catalog:
         )
 
     def check_whole(self) -> None:
-        """`Corrupt` when there are tables that no entry explains: then the last entries, or all, are lost. `Conflict`
-        for a copy that is not complete: it takes no change."""
+        """`Corrupt` when a table has no entry: then the last entries, or all, are lost. `Conflict` for an unfinished
+        copy, which cannot be changed."""
         if self._is_whole and not self._state.is_partial:
             return
-        # The listing first: a table is registered before its second commit, and a lake before its tables.
+        # List first: a table is registered before its second commit, and a lake before its tables.
         listing = list(self._storage.list("tables"))
         state = self.refresh()
         self._check_complete()
@@ -144,11 +144,11 @@ class Catalog:
         hidden = proofs.keys() - known
         if hidden and state.exists:
             hidden = {folder for folder in hidden if not self._is_import(folder, proofs[folder])}
-            # What was imported meanwhile is registered before its mark goes.
-            lives = self.lives()
-            hidden = {folder for folder in hidden - set(lives.live) if _generation(folder) not in lives.dropped_ms}
+            # An import registers its table before it removes its mark.
+            lives = self.generations()
+            hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped_ms}
         if hidden:
-            what = "its last entry is" if state.exists else "all of its entries are"
+            what = "its last entry is" if state.exists else "all its entries are"
             raise Corrupt(
                 f"the catalog of {self._storage.uri} does not know the table in {min(hidden)}: {what} lost, or a backup"
                 " or restore to this place did not end",
@@ -161,17 +161,17 @@ class Catalog:
     def _check_complete(self) -> None:
         if self._state.is_partial:
             raise Conflict(
-                f"{self._storage.uri} is a copy of a lake that is not complete; nothing was changed",
-                hint="Run the backup or restore again that makes it.",
+                f"{self._storage.uri} is an unfinished copy of a lake; nothing was changed",
+                hint="Run its backup or restore again.",
             )
 
     def _is_import(self, folder: str, proofs: set[str]) -> bool:
-        """Whether an import makes that folder or is clearing it away: it makes one commit of rows, and its mark is the
-        last file to go."""
+        """Whether an import is filling or clearing that folder: it makes one commit of rows, and removes its mark
+        last."""
         rows = f"{folder}/{IMPORTED}"
         return proofs == {rows} and (self._storage.exists(f"{folder}/{IMPORTING}") or not self._storage.exists(rows))
 
-    def _read_on(self, state: CatalogState) -> CatalogState:
+    def _read_later_entries(self, state: CatalogState) -> CatalogState:
         try:
             while (found := self._commits.read_next(state.version, state.digest)) is not None:
                 state = replace(self._apply(state, found.actions[0]), digest=found.digest, is_partial=False)
@@ -182,15 +182,15 @@ class Catalog:
         return state
 
     def _check_format(self) -> None:
-        """A first entry without a digest may be of a version that wrote none."""
+        """`Invalid` when the first entry comes from a version that wrote no digests."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             entry = json.loads(self._storage.read(self._commits.path(0)))
             if "digest" not in entry:
                 check_format(int(entry["format"]), self._storage.uri)
 
-    def lives(self) -> Lives:
-        """Which generations live and which have ended; `Corrupt` when an entry is missing or damaged, since tables may
-        then be hidden."""
+    def generations(self) -> Generations:
+        """The live and the dropped generations; `Corrupt` when an entry is missing or damaged, since it may hide a
+        table."""
         state = self.refresh()
         if state.is_partial:
             raise self._commits.missing(state.version + 1)
@@ -207,7 +207,7 @@ class Catalog:
                     now[action["to"]] = now.pop(action["rename"])
                 elif "drop" in action:
                     dropped_ms[now.pop(action["drop"])] = int(action.get("at", 0))
-        return Lives({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
+        return Generations({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
 
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""
@@ -221,7 +221,7 @@ class Catalog:
         _refuse_taken(self.refresh(), name)
 
     def add(self, name: str, prepare: Callable[[Entry], None]) -> Entry:
-        """Create a table: `prepare` writes its files, then the name points to them."""
+        """Create a table: `prepare` writes its files, then an entry registers the name."""
         generation = uuid.uuid4().hex
         entry = Entry(name, generation, f"tables/{name}/{generation}")
         _refuse_taken(self.ensure_lake(), name)
@@ -236,12 +236,12 @@ class Catalog:
         return entry
 
     def drop(self, entry: Entry) -> None:
-        """Drop a table, under whatever name it has by now."""
-        self._change(lambda state: {"drop": _name_now(state, entry)})
+        """Drop a table, even when it was renamed meanwhile."""
+        self._change(lambda state: {"drop": _current_name(state, entry)})
 
     def rename(self, entry: Entry, to: str) -> None:
         def action(state: CatalogState) -> dict[str, Any]:
-            name = _name_now(state, entry)
+            name = _current_name(state, entry)
             _refuse_taken(state, to)
             return {"rename": name, "to": to}
 
@@ -253,7 +253,7 @@ class Catalog:
             state = self.refresh()
             head = self._commits.read(state.version)
             if head is None or head.digest != state.digest:
-                raise self._gone(state.version)
+                raise self._gone_error(state.version)
             if self._commit(state.version + 1, action(state)):
                 self.refresh()
                 return
@@ -271,11 +271,11 @@ class Catalog:
                 check_format(action["format"], self._storage.uri)
                 return replace(state, version=state.version + 1, lake_id=action["lake"], format=action["format"])
             if "create" in action:
-                tables[action["create"]] = _entry(action)
+                tables[action["create"]] = _entry_from(action)
             elif "drop" in action:
                 del tables[action["drop"]]
             elif "rename" in action:
-                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_checked(action["to"], NAME))
+                tables[action["to"]] = replace(tables.pop(action["rename"]), name=_check_form(action["to"], NAME))
             else:
                 raise KeyError("no known action")
         except (KeyError, TypeError, ValueError) as error:
@@ -288,33 +288,33 @@ class Catalog:
 
 
 def _folder_of(path: str, has_catalog: bool) -> str | None:
-    """The folder of the table that a file proves: a second commit does, and without a catalog any file."""
+    """The folder of the table whose existence a file proves: a later commit does, and without a catalog any file."""
     folder = "/".join(path.split("/")[:3])
     is_proof = not has_catalog or is_later_commit(path)
     return folder if is_proof and _FOLDER.match(folder) else None
 
 
 def is_later_commit(path: str) -> bool:
-    """Whether a file is a commit of a table's that is not its first."""
+    """Whether a file is a commit of a table, but not its first."""
     return _LATER.search(path) is not None
 
 
-def _generation(folder: str) -> str:
+def _generation_of(folder: str) -> str:
     return folder.rsplit("/", 1)[1]
 
 
-def _entry(action: Mapping[str, Any]) -> Entry:
-    """What a create says: its parts become paths, so each is of the one form in which it is ever written."""
+def _entry_from(action: Mapping[str, Any]) -> Entry:
+    """The table of a create action. Its parts become paths, so each is checked against the form that we write."""
     return Entry(
-        _checked(action["create"], NAME),
-        _checked(action["generation"], _GENERATION),
-        _checked(action["folder"], _FOLDER),
+        _check_form(action["create"], NAME),
+        _check_form(action["generation"], _GENERATION),
+        _check_form(action["folder"], _FOLDER),
     )
 
 
-def _checked(text: str, form: re.Pattern[str]) -> str:
+def _check_form(text: str, form: re.Pattern[str]) -> str:
     if not form.match(text):
-        raise ValueError(f"{text!r} is no name of a table, no generation or no folder of one")
+        raise ValueError(f"{text!r} is not a valid name, generation or folder of a table")
     return text
 
 
@@ -329,7 +329,7 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
             )
 
 
-def _name_now(state: CatalogState, entry: Entry) -> str:
+def _current_name(state: CatalogState, entry: Entry) -> str:
     for name, current in state.tables.items():
         if current.generation == entry.generation:
             return name

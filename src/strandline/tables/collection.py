@@ -1,6 +1,6 @@
-"""The tables in one folder or bucket: opened once each, created, dropped and renamed.
+"""The tables in one folder or bucket: open, create, drop and rename them.
 
-Jobs and queries take this class. `consumers.context.Context` adds what consumers remember, `lake.Lake` the verbs.
+Jobs and queries take this class. `consumers.context.Context` adds the state of consumers, `lake.Lake` the verbs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strandline.model.definition import TableDef, check_name
 from strandline.storage.open import open_storage
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import Catalog, Entry
-from strandline.tables.log import Log, lost
+from strandline.tables.log import Log, lost_table
 from strandline.tables.readers import NoReaders, Readers
 from strandline.tables.store import TableStore
 
@@ -28,7 +28,7 @@ class Tables:
     """The tables below `root`. Opening writes nothing. Safe to share between threads."""
 
     table_type: ClassVar[type[TableStore]] = TableStore
-    """What a table is opened as."""
+    """The class of opened tables."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Tables:
         return sorted(self.catalog.refresh().tables)
 
     def table(self, name: str) -> TableStore:
-        """The table of that name; `NotFound` names those there are."""
+        """The table of that name; `NotFound` names the existing ones."""
         return self.open_table(self.catalog.refresh().get(check_name(name)))
 
     def create(self, name: str, definition: TableDef) -> TableStore:
@@ -81,14 +81,14 @@ class Tables:
         return self.table(to)
 
     def open_table(self, entry: Entry) -> TableStore:
-        """The table of a catalog entry; every caller gets the same one, which keeps the fold of its log."""
+        """The table of a catalog entry; all callers share one object, which keeps the fold of its log."""
         with self._lock:
             table = self._opened.get(entry.generation)
             if table is None or table.entry != entry:
                 try:
                     table = self._make_table(entry)
                 except NotFound as error:
-                    raise lost(self.storage, f"{entry.folder}/log") from error
+                    raise lost_table(self.storage, f"{entry.folder}/log") from error
                 table.look()
                 self._opened[entry.generation] = table
             return table
@@ -97,5 +97,5 @@ class Tables:
         return self.table_type(entry, self.storage, self.duck, self.spark, readers=self._readers_of(entry))
 
     def _readers_of(self, entry: Entry) -> Readers:
-        """Who follows the log of a table."""
+        """The readers of a table's log."""
         return NoReaders()

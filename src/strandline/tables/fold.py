@@ -1,10 +1,9 @@
 """The fold of the log that every read shares: for each key changed since the baseline, the change that wins.
 
-It lives in the lake's DuckDB as a table of (key, `_hash`, `_op`, `_seq`), so it costs memory by changed keys, not
-by row size. Reading further extends it by the new commits; a newer baseline takes out what is folded there. One
-commit holds at most one change a key, so the highest seq wins. With a version column, a delete clears the key, and
-after that the highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no
-longer counts.
+It is a table of (key, `_hash`, `_op`, `_seq`) in the lake's DuckDB, so its memory grows with changed keys, not with
+row size. A later read adds the new commits, and removes the changes that a newer baseline holds. One commit holds at
+most one change a key, so the highest seq wins. With a version column, a delete clears the key, and after that the
+highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no longer counts.
 
 Invariant: the table for (marks, seq) = the winners of all changes c with marks[vnode(c)] < c.seq <= seq.
 """
@@ -50,48 +49,48 @@ class FoldCache:
     def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
         """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
         if self._life != self._duck.life:
-            # DuckDB was opened anew, without the tables.
+            # DuckDB was reopened, without the tables.
             self._newest = None
             self._older.clear()
             self._life = self._duck.life
         past = (log.definition.schema_id, log.purged)
         if past != self._past:
-            # A widened version column changes the type of what is kept; a purge takes changes out of the past.
+            # A widened version column changes the type of the fold; a purge removes old changes.
             self.forget()
             self._past = past
         entry = self._newest
-        if entry is None or (seq >= entry.seq and _covers(marks, entry.marks)):
+        if entry is None or (seq >= entry.seq and _is_at_or_after(marks, entry.marks)):
             if entry is None:
-                entry = self._newest = self._build(log, marks, seq)
+                entry = self._newest = self._build_fold(log, marks, seq)
             else:
-                self._advance(entry, log, marks, seq)
+                self._advance_fold(entry, log, marks, seq)
             return entry.name
         kept = self._older.get((marks, seq))
         if kept is None:
-            kept = self._older[marks, seq] = self._build(log, marks, seq)
+            kept = self._older[marks, seq] = self._build_fold(log, marks, seq)
             if len(self._older) > _KEPT:
                 _, evicted = self._older.popitem(last=False)
-                self._run(f"DROP TABLE {evicted.name}")
+                self._run_statements(f"DROP TABLE {evicted.name}")
         self._older.move_to_end((marks, seq))
         return kept.name
 
-    def _build(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
+    def _build_fold(self, log: LogState, marks: tuple[int, ...], seq: int) -> _Entry:
         name = f"_fold_{next(_names)}"
         files = log.files(min(marks), seq)
-        self._run(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
+        self._run_statements(f"CREATE TABLE {name} AS {winners(log, files, marks)}")
         return _Entry(name, marks, seq)
 
-    def _advance(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
+    def _advance_fold(self, entry: _Entry, log: LogState, marks: tuple[int, ...], seq: int) -> None:
         statements = []
         definition = log.definition
         key = listed(definition.key)
         if marks != entry.marks:
-            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_of(marks)}")
+            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_sql(marks)}")
         files = log.files(max(entry.seq, min(marks)), seq)
         if files:
             fresh = winners(log, files, marks)
             if definition.version:
-                fresh = _composed(entry.name, fresh, definition)
+                fresh = _compose_sql(entry.name, fresh, definition)
             matches = " AND ".join(f"t.{quoted(k)} = n.{quoted(k)}" for k in definition.key)
             statements += [
                 f"CREATE TEMP TABLE _new AS {fresh}",
@@ -100,26 +99,26 @@ class FoldCache:
                 "DROP TABLE _new",
             ]
         if statements:
-            self._run(*statements)
+            self._run_statements(*statements)
         entry.marks, entry.seq = marks, seq
 
-    def _run(self, *statements: str) -> None:
+    def _run_statements(self, *statements: str) -> None:
         self._duck.run(*statements, life=self._life)
 
     def forget(self) -> None:
-        """Let go of everything."""
+        """Drop all folds."""
         entries = [*([self._newest] if self._newest else []), *self._older.values()]
         self._newest = None
         self._older.clear()
         for entry in entries:
-            self._run(f"DROP TABLE {entry.name}")
+            self._run_statements(f"DROP TABLE {entry.name}")
 
 
-def _covers(marks: Sequence[int], older: Sequence[int]) -> bool:
+def _is_at_or_after(marks: Sequence[int], older: Sequence[int]) -> bool:
     return all(new >= old for new, old in zip(marks, older, strict=True))
 
 
-def _mark_of(marks: Sequence[int]) -> str:
+def _mark_sql(marks: Sequence[int]) -> str:
     """SQL for the mark of a change's vnode."""
     if len(set(marks)) == 1:
         return str(marks[0])
@@ -133,23 +132,23 @@ def changes_sql(
     marks: Sequence[int] | None,
     loaded: str | None = None,
 ) -> str:
-    """SQL for the changes in log files, leaving out those that the baseline holds already. `loaded` names a table that
-    holds just these changes, so that the files need not be read again."""
+    """SQL for the changes in log files, without those that the baseline holds already. `loaded` names a table that
+    holds just these changes, so that the files are not read again."""
     if loaded is not None:
         return f"SELECT {listed(dict.fromkeys([*columns, SEQ]))} FROM {loaded}"
     scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
     if marks is None or not files:
         return scan
-    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_of(marks)}"
+    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_sql(marks)}"
 
 
 def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:
-    """SQL for the winning change of each key in log files, from nothing; for `loaded` see `changes_sql`."""
+    """SQL for the winning change of each key in log files; for `loaded` see `changes_sql`."""
     definition = log.definition
     key = listed(definition.key)
     if definition.version is None:
         changes = changes_sql(log, files, [*definition.key, HASH, OP], marks, loaded)
-        # Seq and operation as one number: its maximum is quicker to find than the operation at the highest seq.
+        # Seq and operation as one number: its maximum is quicker than the operation at the highest seq.
         last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _last"
         found = f"SELECT {key}, any_value({HASH}) AS {HASH}, {last} FROM ({changes}) GROUP BY {key}"
         op = f"CASE WHEN _last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
@@ -171,8 +170,8 @@ def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str 
         SELECT {key}, {HASH}, '{DELETE}', _deleted, NULL, true FROM d ANTI JOIN b USING ({key})"""
 
 
-def _composed(older: str, newer: str, definition: TableDef) -> str:
-    """SQL for the fold of an older range followed by a newer one, for the keys of the newer."""
+def _compose_sql(older: str, newer: str, definition: TableDef) -> str:
+    """SQL for the fold of an older and a newer range together, for the keys of the newer one."""
     key = listed(definition.key)
     newer_wins = f"(o.{SEQ} IS NULL OR n._reset OR o.{OP} = '{DELETE}' OR n._version >= o._version)"
     return f"""

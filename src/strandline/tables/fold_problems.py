@@ -1,6 +1,6 @@
-"""What the last compaction of a table could not fold: a small file beside the table, so that status can say it.
+"""The vnodes that the last compaction of a table could not fold: a small file beside the table, for status.
 
-It is advice: nothing is decided by it. `doctor` looks at the files that it names.
+Nothing depends on it. `doctor` examines the files that it names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from strandline.storage.open import Storage
 
 
-class Health:
+class FoldProblems:
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage
         self._path = f"{folder}/health.json"
@@ -26,11 +26,11 @@ class Health:
         return found if isinstance(found, dict) else {}
 
     def files(self) -> set[str]:
-        """The names of the files at fault."""
+        """The names of the damaged files."""
         return {str(found.get("path")).rsplit("/", 1)[-1] for found in self.read().values() if isinstance(found, dict)}
 
     def write(self, degraded: Mapping[str, Any], folded: Collection[int]) -> None:
-        """Note the degraded vnodes; those that are `folded` by now are well again."""
+        """Add the degraded vnodes and remove the `folded` ones."""
         before = self.read()
         after = {vnode: found for vnode, found in before.items() if int(vnode) not in folded} | dict(degraded)
         if after != before:

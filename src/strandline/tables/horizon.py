@@ -1,8 +1,8 @@
-"""Rows that are past their time: the horizon of a table, as a condition that every read of it carries.
+"""The horizon of a table: every read leaves out the rows whose time lies before it.
 
 An expire commit puts a horizon into the log (`txn("expire/<seq>", microseconds)`); horizons only rise. A read at
 seq s shows the fold of the log up to s without the rows whose time lies before the horizon at s; a row without a time
-stays. So what can be read is a function of the log alone, whether or not compaction has dropped the rows by then.
+stays. So the result depends on the log alone, whether or not compaction has already dropped the rows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def horizons(txns: Mapping[str, int]) -> dict[int, int]:
 
 
 def horizon_at(txns: Mapping[str, int], seq: int) -> int | None:
-    """The horizon that holds at a seq."""
+    """The horizon at a seq; None without one."""
     return max((value for at, value in horizons(txns).items() if at <= seq), default=None)
 
 
 def micros(moment: dt.datetime) -> int:
-    """A moment as microseconds since 1970 in UTC; a time without a zone is taken as UTC."""
+    """A moment as microseconds since 1970; a moment without a zone is UTC."""
     try:
         plain = moment if moment.tzinfo is None else moment.astimezone(dt.UTC).replace(tzinfo=None)
     except OverflowError as error:
@@ -56,7 +56,7 @@ def moment(horizon: int) -> dt.datetime:
 
 
 def expiry(definition: TableDef, horizon: int | None) -> Predicate | None:
-    """The condition that a row is not expired; None when nothing is."""
+    """The condition that a row is not expired; None when no row is."""
     if horizon is None or definition.time is None:
         return None
     kind = definition.schema.field(definition.time).type
@@ -72,8 +72,8 @@ def expiry(definition: TableDef, horizon: int | None) -> Predicate | None:
 
 
 def expired_rows(file: DataFile, definition: TableDef, horizon: int | None) -> int:
-    """How many rows of a file are expired, by its statistics: all, none, or as many as lie evenly before the
-    horizon."""
+    """An estimate of a file's expired rows from its statistics: all, none, or a share as if their times were evenly
+    spread."""
     if horizon is None or definition.time is None or not file.rows:
         return 0
     kind = definition.schema.field(definition.time).type
@@ -86,13 +86,13 @@ def expired_rows(file: DataFile, definition: TableDef, horizon: int | None) -> i
     timed = file.rows - int(stats.get("nullCount", {}).get(definition.time, 0))
     if at <= first:
         return 0
-    # The first one is expired for certain.
+    # The first row is certainly expired.
     return timed if at > last else max(1, timed * (at - first) // (last - first + 1))
 
 
 def _literal_text(horizon: int, kind: pa.DataType) -> str:
     if pt.is_date(kind):
-        # The first day that lies wholly at or after the horizon.
+        # The first day that begins at or after the horizon.
         return moment(-(-horizon // _DAY_US) * _DAY_US).date().isoformat()
     return moment(horizon).isoformat(sep=" ", timespec="microseconds")
 
@@ -106,7 +106,7 @@ def _literals(text: str, kind: pa.DataType) -> tuple[str, str]:
 
 
 def horizon_for(retention_s: float, now: dt.datetime) -> dt.datetime:
-    """The moment before which rows are past their retention, to within a hundredth of it: so that asking again soon
-    changes nothing."""
+    """The moment before which rows are past their retention, rounded to a hundredth of it: so the next call soon after
+    gives the same moment."""
     step_s = retention_s / 100
     return _EPOCH + dt.timedelta(seconds=(micros(now) / 1e6 - retention_s) // step_s * step_s)

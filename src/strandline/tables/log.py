@@ -1,8 +1,8 @@
 """A table's log: append a batch of changes, read the files between two seqs.
 
-The log is a Delta table; the seq of a batch is the version of the commit that adds its files, given at that moment
-and written into the add action (`_seq`), not into the file. So whoever has seen seq n has seen every change up to
-n: there is no number that is taken first and committed later.
+The log is a Delta table. The seq of a batch is the version of the commit that adds its files; it is assigned by that
+commit and written into the add action (`_seq`), not into the file. So a reader that has seen seq n has seen every
+change up to n: no seq is assigned first and committed later.
 
 After a crash: files that no commit claims are orphans; a batch is in the log whole, at one seq, or not at all.
 """
@@ -66,12 +66,12 @@ class LogState:
 
     @property
     def epoch(self) -> int:
-        """What lake and state had in common when the log was last trimmed."""
+        """The epoch of the state that last trimmed the log."""
         return self.snapshot.txns.get(EPOCH, 0)
 
     @property
     def purged(self) -> int:
-        """The last commit that took rows out of the past: what was read before it may no longer be so."""
+        """The last commit that removed rows from the past: results of earlier reads may be outdated."""
         return self.snapshot.txns.get(PURGE, 0)
 
     @cached_property
@@ -86,7 +86,7 @@ class LogState:
         )
 
     def files(self, after: int, upto: int) -> list[tuple[int, DataFile]]:
-        """Files of the commits in `(after, upto]`; `NotRetained` when some of those are trimmed."""
+        """The files of the commits in `(after, upto]`; `NotRetained` when some of them are trimmed."""
         for name, bound in (("after", after), ("upto", upto)):
             if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
                 raise Invalid(f"{name} is {bound!r}; expected a seq, 0 or more")
@@ -99,20 +99,16 @@ class LogState:
         return [pair for pair in self.by_seq if after < pair[0] <= upto]
 
     def scans(self, pairs: Iterable[tuple[int, DataFile]]) -> list[ScanFile]:
-        return [
-            ScanFile(
-                self.storage.url(f"{self.folder}/{file.path}"),
-                f"{self.folder}/{file.path}",
-                schema_id_of(file),
-                seq,
-                file.size,
-            )
-            for seq, file in pairs
-        ]
+        return [scan_file(self.storage, self.folder, file, seq) for seq, file in pairs]
 
 
-def lost(storage: Storage, folder: str) -> Corrupt:
-    """A table's log or baseline is not there, and the catalog names the table."""
+def scan_file(storage: Storage, folder: str, file: DataFile, number: int) -> ScanFile:
+    path = f"{folder}/{file.path}"
+    return ScanFile(storage.url(path), path, schema_id_of(file), number, file.size)
+
+
+def lost_table(storage: Storage, folder: str) -> Corrupt:
+    """The error for a missing log or baseline of a table in the catalog."""
     return Corrupt(
         f"the commit files in {storage.url(folder)} are gone, and the catalog names that table",
         hint="Restore that folder from a backup, unless the table was dropped meanwhile.",
@@ -154,12 +150,12 @@ class Log:
         tokens: Sequence[str] = (),
         amend: Amend | None = None,
     ) -> Commit:
-        """Prepare rows, write them as files and commit those. `operation` names the commit, by default after `op`."""
+        """Prepare rows, write them as files and commit these. `operation` names the commit, by default after `op`."""
         files = self.write(prepare(rows, definition, op), definition)
         return self.commit(files, operation=operation or op.upper(), tokens=tokens, amend=amend)
 
     def write(self, changes: pa.Table, definition: TableDef) -> list[DataFile]:
-        """Write prepared changes as files that no commit claims yet."""
+        """Write prepared changes as files, which no commit claims yet."""
         files = list(
             writer.write_files(
                 self.storage,
@@ -182,9 +178,10 @@ class Log:
     ) -> Commit:
         """Give the files a seq. When a commit with one of `tokens` is in the log already, nothing is added.
 
-        `amend` may add to the draft, transactions for instance, or refuse it by raising; then the files go."""
+        `amend` may extend the draft, with transactions for instance, or refuse it by raising: then the files are
+        deleted."""
         rows = sum(file.rows for file in files)
-        apps = _apps(tokens)
+        apps = _token_txns(tokens)
         replayed: list[int] = []
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
@@ -210,27 +207,27 @@ class Log:
         landed = self.delta.commit(operation, build, metrics={"rows": rows, "files": len(files)})
         if landed is None:
             self.discard(files)
-            return self._replay(replayed[0])
+            return self._replayed_commit(replayed[0])
         crash_point("log.committed")
         return Commit(landed.version, rows)
 
-    def nothing(self, tokens: Sequence[str] = ()) -> Commit:
-        """What a batch without rows is answered: no rows at the head, without a commit, so its tokens are not kept.
-        When a commit with one of `tokens` is in the log already, that one, as for every other repeated call."""
+    def empty_commit(self, tokens: Sequence[str] = ()) -> Commit:
+        """The answer to a batch without rows: no rows at the head. It makes no commit, so its tokens are not kept. When
+        a commit with one of `tokens` is in the log already, the answer is that commit, as for every repeated call."""
         snapshot = self.delta.refresh()
         _refuse_dropped(snapshot)
-        earlier = [snapshot.txns[app] for app in _apps(tokens) if app in snapshot.txns]
-        return self._replay(earlier[0]) if earlier else Commit(snapshot.version, 0)
+        earlier = [snapshot.txns[app] for app in _token_txns(tokens) if app in snapshot.txns]
+        return self._replayed_commit(earlier[0]) if earlier else Commit(snapshot.version, 0)
 
-    def _replay(self, seq: int) -> Commit:
+    def _replayed_commit(self, seq: int) -> Commit:
         return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
 
     def discard(self, files: Iterable[DataFile]) -> None:
-        """Delete files of ours that no commit claims and none will."""
+        """Delete files that no commit claims and none will."""
         self.storage.delete(f"{self.folder}/{file.path}" for file in files)
 
     def redefine(self, operation: str, change: Callable[[TableDef], TableDef]) -> TableDef:
-        """Commit a changed definition, as a commit of its own before any data that needs it."""
+        """Commit a changed definition. It comes before any data that needs it."""
         result: list[TableDef] = []
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
@@ -247,23 +244,23 @@ class Log:
         return result[0]
 
     def trim(self, upto: int, *, epoch: int = 0) -> None:
-        """Take the changes up to a seq out of the log; every vnode must be folded at least that far, and every consumer
-        of the state with this epoch must have come so far."""
+        """Remove the changes up to a seq from the log. Every vnode must be folded, and every consumer of the state with
+        this epoch must have read, at least that far."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             if snapshot.txns.get(TRIM, 0) >= upto:
                 return None
             gone = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) <= upto]
             past = sorted(seq for seq in horizons(snapshot.txns) if seq <= upto)
-            # Of the horizons before the trim the last one still holds.
+            # The last horizon before the trim still holds.
             forgotten = {horizon_txn(seq): horizons(snapshot.txns)[seq] for seq in past[:-1]}
-            told = {EPOCH: epoch} if epoch > snapshot.txns.get(EPOCH, 0) else {}
-            return Draft(remove=gone, txns={TRIM: upto, **told}, forgotten_txns=forgotten)
+            newer = {EPOCH: epoch} if epoch > snapshot.txns.get(EPOCH, 0) else {}
+            return Draft(remove=gone, txns={TRIM: upto, **newer}, forgotten_txns=forgotten)
 
         self.delta.commit("TRIM", build, metrics={"upto": upto})
 
     def expire(self, horizon: int) -> int | None:
-        """Hide rows whose time lies before a horizon, from the new seq on; None when they are hidden already."""
+        """Hide rows whose time lies before a horizon, from the returned seq on; None when they are hidden already."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             _refuse_dropped(snapshot)
@@ -275,8 +272,8 @@ class Log:
         return None if landed is None else landed.version
 
     def rewrite(self, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
-        """Replace files by ones that lack some of their rows, at the same seqs: a purge. `Conflict` when a file is
-        gone by now."""
+        """Purge: replace files by files with fewer rows, at the same seqs. `Conflict` when a file was removed
+        meanwhile."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             _refuse_dropped(snapshot)
@@ -285,7 +282,7 @@ class Log:
         self.delta.commit("PURGE", build, metrics={"files": len(added)})
 
     def mark_dropped(self) -> None:
-        """End the log: a writer that still holds it is refused from here on."""
+        """End the log: later writes are refused, also those of processes that still have it open."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             if DROPPED in snapshot.configuration:
@@ -296,8 +293,8 @@ class Log:
         self.delta.commit("DROP TABLE", build)
 
 
-def _apps(tokens: Sequence[str]) -> list[str]:
-    """The transactions that stand for tokens."""
+def _token_txns(tokens: Sequence[str]) -> list[str]:
+    """The transactions of tokens."""
     return [f"token/{token}" for token in tokens]
 
 
@@ -313,11 +310,11 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
 
 
 def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:
-    """Rows as a batch of changes: hashed, sorted by (`_hash`, key), one change a key: the last of the highest
+    """Rows as a batch of changes: hashed, sorted by (`_hash`, key), with one change a key: the last of the highest
     version.
 
-    Without `op`, each row says its own in `_op`. A delete has no version and comes after those that have one, so the
-    caller sees to it that no key with versions is upserted after its delete."""
+    Without `op`, each row has its own in `_op`. A delete has no version and sorts after the rows that have one, so the
+    caller must not pass an upsert after a delete of the same key."""
     columns = definition.log_schema(definition.schema_id)
     count = rows.num_rows
     if definition.is_keyed:
@@ -330,7 +327,7 @@ def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:
         if not pc.all(kept, min_count=0).as_py():
             rows = rows.filter(kept)
     else:
-        # Rows of one append stay together and in order: they share one random place.
+        # Rows of one append stay together and in order: they share one random hash.
         rows = rows.append_column(HASH, pa.array([zlib.crc32(uuid.uuid4().bytes)] * count, pa.int64()))
         rows = rows.append_column(ROW, pa.array(range(count), pa.int64()))
     if op is not None:

@@ -1,7 +1,7 @@
-"""Baseline and log as one table at a seq: which files to read, and the SQL that merges them in DuckDB.
+"""Baseline and log as one table at a seq: the files to read, and the SQL that merges them in DuckDB.
 
-A merged read is the baseline's rows whose keys did not change since, plus the winning upserts of those that did;
-the fold tells both. `spark_merge` says the same as a Spark DataFrame.
+A merged read is the baseline's rows whose keys have not changed since, plus the winning upserts of the changed keys.
+The fold gives both. `spark_merge` does the same as a Spark DataFrame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strandline.tables.log import LogState
 
 @dataclass(frozen=True)
 class Files:
-    """What a read opens."""
+    """The files that a read opens."""
 
     baseline: Sequence[DataFile]
     log: Sequence[tuple[int, DataFile]]
@@ -35,9 +35,9 @@ class Files:
 
 @dataclass(frozen=True)
 class TableAt:
-    """A table at `seq`: a baseline that holds nothing after it, and the log from there.
+    """A table at `seq`: a baseline without changes after it, and the log from there.
 
-    Rows whose time lies before `horizon` are expired; with `only`, the other vnodes are left out."""
+    Rows whose time lies before `horizon` are expired. `only` limits the table to some vnodes."""
 
     log: LogState
     baseline: BaselineState
@@ -50,7 +50,7 @@ class TableAt:
         return self.log.definition
 
     def part(self, vnodes: Iterable[int]) -> TableAt:
-        """The same table, of these vnodes alone. Rows of others may still be read and have to be filtered out."""
+        """The table limited to these vnodes. Its files may hold rows of others, which the caller filters out."""
         return replace(self, only=frozenset(vnodes))
 
     def base_files(self) -> list[DataFile]:
@@ -64,22 +64,22 @@ class TableAt:
         files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
         return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
 
-    def deciding(self) -> dict[str, DataFile]:
-        """The files that say which rows count, by their paths in the storage: the log's, and with a version column the
-        baseline's as well."""
+    def deciding_files(self) -> dict[str, DataFile]:
+        """The files that decide which rows win, by their paths in the storage: those of the log, and with a version
+        column those of the baseline too."""
         found = {f"{self.log.folder}/{file.path}": file for _, file in self.log_files()}
         if self.definition.version is not None and found:
             found |= {f"{self.baseline.folder}/{file.path}": file for file in self.base_files()}
         return found
 
     def filter(self, predicate: Predicate | None) -> Predicate | None:
-        """`predicate`, and that a row is not expired."""
+        """`predicate` and the condition that a row is not expired."""
         alive = expiry(self.definition, self.horizon)
         return predicate if alive is None else alive.also(predicate)
 
     @property
     def is_first_load(self) -> bool:
-        """Whether all there is is one commit: it has one change a key, so nothing can lose and no fold is needed."""
+        """Whether the table is one commit: it has one change a key, so all changes win and no fold is needed."""
         marks = self.baseline.marks
         is_level = len({marks[vnode] for vnode in self.only or range(len(marks))}) == 1
         return is_level and not self.base_files() and len({seq for seq, _ in self.log_files()}) == 1
@@ -90,7 +90,7 @@ class TableAt:
 
     @property
     def row_bytes(self) -> int:
-        """What a row takes in memory, on average."""
+        """The average size of a row in memory."""
         files = self._files()
         return sum(file.raw_bytes for file in files) // max(1, sum(file.rows for file in files))
 
@@ -102,13 +102,13 @@ class TableAt:
         return [self.definition.baseline_schema(i) for i in range(len(self.definition.schemas))]
 
     def candidates(self, predicate: Predicate | None) -> Files:
-        """The files that may hold rows fulfilling the predicate."""
+        """The files that may hold rows of the predicate."""
         base, log = self.base_files(), self.log_files()
         if predicate is None:
             return Files(base, log)
         key = predicate.key_values(self.definition.key)
         if key is not None:
-            vnode = str(vnode_of(_hash_of(key, self.definition), self.baseline.vnodes))
+            vnode = str(vnode_of(_hash_key(key, self.definition), self.baseline.vnodes))
             base = [f for f in base if f.partition[VNODE] == vnode]
         return Files(
             [f for f in base if predicate.may_match(f.stats)],
@@ -117,12 +117,12 @@ class TableAt:
 
 
 def vnodes_of(file: DataFile, vnodes: int) -> range:
-    """The vnodes that a log file may have changes of: those between its lowest and its highest hash."""
+    """The vnodes that may have changes in a log file, from its lowest to its highest hash."""
     low, high = file.stats["minValues"][HASH], file.stats["maxValues"][HASH]
     return range(vnode_of(low, vnodes), vnode_of(high, vnodes) + 1)
 
 
-def _hash_of(key: Sequence[object], definition: TableDef) -> int:
+def _hash_key(key: Sequence[object], definition: TableDef) -> int:
     columns = [
         conform_column(pa.chunked_array([pa.array([value])]), definition.schema.field(name).type)
         for name, value in zip(definition.key, key, strict=True)
@@ -143,10 +143,9 @@ def duck_sql(
 ) -> str:
     """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
 
-    `files` are the candidates of the predicate unless the caller knows better; `loaded` names a table that holds
-    the changes of its log files. `hidden` adds what folding needs:
-    `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate`, and the rows of the baseline that
-    go."""
+    `files` are by default the candidates of the predicate; `loaded` names a table that holds the changes of its log
+    files. `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
+    `_fate`, and the baseline rows that go."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
@@ -166,7 +165,7 @@ def duck_sql(
     if fates:
         alive = f"({predicate.duckdb})" if predicate else "true"
         shown = listed([*columns, *stored, VNODE, FATE])
-        both = _fated_sql(merge, fold, base, log if files.log else None, inner, alive)
+        both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive)
         return f"SELECT {shown} FROM ({both})"
     base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")
@@ -174,8 +173,8 @@ def duck_sql(
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
 
 
-def _fated_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
-    """Every row of the baseline, and the changes of the log that win, each with what a fold makes of it."""
+def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+    """SQL for every baseline row and the winning changes of the log, each with its fate in a fold."""
     stays, came = alive, f"({log})"
     base = f"({base})"
     if fold:
@@ -194,13 +193,13 @@ def _fated_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inn
 
 
 def needed_columns(definition: TableDef, columns: Sequence[str], predicate: Predicate | None) -> list[str]:
-    """The columns to read: those asked for, those filtered by, and those that decide which row wins."""
+    """The columns to read: the wanted ones, those of the predicate, and those that decide which row wins."""
     deciding = [*definition.key, *([definition.version] if definition.version else [])]
     return list(dict.fromkeys([*columns, *(sorted(predicate.columns) if predicate else ()), *deciding]))
 
 
 def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str]:
-    """FROM clauses: the baseline without the keys that changed, the log without the changes that lost."""
+    """FROM clauses: the baseline without changed keys, and the log without losing changes."""
     definition = merge.definition
     key = listed(definition.key)
     if definition.version is None:
@@ -208,7 +207,7 @@ def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str
             f"({base}) ANTI JOIN {fold} USING ({key})",
             f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} WHERE {OP} = '{UPSERT}') USING ({key}, {SEQ})",
         )
-    # A baseline row stands against older versions in the log, unless a delete lies between.
+    # A baseline row beats older versions in the log, unless a delete lies between.
     version = quoted(definition.version)
     equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
     every = duck_scan(

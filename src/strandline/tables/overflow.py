@@ -1,4 +1,4 @@
-"""Rows on their way to Spark: too many for the driver's memory, kept as files in the order they came."""
+"""Rows that are too many for the driver's memory: kept in files, in order, until Spark reads them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Spool:
-    """A context whose files are gone when it ends. A crash leaves them beside the log as files that no commit
-    claims."""
+class OverflowFiles:
+    """Files that are deleted when the `with` block ends. A crash leaves them beside the log, unclaimed."""
 
     ORDER = "_order"
 
@@ -31,7 +30,7 @@ class Spool:
         self._files: list[tuple[str, int]] = []
         self._schema: pa.Schema | None = None
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> OverflowFiles:
         return self
 
     def __exit__(
@@ -40,17 +39,17 @@ class Spool:
         self._storage.delete(path for path, _ in self._files)
 
     def add_all(self, held: list[pa.Table], rest: Iterable[pa.Table]) -> None:
-        """Write the rows of `held`, which is emptied on the way, and then of `rest`."""
+        """Write the rows of `held`, which is emptied meanwhile, and then of `rest`."""
         pieces = itertools.chain((held.pop(0) for _ in range(len(held))), rest)
-        batches = self._numbered(pieces)
+        batches = self._number_rows(pieces)
         first = next(batches)
         self._schema = first.schema
         for file in writer.write_files(
-            self._storage, self._folder, _name, itertools.chain([first], batches), first.schema
+            self._storage, self._folder, _new_name, itertools.chain([first], batches), first.schema
         ):
             self._files.append((f"{self._folder}/{file.path}", file.size))
 
-    def _numbered(self, pieces: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    def _number_rows(self, pieces: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
         start = 0
         for piece in pieces:
             numbers = pa.array(range(start, start + piece.num_rows), pa.int64())
@@ -63,5 +62,5 @@ class Spool:
         return spark_scan(spark, self._storage, files, [self._schema], self._schema.names, number_as=None)
 
 
-def _name() -> str:
+def _new_name() -> str:
     return f"spool-{uuid.uuid4().hex}.parquet"

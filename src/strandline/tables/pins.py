@@ -1,9 +1,9 @@
-"""Pins: claims that cleaning respects, each a small file in the lake that counts until it expires.
+"""Pins: claims that keep files from being cleaned away. A pin is a small file in the lake, valid until it expires.
 
-A pin says which seq must stay readable, which versions of log and baseline its holder reads files of, and since when
-its holder writes files that no commit claims yet. It expires when it has not been renewed for its length, by the
-clock that dates the store's files, so holders and cleaners on different machines agree. Work that is over soon needs
-none: whatever cleaning deletes has been unneeded for the table's grace time.
+A pin names the seq that must stay readable, the versions of log and baseline whose files its holder reads, and the
+time since which its holder writes files that no commit claims yet. It expires when it is not renewed for `length_s`, by
+the store's own clock, so holders and cleaners on different machines agree. Short work needs no pin: cleaning deletes
+only files that have been unneeded for the table's grace time.
 
 After a crash: the pin is not renewed and expires.
 """
@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from strandline.engines.background import beside
+from strandline.engines.background import run_beside
 from strandline.engines.process import is_gone, this_process
 from strandline.errors import Invalid, NotRetained, StrandlineError
 from strandline.storage.open import Storage
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pin:
-    """One claim on a table. `seq` is what must stay readable, None for nothing; `vnodes` are those being folded."""
+    """One claim on a table. `seq` must stay readable (None claims none); `vnodes` are being folded."""
 
     name: str
     why: str
@@ -51,7 +51,7 @@ class Pin:
 
     @property
     def until(self) -> dt.datetime:
-        """When it ends, unless it is renewed."""
+        """When the pin expires, unless it is renewed."""
         return dt.datetime.fromtimestamp(self.expires_s, dt.UTC)
 
 
@@ -63,7 +63,7 @@ class Pins:
         self._folder = f"{FOLDER}/{generation}"
 
     def put(self, pin: Pin) -> None:
-        """Set or renew a pin. It counts from here on."""
+        """Set or renew a pin."""
         if not _NAME.match(pin.name):
             raise Invalid(f"pin name {pin.name!r} is not allowed", hint="Use letters, digits, '_', '.' and '-'.")
         facts = {name: value for name, value in asdict(pin).items() if name != "expires_s"}
@@ -74,8 +74,7 @@ class Pins:
         self._storage.delete([self._path(name)])
 
     def all(self, *, is_strict: bool = True) -> list[Pin]:
-        """Every pin, also those that have expired; `Invalid` for one that is unreadable, or without `is_strict`
-        nothing."""
+        """Every pin, expired ones included. An unreadable pin is `Invalid`, and left out without `is_strict`."""
         found = []
         for info in self._storage.list(self._folder):
             try:
@@ -87,10 +86,10 @@ class Pins:
             except (ValueError, TypeError, KeyError) as error:
                 if not is_strict:
                     continue
-                # Whatever it wanted to hold is not known: nothing may go until a person has looked.
+                # Its claim is not known: nothing may be deleted until a person has looked.
                 raise Invalid(
                     f"pin {self._storage.url(info.path)} is not readable: {error}",
-                    hint="Ask who pinned this table before you remove that file: someone may still need what it holds.",
+                    hint="Ask who pinned this table before you remove that file: someone may still need that data.",
                     path=info.path,
                 ) from error
         return sorted(found, key=lambda pin: pin.name)
@@ -101,9 +100,9 @@ class Pins:
     @contextmanager
     def held(self, pin: Pin, *, quiet_s: float = QUIET_S) -> Iterator[None]:
         """Hold a pin while the block runs. It is written when the block has lasted `quiet_s`, at once for 0, and then
-        renewed. It is a thread of its own that writes, renews and releases it, for as long as the block's lock is
-        taken: an interrupt, wherever it falls, gives that lock back and leaves no pin behind."""
-        # Not an event: one whose wait is interrupted may fail in the thread that sets it.
+        renewed. A thread writes, renews and releases it while the block's lock is taken: an interrupt at any place
+        releases that lock and leaves no pin behind."""
+        # Not an event: after an interrupted wait, setting it may fail in the thread.
         first: SimpleQueue[Exception | None] = SimpleQueue()
 
         def keep(is_over: Callable[[float], bool]) -> None:
@@ -125,7 +124,7 @@ class Pins:
             except (OSError, StrandlineError) as error:
                 _log.warning("pin %s could not be released and will expire: %s", pin.name, error)
 
-        with beside(keep):
+        with run_beside(keep):
             if quiet_s <= 0 and (failed := first.get()) is not None:
                 raise failed
             yield
@@ -144,7 +143,7 @@ def new_pin(why: str, *, name: str | None = None, length_s: float = LENGTH_S, **
 
 @dataclass
 class HeldPin:
-    """A pin that a user holds: renewed and released by hand, or by a `with` block that renews it in between."""
+    """A user's pin: renewed and released by hand, or held by a `with` block that renews it."""
 
     pin: Pin
     pins: Pins
@@ -158,7 +157,7 @@ class HeldPin:
         return self.pin.seq
 
     def renew(self) -> None:
-        """Let it count from now on; `NotRetained` when it had expired and its seq is gone."""
+        """Start its time again; `NotRetained` when the pin had expired and its seq is gone."""
         self.pins.put(self.pin)
         try:
             self.check()
@@ -167,7 +166,7 @@ class HeldPin:
             raise
 
     def release(self) -> None:
-        # A block that was interrupted may have left it behind: nothing renews it from here on.
+        # An interrupted block may have left it set: nothing renews the pin from here on.
         self._holding = None
         self.pins.release(self.pin.name)
 
@@ -186,5 +185,5 @@ class HeldPin:
 
 
 def least(values: Sequence[int | None], default: int) -> int:
-    """The lowest of the values that are there, and `default`."""
+    """The lowest of `default` and the values that are not None."""
     return min([default, *(value for value in values if value is not None)])

@@ -1,4 +1,4 @@
-"""Who reads a table's log: what keeps it from being trimmed and its rows from expiring."""
+"""The readers of a table's log. Changes that they have not read are not trimmed and do not expire."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pyarrow as pa
 
 class Readers(Protocol):
     def marks(self) -> list[tuple[int, str]]:
-        """The seq up to which each living consumer has come, the one furthest behind first. `Conflict` when the state
-        is not the one that the lake was last looked after with: then nothing may go."""
+        """The seq that each active consumer has reached, with its name, the lowest first. `Conflict` when the state is
+        not the one that last trimmed the lake: then nothing may be deleted."""
         ...
 
     def renewed_epoch(self) -> int:
-        """What a trim writes into the log, so that a state from before it is noticed; 0 without a state."""
+        """The epoch that a trim writes into the log, so that an older state is noticed; 0 without a state."""
         ...
 
     def forget(self, keys: pa.Table) -> int:
-        """Erase keys from what is kept of refused rows; how many there were."""
+        """Erase keys from the stored refused rows, and return their number."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """No consumer works while the block runs; `Conflict` when one does, or has something under way: what it sends
-        is counted by place, and must not change between two attempts."""
+        """No consumer works while the block runs. `Conflict` when one works or has an unfinished batch: its rows are
+        counted by position, and must not change between two attempts."""
         ...
 
 

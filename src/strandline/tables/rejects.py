@@ -1,8 +1,8 @@
 """Rows that an ingest refused, kept beside their table with the reason.
 
-They are a log of their own, made when the first row is refused. Refused rows of a file are committed before the
-good ones, under a transaction that names the file as it was, so that a load which is repeated after a crash
-neither loses nor doubles them.
+They have a log of their own, made when the first row is refused. The refused rows of a file are committed before the
+good ones, under a transaction that names the file and its content, so a load that is repeated after a crash neither
+loses nor doubles them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FLUSH_CHARS = 32 << 20
 
 @dataclass(frozen=True)
 class Reject:
-    """A refused row: where it stood, the column at fault if it is one, why, its text, and for CSV the columns that its
-    fields are."""
+    """A refused row: its place, the faulty column if there is one, the reason, its text, and for CSV the columns of
+    its fields."""
 
     file: str
     line: int
@@ -53,7 +53,7 @@ class Reject:
     names: list[str] | None = None
 
     def printable(self) -> Reject:
-        """The same without halves of characters, which file names and JSON escapes may hold."""
+        """The same without half surrogate pairs, which file names and JSON escapes may hold."""
         return replace(
             self,
             file=_printable(self.file),
@@ -77,14 +77,14 @@ class Rejects:
         self.log = Log(storage, self.folder)
 
     def state(self) -> LogState | None:
-        """The log of refused rows, or None when there has been none; `Corrupt` when there are files of rows without
-        it."""
+        """The log of refused rows, or None when no row was ever refused; `Corrupt` when rows are there and their log is
+        gone."""
         try:
             return self.log.refresh()
         except NotFound:
             if not any(info.path.endswith(".parquet") for info in self._storage.list(self.folder)):
                 return None
-        # The log is made before the first file.
+        # Look again: the log is made before the first file.
         try:
             return self.log.refresh()
         except NotFound as error:
@@ -99,12 +99,12 @@ class Rejects:
         return 0 if state is None else sum(file.rows for _, file in state.by_seq)
 
     def tokens(self) -> Collection[str]:
-        """The transactions under which rows are kept."""
+        """The transactions of the refused rows."""
         state = self.state()
         return () if state is None else state.snapshot.txns.keys()
 
     def latest(self, limit: int) -> list[dict[str, object]]:
-        """The last `limit` refused rows, oldest first; `Corrupt` when a file of them is missing or damaged."""
+        """The last `limit` refused rows, oldest first; `Corrupt` when one of their files is missing or damaged."""
         state = self.state()
         found: list[dict[str, object]] = []
         for seq, file in reversed(state.by_seq if state else []):
@@ -117,7 +117,7 @@ class Rejects:
         return found[-limit:] if limit else []
 
     def ensure(self) -> None:
-        """Make the log unless it is there; of several who try, one succeeds and the others find it."""
+        """Make the log unless it exists; when several processes try, one succeeds and the others use its log."""
         if self.state() is None:
             try:
                 Log.create(self._storage, self.folder, self._name, TableDef.declare(SCHEMA, vnodes=1))
@@ -127,7 +127,7 @@ class Rejects:
 
 
 class RejectedRows:
-    """The refused rows of one commit of good ones: written as they come, claimed together by `commit`."""
+    """The refused rows beside one commit of good rows: written as they come, claimed together by `commit`."""
 
     def __init__(self, rejects: Rejects) -> None:
         self._rejects = rejects
@@ -147,7 +147,7 @@ class RejectedRows:
         if self._held:
             self._rejects.ensure()
             definition = self._rejects.log.refresh().definition
-            self._files += self._rejects.log.write(prepare(_table(self._held), definition, UPSERT), definition)
+            self._files += self._rejects.log.write(prepare(_build_table(self._held), definition, UPSERT), definition)
             self._held, self._chars = [], 0
 
     def commit(self) -> None:
@@ -155,7 +155,7 @@ class RejectedRows:
         self._flush()
         if not self._files:
             return
-        # From here on the files are the commit's: should its outcome be unclear, they must stay.
+        # From here on the commit owns the files: when its outcome is unclear, they must stay.
         files, tokens = self._files, self._tokens
         self._files, self._tokens = [], set()
 
@@ -170,11 +170,11 @@ class RejectedRows:
         crash_point("rejects.committed")
 
     def discard(self) -> None:
-        """Delete what was written and not claimed."""
+        """Delete the written files that are not claimed."""
         self._rejects.log.discard(self._files)
         self._held, self._files = [], []
 
 
-def _table(rejects: Sequence[Reject]) -> pa.Table:
+def _build_table(rejects: Sequence[Reject]) -> pa.Table:
     at = dt.datetime.now(dt.UTC)
     return pa.Table.from_pylist([{**vars(reject), "at": at} for reject in rejects], schema=SCHEMA)

@@ -1,7 +1,7 @@
-"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` in Spark's words.
+"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` for Spark.
 
-A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. A larger one, as
-after a bulk load, is computed by Spark itself and joined by shuffling, so that the driver never holds the keys.
+A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. Spark itself computes a
+larger one, as after a bulk load, and joins it by a shuffle, so that the driver never holds its keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.engines.lanes import CheckLane, ReadLane
 from strandline.engines.scan import ScanFile, by_schema, listed, spark_schema, spark_type
-from strandline.engines.spark import collected, run_lane
+from strandline.engines.spark import collect, run_lane
 from strandline.errors import Corrupt
 from strandline.model.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.condition import Predicate
@@ -32,9 +32,9 @@ from strandline.tables.merge import Files, TableAt, needed_columns
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    Counted = Callable[[DataFrame, Column], DataFrame]
+    Count = Callable[[DataFrame, Column], DataFrame]
 
-# What a read relies on, whatever the session is set to: now, or later when a lazy DataFrame runs.
+# Reads need these options, whatever the session's settings are, now and when a lazy DataFrame runs.
 _EXACT = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
@@ -59,10 +59,10 @@ def spark_frame(
     fates: bool = False,
 ) -> DataFrame:
     """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
-    are the candidates of the predicate unless the caller knows better.
+    are by default the candidates of the predicate.
 
-    `hidden` adds what folding needs: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_fate` to
-    that, and the rows that go or are lost, with nothing in them but `_vnode`."""
+    `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
+    `_fate` to these, and the rows that are gone or lost, with nulls in all other columns but `_vnode`."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -72,8 +72,8 @@ def spark_frame(
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
     frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
-    # Without fates a row that does not count is filtered out where that is known: a fate would cost every row.
-    counted = _fated if fates else _filtered
+    # Without fates, rows that do not count are filtered out early: a fate column would cost every row.
+    counted = _set_fates if fates else _keep_counted
     frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
     if merge.log_files():
         inside = [*needed, HASH, OP, *([ROW] if stored else [])]
@@ -82,60 +82,59 @@ def spark_frame(
         log = counted(log.withColumn(FATE, F.lit(CAME)) if fates else log, F.col(OP) == UPSERT)
         shown = [*needed, *extra, *([FATE] if fates else [])]
         if definition.is_keyed:
-            frame = _merged(spark, merge, fold, frame, log, shown, counted)
+            frame = _merge_by_key(spark, merge, fold, frame, log, shown, counted)
         else:
-            log = _after_marks(log, merge.baseline.marks)
-            frame = frame.select(*_quoted(shown)).unionByName(log.select(*_quoted(shown)))
+            log = _drop_folded(log, merge.baseline.marks)
+            frame = frame.select(*_quote_names(shown)).unionByName(log.select(*_quote_names(shown)))
     if predicate is not None:
         frame = counted(frame, F.expr(predicate.spark))
     if not fates:
-        return frame.select(*_quoted([*columns, *extra]))
+        return frame.select(*_quote_names([*columns, *extra]))
     stays = F.col(FATE).isin(KEPT, CAME)
     names = [*columns, *stored]
-    stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quoted(names), strict=True)]
+    stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quote_names(names), strict=True)]
     return frame.select(*stubs, VNODE, FATE)
 
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
-    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps, so that each read does not ship it
-    again."""
-    # Spark's own guess makes local times times of its session's zone, where some do not exist.
+    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps for the next reads."""
+    # By default Spark reads local times in its session's zone, where some do not exist.
     columns = pa.schema([canonical_field(field) for field in fold.schema])
     return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
 
 
 def winners_sql(name: str, definition: TableDef) -> str:
-    """SQL for what Spark needs of a fold: key and `_winner`, the seq that wins, -1 where a delete does."""
+    """SQL for the columns of a fold that Spark needs: key and `_winner`, the winning seq, or -1 for a delete."""
     more = ", _reset, _version" if definition.version else ""
     winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _winner"
     return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
 
 
-def _merged(
+def _merge_by_key(
     spark: SparkSession,
     merge: TableAt,
     fold: DataFrame | None,
     base: DataFrame,
     log: DataFrame,
     columns: Sequence[str],
-    counted: Counted,
+    counted: Count,
 ) -> DataFrame:
-    """The baseline without the keys that changed, and the log without the changes that lost, by one join."""
+    """The baseline without changed keys, and the log without losing changes, by one join."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
     key = list(definition.key)
-    shown = _quoted(columns)
+    shown = _quote_names(columns)
     if merge.is_first_load:
         return log.select(*shown)
-    changed = _winners(spark, merge) if fold is None else F.broadcast(fold)
+    changed = _find_winners(spark, merge) if fold is None else F.broadcast(fold)
     both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
     both = both.join(changed, on=key, how="left")
     is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
     if definition.version is None:
         counts = (is_base & F.col("_winner").isNull()) | is_winner
         return counted(both, counts).select(*shown)
-    # A baseline row stands against older versions in the log, unless a delete lies between.
+    # A baseline row beats older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
     stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
     every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
@@ -143,33 +142,33 @@ def _merged(
     winners = both.where(is_winner).alias("l")
     winners = winners.join(
         beaten,
-        on=_equal("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
+        on=_equal_keys("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
         how="left_anti",
     )
     base = counted(both.where(is_base), stands)
     return base.select(*shown).unionByName(winners.select(*shown))
 
 
-def _filtered(rows: DataFrame, counts: Column) -> DataFrame:
+def _keep_counted(rows: DataFrame, counts: Column) -> DataFrame:
     return rows.where(counts)
 
 
-def _fated(rows: DataFrame, counts: Column) -> DataFrame:
-    """All rows; the fate of those that do not count is the odd number after the one that they had."""
+def _set_fates(rows: DataFrame, counts: Column) -> DataFrame:
+    """All rows; those that do not count get the next fate: gone after kept, lost after came."""
     from pyspark.sql import functions as F
 
     return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
-def _winners(spark: SparkSession, merge: TableAt) -> DataFrame:
-    """The same as `winners_sql` of the fold, computed by Spark."""
+def _find_winners(spark: SparkSession, merge: TableAt) -> DataFrame:
+    """The columns of `winners_sql`, computed by Spark."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
     key = list(definition.key)
     inside = [*key, HASH, OP, *([definition.version] if definition.version else [])]
-    changes = _after_marks(log_scan(spark, merge.log, merge.log_files(), inside), merge.baseline.marks)
-    keys = [F.col(name) for name in _quoted(key)]
+    changes = _drop_folded(log_scan(spark, merge.log, merge.log_files(), inside), merge.baseline.marks)
+    keys = [F.col(name) for name in _quote_names(key)]
     if definition.version is None:
         winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
         return changes.groupBy(*keys).agg(winner.alias("_winner"))
@@ -194,11 +193,13 @@ def _winners(spark: SparkSession, merge: TableAt) -> DataFrame:
 def changed_keys(spark: SparkSession, merge: TableAt, files: Sequence[tuple[int, DataFile]]) -> DataFrame:
     """The keys that have a change in log files."""
     return (
-        log_scan(spark, merge.log, files, list(merge.definition.key)).select(*_quoted(merge.definition.key)).distinct()
+        log_scan(spark, merge.log, files, list(merge.definition.key))
+        .select(*_quote_names(merge.definition.key))
+        .distinct()
     )
 
 
-def _quoted(names: Sequence[str]) -> list[str]:
+def _quote_names(names: Sequence[str]) -> list[str]:
     return [f"`{name}`" for name in names]
 
 
@@ -216,13 +217,13 @@ def log_scan(
     return spark_scan(spark, log.storage, log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
 
 
-def _equal(left: str, right: str, key: Sequence[str]) -> Column:
+def _equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(lambda a, b: a & b, (F.col(f"{left}.`{k}`") == F.col(f"{right}.`{k}`") for k in key))
 
 
-def _after_marks(log: DataFrame, marks: Sequence[int]) -> DataFrame:
+def _drop_folded(log: DataFrame, marks: Sequence[int]) -> DataFrame:
     from pyspark.sql import functions as F
 
     if len(set(marks)) == 1:
@@ -243,7 +244,7 @@ def spark_scan(
     *,
     number_as: str | None,
 ) -> DataFrame:
-    """A DataFrame over files written under any of `schemas`: Spark's own reader, or ours where it has no client."""
+    """A DataFrame over files of any of `schemas`: by Spark's own reader, or by ours where Spark has no client."""
     fields = [schemas[-1].field(name) for name in columns]
     wanted = pa.schema([*fields, *([pa.field(number_as, pa.int64())] if number_as else [])])
     if not files:
@@ -252,15 +253,15 @@ def spark_scan(
         lane = ReadLane(storage, tuple(schemas), tuple(columns), number_as)
         return run_lane(listing(spark, files, 64), lane, spark_schema(wanted))
     for file in files:
-        # Spark takes an empty file for one without rows.
-        if _size(file.url) != file.size:
-            raise Corrupt(f"file {file.url} is missing or has not its {file.size} bytes", path=file.path)
+        # Spark would read an empty file as a file without rows.
+        if _file_size(file.url) != file.size:
+            raise Corrupt(f"file {file.url} is missing or does not have its {file.size} bytes", path=file.path)
     groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
     return reduce(lambda a, b: a.unionByName(b), groups)
 
 
-def _size(url: str) -> int | None:
-    with os_errors.named(url, "read"):
+def _file_size(url: str) -> int | None:
+    with os_errors.translate_errors(url, "read"):
         try:
             return os.stat(url).st_size
         except FileNotFoundError:
@@ -268,7 +269,7 @@ def _size(url: str) -> int | None:
 
 
 def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
-    """What a `ReadLane` takes, spread over at most so many tasks."""
+    """The input rows of a `ReadLane`, spread over at most `tasks` tasks."""
     rows = [(file.path, file.schema_id, file.number) for file in files]
     named = spark.createDataFrame(rows, "path string, schema_id int, number long")
     return named.repartition(max(1, min(len(files), tasks)))
@@ -287,7 +288,7 @@ def check_files(
     lane = CheckLane(storage, by_path, columns)
     named = spark.createDataFrame([(path,) for path in by_path], "path string")
     named = named.repartition(max(1, min(len(by_path), 64)))
-    for row in collected(run_lane(named, lane, CheckLane.OUTPUT)):
+    for row in collect(run_lane(named, lane, CheckLane.OUTPUT)):
         raise pickle.loads(row["error"]) if row["error"] else digest.corrupt(storage, row["path"], row["fault"])
 
 

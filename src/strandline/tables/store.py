@@ -1,7 +1,7 @@
 """One table: its log and its baseline, read as one at a seq.
 
-Reads share a fold of the log, which DuckDB and Spark keep between them. Nothing here writes rows: the verbs of a table
-are in `strandline.table`, and what follows its log is in `consumers`.
+Reads share a fold of the log, which DuckDB and Spark keep for the next read. Nothing here writes rows: the verbs of a
+table are in `strandline.table`, and the followers of its log in `consumers`.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class TableStore:
         return self.log.pins
 
     def look(self) -> tuple[BaselineState, LogState]:
-        """What there is now; `Corrupt` when the baseline holds changes that the log has lost. A commit must not take
-        the number of one of those: nobody would ever see its rows."""
-        # The baseline first: one that is newer than the log seen here would hold changes after its head.
+        """The current baseline and log; `Corrupt` when the baseline holds changes that the log has lost. A new commit
+        must not take the seq of a lost one: nobody would ever see its rows."""
+        # The baseline first: a baseline newer than the log would hold changes after its head.
         baseline = self.baseline.refresh()
         log = self.log.refresh()
         if max(baseline.marks) > log.head:
@@ -114,7 +114,7 @@ class TableStore:
         return baseline, log
 
     def merge(self, at: At = None) -> TableAt:
-        """What a read at `at` consists of."""
+        """The table as a read at `at` sees it."""
         seen: tuple[int, int] | None = None
         while True:
             baseline, log = self.look()
@@ -123,7 +123,7 @@ class TableStore:
                 baseline = self.baseline.at_seq(seq, log.trimmed_to)
             if min(baseline.marks) >= log.trimmed_to:
                 return TableAt(log, baseline, seq, horizon_at(log.snapshot.txns, seq))
-            # Folded and trimmed between the two looks: there is a newer baseline.
+            # The table was folded and trimmed between the two looks: there is a newer baseline.
             if seen == (baseline.version, log.head):
                 raise Corrupt(
                     f"the log of table {self.name!r} is trimmed to seq {log.trimmed_to}, but its baseline holds only"
@@ -136,11 +136,11 @@ class TableStore:
     def to_arrow(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
         """The rows at a seq or a time (now, by default), in no promised order.
 
-        `where` is an SQL expression over the columns; it and `columns` reach down to the files."""
-        merge, names, predicate = self._plan(at, columns, where)
+        `where` is an SQL expression over the columns. Files and columns that are not needed are not read."""
+        merge, names, predicate = self._plan_read(at, columns, where)
         with self.reading(merge, names, predicate) as relation:
             table = relation.to_arrow_table(merge.batch_rows(most=131_072))
-        return schemas.conform(table, _selected(merge, names))
+        return schemas.conform(table, _select_schema(merge, names))
 
     def to_batches(
         self,
@@ -151,16 +151,16 @@ class TableStore:
         batch_rows: int = 50_000,
     ) -> Iterator[pa.RecordBatch]:
         """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
-        merge, names, predicate = self._plan(at, columns, where)
-        wanted = _selected(merge, names)
+        merge, names, predicate = self._plan_read(at, columns, where)
+        wanted = _select_schema(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
         with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
             yield from schemas.conform_batches(relation.to_arrow_reader(merge.batch_rows(most=batch_rows)), wanted)
 
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
-        """The same rows as a Spark DataFrame, fixed at that seq. One that runs later than the table's grace time needs
-        a `pin`."""
-        merge, names, predicate = self._plan(at, columns, where)
+        """The same rows as a Spark DataFrame, fixed at that seq. A DataFrame that is used for longer than the table's
+        grace time needs a `pin`."""
+        merge, names, predicate = self._plan_read(at, columns, where)
         spark = session(self.spark)
         if predicate is not None:
             return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
@@ -168,7 +168,7 @@ class TableStore:
         return frame if columns is None else frame.select(*[f"`{name}`" for name in names])
 
     def _whole_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
-        """All columns at a seq, kept: planning them again takes Spark longer than many a read."""
+        """All columns at a seq, kept for the next read: planning takes Spark longer than many reads."""
         place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, merge.log.purged)
         with self.lock:
             if self._spark_frame is None or self._spark_frame[0] != place:
@@ -189,7 +189,7 @@ class TableStore:
         return schemas.conform(table, pa.schema([*hidden, *columns]))
 
     def change_range(self, after: int, upto: int | None) -> tuple[LogState, int, int]:
-        """The log, and a range of its changes, checked: up to the head where no end is given."""
+        """The log and a checked range of its changes, by default up to the head."""
         log = self.log.refresh()
         end = log.head if upto is None else upto
         log.files(after, end)
@@ -202,13 +202,13 @@ class TableStore:
         return log, after, min(end, log.head)
 
     def fold_name(self, merge: TableAt) -> str | None:
-        """The DuckDB table that holds the fold of `merge`; call it, and start the query, under `lock`."""
+        """The DuckDB table with the fold of `merge`, if one is needed. Hold `lock` until the query has started."""
         if not merge.definition.is_keyed or not merge.log_files() or merge.is_first_load:
             return None
         return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
 
     def pinned_fold(self, cursor: Any, merge: TableAt) -> str | None:
-        """The fold of `merge` as the cursor's transaction sees it from here on, whatever later reads make of it."""
+        """The fold of `merge`, fixed for the cursor's transaction: later reads do not change it there."""
         with self.lock:
             name = self.fold_name(merge)
             if name is not None:
@@ -216,9 +216,9 @@ class TableStore:
             return name
 
     def fold_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame | None:
-        """The fold for Spark, kept there between reads; None when it is so large that Spark computes it itself."""
+        """The fold for Spark, which keeps it for the next reads; None when Spark must compute it, or none is needed."""
         rows = sum(file.rows for _, file in merge.log_files())
-        # Keys count twice: the driver holds them, and so does each executor.
+        # Keys count twice: both the driver and each executor hold them.
         if not merge.definition.is_keyed or not rows or not BULK.holds(rows=2 * rows):
             return None
         with self.lock:
@@ -241,9 +241,10 @@ class TableStore:
         spark: SparkSession | None,
         is_folded: bool,
     ) -> None:
-        """`Corrupt` when one of these files, of which `columns` are read, is damaged; Spark tasks look where there is a
-        session. Reads do not look. So the folds that they have kept go when a file is damaged, and before one is used,
-        `is_folded`, to write rows again: a file may have been damaged and put back since."""
+        """`Corrupt` when one of these files, in its `columns`, is damaged; with a session, Spark tasks check them.
+
+        Reads do not check files. So their folds are dropped when a file is damaged, and also before a fold is used to
+        write rows (`is_folded`): a file may have been damaged and restored since."""
         try:
             if spark is None:
                 digest.check(self.log.storage, files.items(), columns)
@@ -256,14 +257,14 @@ class TableStore:
             self.forget_folds()
 
     def forget_folds(self) -> None:
-        """Let go of what reads have kept of the log."""
+        """Drop the folds that reads have kept."""
         with self.lock:
             self._folds.forget()
             if self._spark_fold is not None:
                 self._spark_fold[1].unpersist()
             self._spark_fold = self._spark_frame = None
 
-    def _plan(
+    def _plan_read(
         self, at: At, columns: Sequence[str] | None, where: str | None
     ) -> tuple[TableAt, list[str], Predicate | None]:
         merge = self.merge(at)
@@ -272,14 +273,14 @@ class TableStore:
 
     @contextmanager
     def reading(self, merge: TableAt, names: Sequence[str], predicate: Predicate | None) -> Iterator[Any]:
-        """A DuckDB relation of the merged rows, in a transaction that later refreshes of the fold do not disturb."""
+        """A DuckDB relation of the merged rows, in a transaction that later changes of the fold do not affect."""
         with self.duck.transaction() as cursor:
             files = merge.candidates(predicate)
             with self.lock:
                 fold = self.fold_name(merge)
                 key = predicate.key_values(merge.definition.key) if predicate else None
                 if fold is not None and key is not None and merge.definition.version is None:
-                    files, fold = _only_winner(cursor, fold, merge, key, files), None
+                    files, fold = _find_winner_files(cursor, fold, merge, key, files), None
                 elif fold is not None:
                     cursor.execute(f"SELECT 1 FROM {fold} LIMIT 0").fetchall()
             yield cursor.sql(duck_sql(merge, fold, names, predicate, files=files))
@@ -301,16 +302,16 @@ class TableStore:
         if seq is None:
             oldest = self.oldest
             raise NotRetained(
-                f"table {self.name!r} cannot be read at {moment.isoformat()}: it was not there, or is not kept",
+                f"table {self.name!r} cannot be read at {moment.isoformat()}: it did not exist, or is no longer kept",
                 table=self.name,
                 oldest=oldest,
             )
-        # A commit may have landed since the caller looked: the read is of what it saw.
+        # A commit may have landed since the caller read the head: the read stays at that head.
         return min(seq, head)
 
 
-def _only_winner(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
-    """Where the one row of `key` is: in the commit that changed it last, nowhere when that deleted it, else in the
+def _find_winner_files(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
+    """The files with the one row of `key`: those of the commit that changed it last, none when that deleted it, or the
     baseline."""
     matches = " AND ".join(f"{quoted(name)} = ?" for name in merge.definition.key)
     found = cursor.execute(f"SELECT {SEQ}, {OP} FROM {fold} WHERE {matches}", list(key)).fetchall()
@@ -320,5 +321,5 @@ def _only_winner(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], fil
     return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
 
 
-def _selected(merge: TableAt, names: Sequence[str]) -> pa.Schema:
+def _select_schema(merge: TableAt, names: Sequence[str]) -> pa.Schema:
     return pa.schema([merge.definition.schema.field(name) for name in names])

@@ -15,13 +15,13 @@ from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit
 from strandline.engines.lanes import RECEIPT, LogLane, files_of
 from strandline.engines.scan import spark_dtype, spark_type
-from strandline.engines.spark import collected, run_lane, session
+from strandline.engines.spark import collect, run_lane, session
 from strandline.errors import Invalid
 from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for, spark_hash
 from strandline.tables.log import Amend, Log
-from strandline.tables.overflow import Spool
+from strandline.tables.overflow import OverflowFiles
 from strandline.tables.pins import new_pin
 
 if TYPE_CHECKING:
@@ -41,26 +41,32 @@ def write(
     limit: DriverLimit = BULK,
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit checked rows. Those that take more memory than `limit` go to Spark by way of files in their order; their
-    number does not matter here: they are in columns already."""
+    """Commit checked rows. Rows of more bytes than `limit` go to Spark through files that keep their order. The limit
+    on their number does not apply: they are in columns already."""
     held: list[pa.Table] = []
     size = 0
     for piece in pieces:
         held.append(piece)
         size += piece.nbytes
         if not limit.holds(raw_bytes=size):
-            with _uploading(log), Spool(log.storage, log.folder) as spool:
+            with _pin_writes(log), OverflowFiles(log.storage, log.folder) as spool:
                 spool.add_all(held, pieces)
                 return write_frame(
-                    log, spool.frame(session(spark)), definition, op, order_by=Spool.ORDER, tokens=tokens, amend=amend
+                    log,
+                    spool.frame(session(spark)),
+                    definition,
+                    op,
+                    order_by=OverflowFiles.ORDER,
+                    tokens=tokens,
+                    amend=amend,
                 )
     if not sum(piece.num_rows for piece in held):
-        return log.nothing(tokens)
+        return log.empty_commit(tokens)
     return log.append(pa.concat_tables(held), definition, op, tokens=tokens, amend=amend)
 
 
-def _uploading(log: Log) -> AbstractContextManager[None]:
-    """Keeps files that no commit claims yet from being taken for leftovers, however long the write takes."""
+def _pin_writes(log: Log) -> AbstractContextManager[None]:
+    """Protects files that no commit claims yet from a vacuum, however long the write takes."""
     return log.pins.held(new_pin("write", writes_since_s=log.storage.now_s()))
 
 
@@ -74,8 +80,8 @@ def write_frame(
     tokens: Sequence[str],
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, a lane per range of
-    hashes. Without `op`, each row says its own in `_op`."""
+    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, one lane for each range of
+    hashes. Without `op`, each row has its own in `_op`."""
     from pyspark.sql import functions as F
 
     session(frame.sparkSession)
@@ -90,21 +96,21 @@ def write_frame(
     else:
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
-    with _uploading(log):
-        files, failure = files_of(collected(run_lane(frame, lane, RECEIPT)))
+    with _pin_writes(log):
+        files, failure = files_of(collect(run_lane(frame, lane, RECEIPT)))
         if failure is not None:
             log.discard(files)
             raise failure
         if not files:
-            return log.nothing(tokens)
+            return log.empty_commit(tokens)
         crash_point("log.lanes_written")
         return log.commit(files, operation=(op or "restore").upper(), tokens=tokens, amend=amend)
 
 
-def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:
-    """`frame` with exactly the columns of `schema`; its types must be held by the table's without loss.
+def check_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> DataFrame:
+    """`frame` with exactly the columns of `schema`; the table's types must hold its types without loss.
 
-    Values are checked later, in the lanes."""
+    Lanes check the values later."""
     from pyspark.sql import functions as F
 
     found = dict(frame.dtypes)
@@ -123,7 +129,7 @@ def checked_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> 
             if not field.nullable:
                 raise Invalid(f"the DataFrame has no column {field.name!r}; a value is required", column=field.name)
             exprs.append(F.lit(None).cast(kind).alias(field.name))
-        elif not _is_held(found[field.name], field.type):
+        elif not _fits_type(found[field.name], field.type):
             raise Invalid(
                 f"the DataFrame's column {field.name!r} is {found[field.name]}; the table's is {kind}",
                 hint="Cast it first, so that you decide what happens to values that do not fit.",
@@ -145,6 +151,6 @@ _WIDER = {
 }
 
 
-def _is_held(found: str, kind: pa.DataType) -> bool:
+def _fits_type(found: str, kind: pa.DataType) -> bool:
     wanted = spark_dtype(kind)
     return found in (wanted, "void") or wanted in _WIDER.get(found, ())

@@ -1,11 +1,8 @@
-"""The verbs about one table."""
+"""Make, look at and change tables."""
 
 from __future__ import annotations
 
-import typer
-
 from strandline.cli.table import change, erase, look, make, pins
-from strandline.cli.verb import group
 
 VERBS = {
     "list": look.list_,
@@ -24,7 +21,3 @@ VERBS = {
     "purge": erase.purge,
     "drop": change.drop,
 }
-
-
-def register(app: typer.Typer) -> None:
-    group(app, "table", "Make, look at and change tables.", VERBS)

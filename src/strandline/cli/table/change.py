@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, Rows, counted, warning, would
-from strandline.cli.options import DryRun, TableName, Yes, seq_or_time, settings
+from strandline.cli.answer import Answer, Part, Rows, counted, preview, warning
+from strandline.cli.options import DryRun, TableName, Yes, parse_seq_or_time, parse_settings
 from strandline.cli.verb import Call
 from strandline.errors import Invalid, StrandlineError
 
@@ -42,8 +42,8 @@ def set_(
 ) -> Answer:
     """Show a table's settings, or change some."""
     table = call.table(name)
-    asked = settings(changes or ())
-    was = _shown(table)
+    asked = parse_settings(changes or ())
+    was = _list_settings(table)
     if asked:
         try:
             table.configure(**asked)
@@ -52,7 +52,7 @@ def set_(
                 raise
             both = call.command(f"table set {name} time=COLUMN retention={asked['retention']}")
             raise Invalid(error.message, hint=f"Name one: {both}", table=name, **error.fields) from error
-    now, after = _shown(table), table.definition
+    now, after = _list_settings(table), table.definition
     changed = [setting for setting in now if now[setting] != was[setting]]
     data = {"table": name, "settings": {**after.settings.to_dict(), "time": after.time}, "changed": changed}
     if not asked:
@@ -66,8 +66,8 @@ def set_(
     return Answer(data, parts)
 
 
-def _shown(table: sl.Table) -> dict[str, str]:
-    """Every setting as a person would write it."""
+def _list_settings(table: sl.Table) -> dict[str, str]:
+    """Every setting, as a person writes it."""
     return {**table.definition.settings.shown(), "time": table.definition.time or "none"}
 
 
@@ -77,12 +77,13 @@ def restore(
     at: Annotated[str, typer.Option(metavar="SEQ|TIME", help="When: a seq, or a time such as 2024-01-31T12:00Z.")],
     dry_run: DryRun = False,
 ) -> Answer:
-    """Make a table again what it was, as one new commit; nothing of what came since is lost."""
+    """Restore a table to an earlier seq or time, as one new commit. The commits in between stay readable."""
     table = call.table(name)
     if dry_run:
-        plan = table.plan_restore(seq_or_time(at))
-        return would(f"make {name} what it was at seq {plan.at}; {counted(plan.changed, 'key')} changed since", plan)
-    then = table.merge(seq_or_time(at))
+        plan = table.plan_restore(parse_seq_or_time(at))
+        since = f"{counted(plan.changed, 'key')} changed since"
+        return preview(f"Would make {name} what it was at seq {plan.at}; {since}.", plan)
+    then = table.merge(parse_seq_or_time(at))
     commit = table.restore(then.seq)
     parts = [f"No row of {name} was written or deleted after seq {then.seq}; nothing was written."]
     if commit.rows:
@@ -105,29 +106,28 @@ def drop_column(
     Its values can no longer be read at any seq, and its name is not used again."""
     lake = call.lake()
     table = lake.table(name)
-    left = table.definition.without(column).schema.names
+    left = table.definition.drop_column(column).schema.names
     silenced = lake.sinks_needing(name, column)
-    then = f"The conditions of these sinks need it, and let nothing leave then: {', '.join(silenced)}."
+    then = f" The conditions of these sinks need it; they will send nothing: {', '.join(silenced)}." if silenced else ""
     data = {"table": name, "columns": left, "sinks": silenced}
     if dry_run:
-        keeps = f"drop the column {column} of {name}; it keeps {', '.join(left)}"
-        return would(f"{keeps}. {then.rstrip('.')}" if silenced else keeps, data)
+        return preview(f"Would drop the column {column} of {name}; it keeps {', '.join(left)}.{then}", data)
     if not yes:
-        question = f"Drop the column {column} of {name} for good?{f' {then}' if silenced else ''}"
+        question = f"Drop the column {column} of {name} for good?{then}"
         call.confirm(question, f"column {column!r} of {name!r} is dropped", table=name)
     left = table.drop_column(column).names
 
     def tell() -> Iterator[Part]:
         yield f"Dropped the column {column} of {name}; it keeps {', '.join(left)}."
         if silenced:
-            yield warning(then)
-        yield f"Its values go as files are rewritten, {soon_gone(call, table)}"
+            yield warning(then.strip())
+        yield f"Its values go as files are rewritten, {describe_cleanup(call, table)}"
 
     return Answer({**data, "dropped": column, "columns": left}, tell())
 
 
-def soon_gone(call: Call, table: sl.Table) -> str:
-    """How bytes of a table that nothing shows any more leave the disk."""
+def describe_cleanup(call: Call, table: sl.Table) -> str:
+    """How the bytes of hidden rows or dropped columns leave the disk."""
     settings = table.definition.settings.shown()
     return (
         f"at once with: {call.command(f'compact {table.name} --all')}\n"
@@ -140,13 +140,13 @@ def drop(call: Call, name: TableName, yes: Yes = False) -> Answer:
     lake = call.lake()
     entry = lake.catalog.refresh().get(name)
     if not yes:
-        call.confirm(f"Drop the table {name} ({_held(lake, name)})?", f"table {name!r} is dropped", table=name)
+        call.confirm(f"Drop the table {name} ({_describe_rows(lake, name)})?", f"table {name!r} is dropped", table=name)
     lake.drop(name)
     said = f"Dropped {name}. Its files go with a vacuum an hour or more from now: {call.command('vacuum')}"
     return Answer({"table": name, "generation": entry.generation, "dropped": True}, said)
 
 
-def _held(lake: sl.Lake, name: str) -> str:
+def _describe_rows(lake: sl.Lake, name: str) -> str:
     try:
         return counted(lake.table(name).status().rows, "row")
     except StrandlineError:

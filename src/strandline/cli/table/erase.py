@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, counted, moment, would
+from strandline.cli.answer import Answer, Part, counted, moment, preview
 from strandline.cli.options import DryRun, TableName, Yes
 from strandline.cli.progress import progress_bar
-from strandline.cli.table.change import soon_gone
+from strandline.cli.table.change import describe_cleanup
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
@@ -32,8 +32,8 @@ def expire(
 ) -> Answer:
     """Hide the rows that are past their time, from a new seq on.
 
-    Their time lies further back than the setting retention says, or before a given time; the latter asks first,
-    because what is hidden does not come back."""
+    These are rows older than the setting retention, or with --before older than a given time. The latter asks first,
+    because hidden rows do not come back."""
     table = call.table(name)
     time = table.definition.time
     _check_expires(call, table, is_given=before is not None)
@@ -42,7 +42,7 @@ def expire(
         plan = table.plan_expiry(given)
         which = f"rows whose {time} lies before {moment(plan.before)} UTC"
         data = {"table": name, "before": plan.before, "rows": plan.rows}
-        return would(f"hide {which}, about {counted(plan.rows, 'row')}", data)
+        return preview(f"Would hide {which}, about {counted(plan.rows, 'row')}.", data)
     if given is not None and not yes:
         question = f"Hide every row of {name} whose {time} lies before {moment(given)} UTC, for good?"
         call.confirm(question, f"rows of {name!r} expire before a given time", table=name)
@@ -50,13 +50,13 @@ def expire(
     since = table.hidden_before
     assert since is not None
     rows = f"{name}: rows whose {time} lies before {moment(since)} UTC are hidden"
-    done = [f"{rows} from seq {seq} on.", f"Compaction drops them when they are many, {soon_gone(call, table)}"]
+    done = [f"{rows} from seq {seq} on.", f"Compaction drops them when they are many, {describe_cleanup(call, table)}"]
     data = {"table": name, "time": time, "before": since, "seq": seq}
     return Answer(data, f"{rows} already; nothing was written." if seq is None else done)
 
 
 def _check_expires(call: Call, table: sl.Table, *, is_given: bool) -> None:
-    """What the table itself would refuse, with the command that helps."""
+    """Refuse a table without a time column or a retention, as the table would, with the command that helps."""
     name = table.name
     if table.definition.time is None:
         hint = f"Name the column: {call.command(f'table set {name} time=COLUMN')}"
@@ -93,7 +93,7 @@ def purge(
     if dry_run:
         plan = table.plan_purge(wanted)
         found = f"it has {counted(plan.present, 'row')} of them now"
-        return would(f"erase {counted(plan.keys, 'key')} from {name}; {found}", plan)
+        return preview(f"Would erase {counted(plan.keys, 'key')} from {name}; {found}.", plan)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
         question = f"Erase {what} for good? States before this may no longer be readable."

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer, counted
-from strandline.cli.options import VNODES, ClusterBy, Key, NewName, VersionColumn, Vnodes, names, settings
+from strandline.cli.options import VNODES, ClusterBy, Key, NewName, VersionColumn, Vnodes, parse_names, parse_settings
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -33,12 +33,12 @@ def create(
     ] = None,
 ) -> Answer:
     """Make an empty table."""
-    care = settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
+    care = parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
     table = call.lake().create_table(
         name,
         schema,
-        key=names(key),
-        cluster_by=names(cluster_by),
+        key=parse_names(key),
+        cluster_by=parse_names(cluster_by),
         vnodes=vnodes or VNODES,
         version=version_column,
         time=care.pop("time", None),
@@ -72,8 +72,8 @@ def import_(
         table = lake.import_table(
             name,
             path,
-            key=names(key),
-            cluster_by=names(cluster_by),
+            key=parse_names(key),
+            cluster_by=parse_names(cluster_by),
             vnodes=vnodes or VNODES,
             version=version_column,
             order_by=order_by,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.answer import Answer, Rows, moment
-from strandline.cli.options import TableName, length, seq_or_time
+from strandline.cli.options import TableName, parse_length, parse_seq_or_time
 from strandline.cli.verb import Call
 
 
@@ -27,11 +27,11 @@ def pin(
     why: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = "asked for",
 ) -> Answer:
     """Keep a table readable at a seq and after it, whatever vacuum would trim, until the pin ends."""
-    length_s = length(length_, "--for")
+    length_s = parse_length(length_, "--for")
     if not length_s:
         raise typer.BadParameter(f"--for is {length_!r}; a pin has to hold for a while")
     table = call.table(name)
-    held = table.pin(seq_or_time(at), name=pin_name, why=why, length=length_s)
+    held = table.pin(parse_seq_or_time(at), name=pin_name, why=why, length=length_s)
     made = held.pin.name
     until = dt.datetime.fromtimestamp(table.log.storage.now_s() + length_s, dt.UTC)
     again = f"table pin {name} --at {held.seq} --name {made} --for {length_} --why {shlex.quote(why)}"

@@ -1,16 +1,15 @@
 """Copy a lake while others write it: a backup, or, in the other direction, its restore.
 
-A copy is a lake of its own with the same layout, the same id and the same commit files, byte for byte. The state to
-copy is fixed first (`plan`), then what the target lacks is copied (`copying`). Nothing in the target is deleted: it
-keeps files for longer than the source does, also those with rows that were purged since. To be rid of these, make a
-new backup.
+A copy is a lake with the same layout, the same id and the same commit files, byte for byte. First the state to copy is
+fixed (`plan`), then the files that the target lacks are copied (`copying`). Nothing in the target is deleted: it keeps
+files longer than the source does, also files with rows that were purged since. To lose these rows, make a new backup.
 
-After a crash: a file of the target is there whole or not at all, and nothing names a file that is not there yet. A
-first copy is no lake until it is complete, and a repeated one has the tables it had, each as it was or newer. Running
-the copy again completes it.
+After a crash: every file of the target is complete, and nothing names a file that is missing. A first copy is no lake
+until it is complete. A repeated copy has the tables it had, each as it was or newer. Running the copy again completes
+it.
 
-One case is weaker. When the source has cleaned away the commit files that lead on from what the target has, baseline
-and log of that table jump, one right after the other. After a crash between the two jumps the table refuses reads
+One case is weaker. When the source has deleted the commit files that follow those of the target, the baseline and the
+log of that table skip versions, one right after the other. After a crash between the two the table refuses reads
 (`Corrupt`) until the copy is run again; it never shows wrong rows.
 """
 
@@ -25,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from strandline.errors import Invalid
-from strandline.jobs.backup.checks import existing, opened, refuse_overlap, visible_generations
+from strandline.jobs.backup.checks import check_exists, open_side, refuse_overlap, visible_generations
 from strandline.jobs.backup.copying import copy_catalog, copy_table, entries_to_copy
-from strandline.jobs.backup.plan import plans_of
-from strandline.jobs.backup.run import Run
+from strandline.jobs.backup.plan import plan_tables
+from strandline.jobs.backup.run import CopyRun
 from strandline.progress import Progress, silent
 from strandline.storage.open import Storage
 from strandline.tables.catalog import Catalog
@@ -41,7 +40,7 @@ _WORKERS = 8
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a copy did: for each table the seq that the target has it at, and how much was new to the target."""
+    """What a copy did: the seq of each table in the target, and how much was new to the target."""
 
     uri: str
     tables: tuple[tuple[str, int], ...]
@@ -61,10 +60,10 @@ def backup(
     storage_options: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> BackupReport:
-    """Copy a lake to `to`, a path or `s3://bucket/prefix` that holds nothing or an earlier backup of this lake.
+    """Copy a lake to `to`, a path or `s3://bucket/prefix` that is empty or has an earlier backup of this lake.
 
     `storage_options` are for an S3 target; the lake has its own."""
-    return copy_lake(lake.storage, opened(to, storage_options), progress=progress)
+    return copy_lake(lake.storage, open_side(to, storage_options), progress=progress)
 
 
 def restore(
@@ -74,13 +73,13 @@ def restore(
     storage_options: Mapping[str, str] | None = None,
     progress: Progress = silent,
 ) -> BackupReport:
-    """Copy the backup at `source` to `root`, which must hold nothing but what a restore of it left unfinished."""
-    origin, target = opened(source, storage_options), opened(root, storage_options)
-    existing(Catalog(origin).refresh(), origin)
+    """Copy the backup at `source` to `root`, which must be empty or have an unfinished restore of that backup."""
+    origin, target = open_side(source, storage_options), open_side(root, storage_options)
+    check_exists(Catalog(origin).refresh(), origin)
     if Catalog(target).refresh().exists:
         raise Invalid(
             f"there is a lake at {target.uri}; nothing was restored",
-            hint="Restore to a place that is empty.",
+            hint="Restore to an empty place.",
             path=target.uri,
         )
     return copy_lake(origin, target, progress=progress)
@@ -89,19 +88,19 @@ def restore(
 def copy_lake(source: Storage, target: Storage, *, progress: Progress = silent) -> BackupReport:
     """Bring the target to the state that the source has now.
 
-    The target holds nothing, or an earlier copy of the same lake: another lake or other files are `Invalid`, and one
-    that was written to is a `Conflict`. A file that the source itself lacks is `Corrupt`. All this is looked at
-    before anything is written. `progress` is told bytes; it is called from one thread at a time."""
+    The target is empty, or an earlier copy of the same lake: another lake or other files are `Invalid`, and a copy
+    that was written to is a `Conflict`. A file that the source itself lacks is `Corrupt`. All this is checked before
+    anything is written. `progress` gets bytes; it is called from one thread at a time."""
     started_s = time.monotonic()
     refuse_overlap(source, target)
     catalog = Catalog(source)
-    state = existing(catalog.refresh(), source)
-    # A copy of a lake that has lost a table would be taken for the whole of it.
+    state = check_exists(catalog.refresh(), source)
+    # A copy of a lake that has lost a table would look complete.
     catalog.check_whole()
     with ExitStack() as held, ThreadPoolExecutor(_WORKERS) as pool:
-        run = Run(source, target, pool, progress)
+        run = CopyRun(source, target, pool, progress)
         visible = visible_generations(run, state)
-        state, plans = plans_of(run, catalog, visible, held)
+        state, plans = plan_tables(run, catalog, visible, held)
         entries = entries_to_copy(run, state.version)
         run.whole_bytes = sum(plan.bytes for plan in plans) + sum(len(data) for _, data in entries)
         target.check_put_new()

@@ -1,6 +1,6 @@
-"""One Delta table of a table (its log, its baseline or its refused rows): what of it the target lacks.
+"""One Delta table of a table (its log, its baseline or its refused rows): the files that the target lacks.
 
-Comparing writes nothing, and needs nothing but the files of both sides: after a crash it finds what is still lacking.
+Comparing writes nothing and reads only the files of both sides, so after a crash it finds what is still missing.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strandline.jobs.backup.refusal import cleaned, corrupt
-from strandline.jobs.backup.run import Run
+from strandline.jobs.backup.run import CopyRun
 from strandline.storage.commits import Action, CommitFile
-from strandline.storage.delta_files import Chain
+from strandline.storage.delta_files import CommitChain
 from strandline.storage.open import FileInfo
 from strandline.storage.snapshot import DataFile, Snapshot, data_file
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """A file to stream: data, as a commit describes it, or a checkpoint, which may be written anew at any time."""
+class FileToCopy:
+    """A data file, as a commit describes it, or a checkpoint, which may be rewritten at any time."""
 
     info: FileInfo
     is_live: bool
@@ -30,8 +30,8 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class CopiedCommit:
-    """A commit file. `upto` is the highest seq that the baseline rests on from this commit on."""
+class CommitToCopy:
+    """A commit file. `upto` is the highest seq that the baseline has folded up to this commit."""
 
     info: FileInfo
     version: int
@@ -39,41 +39,41 @@ class CopiedCommit:
 
 
 @dataclass(frozen=True)
-class CopiedLog:
-    """What to copy of a Delta table up to a fixed version; `skipped` files the target has.
+class DeltaToCopy:
+    """The files to copy of a Delta table up to a fixed version; the target has `skipped` files already.
 
-    `is_gapless`: with these commits a reader of the target gets from where it is to `version` one by one."""
+    `is_gapless`: with these commits the target has every commit from its last checkpoint to `version`."""
 
     folder: str
     version: int
-    data: Sequence[Streamed]
-    checkpoints: Sequence[Streamed]
-    commits: Sequence[CopiedCommit]
+    data: Sequence[FileToCopy]
+    checkpoints: Sequence[FileToCopy]
+    commits: Sequence[CommitToCopy]
     pointer: bytes | None
     skipped: int
     is_gapless: bool
 
     @property
     def bytes(self) -> int:
-        files: list[Streamed | CopiedCommit] = [*self.data, *self.checkpoints, *self.commits]
+        files: list[FileToCopy | CommitToCopy] = [*self.data, *self.checkpoints, *self.commits]
         return sum(file.info.size for file in files) + len(self.pointer or b"")
 
 
 def compare(
-    run: Run,
+    run: CopyRun,
     table: str,
     folder: str,
     snapshot: Snapshot,
     here: Mapping[str, FileInfo],
     there: Mapping[str, FileInfo],
-) -> CopiedLog:
-    """Compare both sides, whose files are `here` and `there`. Every commit file that both have is read on both and
-    must be alike."""
-    chain = Chain(run.source, folder)
-    commits, checkpoints = _unbroken(*chain.files(), snapshot.version)
-    their_chain = Chain(run.target, folder)
+) -> DeltaToCopy:
+    """Compare the source, with the files `here`, and the target, with the files `there`. A commit file that both have
+    must be the same in both."""
+    chain = CommitChain(run.source, folder)
+    commits, checkpoints = _find_chain(*chain.files(), snapshot.version)
+    their_chain = CommitChain(run.target, folder)
     theirs, _ = their_chain.files()
-    # The target may be ahead of the state fixed here, by another copy at work, but not of the source.
+    # Another copy may have brought the target past the fixed state, but never past the source.
     run.each(run.read_same, [info.path for version, info in theirs.items() if version > snapshot.version])
 
     def read(version: int) -> CommitFile:
@@ -89,11 +89,11 @@ def compare(
         before = commit.digest
         added = (data_file(action["add"]) for action in commit.actions if "add" in action)
         needed |= {file.path: file for file in added}
-        upto = max(upto, *_folded(commit.actions))
+        upto = max(upto, *_folded_seqs(commit.actions))
         if version not in theirs:
-            missing.append(CopiedCommit(info, version, upto))
+            missing.append(CommitToCopy(info, version, upto))
     if 0 not in commits:
-        # What the first checkpoint names was added by commits that are gone.
+        # The commits that added the files of the first checkpoint were deleted.
         first = chain.checkpoints.read(min(checkpoints, default=-1))
         if first is None:
             raise cleaned(run.source, folder)
@@ -105,43 +105,43 @@ def compare(
             raise corrupt(run.source, f"{folder}/{file.path}", table, what)
 
     def lacking(infos: Iterable[FileInfo]) -> list[FileInfo]:
-        """Names are not used twice, so what has the same size is the same."""
+        """Files that the target lacks. A name is never used twice, so a file of the same size is the same."""
         return [info for info in infos if info.path not in there or there[info.path].size != info.size]
 
-    # A file of an older state may have been cleaned away; then that state can no longer be read in the source.
+    # A file of an older state may be deleted; then the source can no longer read that state.
     data = [here[path] for name in sorted(needed) if (path := f"{folder}/{name}") in here]
     names = {info.path: info.path.removeprefix(f"{folder}/") for info in data}
-    streamed = [Streamed(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
-    sound = set(checkpoints) - _damaged(run, chain, [v for v in sorted(checkpoints) if lacking([checkpoints[v]])])
+    streamed = [FileToCopy(i, names[i.path] in snapshot.files, needed[names[i.path]]) for i in lacking(data)]
+    sound = set(checkpoints) - _find_damaged(run, chain, [v for v in sorted(checkpoints) if lacking([checkpoints[v]])])
     checkpoints = {version: info for version, info in checkpoints.items() if version in sound}
     digests = [here[path] for version in checkpoints if (path := chain.checkpoints.digest_path(version)) in here]
     known = [*checkpoints.values(), *digests]
-    new_checkpoints = [Streamed(info, False) for info in lacking(known)]
-    told = their_chain.checkpoints.pointed()
+    new_checkpoints = [FileToCopy(info, False) for info in lacking(known)]
+    told = their_chain.checkpoints.pointed_version()
     pointed, newest = -1 if told is None else told, max(checkpoints, default=-1)
-    return CopiedLog(
+    return DeltaToCopy(
         folder,
         snapshot.version,
         streamed,
         new_checkpoints,
         missing,
-        chain.checkpoints.pointer(newest) if newest > pointed else None,
+        chain.checkpoints.pointer_bytes(newest) if newest > pointed else None,
         len(data) + len(known) + len(commits) - len(streamed) - len(new_checkpoints) - len(missing),
         is_gapless=all(version in commits or version in theirs for version in range(pointed + 1, snapshot.version + 1)),
     )
 
 
-def _folded(actions: Iterable[Action]) -> list[int]:
-    """The seqs up to which a commit says that it folds, at least 0."""
+def _folded_seqs(actions: Iterable[Action]) -> list[int]:
+    """The seqs up to which a commit folds vnodes, and 0."""
     return [0, *(a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"].startswith("fold/"))]
 
 
-def _unbroken(
+def _find_chain(
     commits: Mapping[int, FileInfo], checkpoints: Mapping[int, FileInfo], version: int
 ) -> tuple[dict[int, FileInfo], dict[int, FileInfo]]:
     """The commits that lead to `version` without a gap, in order, and the checkpoints from which they lead there.
 
-    What lies before a gap leads nowhere: leftovers of cleaning, or, in a copy, what it had before it jumped."""
+    Commits before a gap are of no use: a vacuum left them, or, in a copy, they are from before it skipped versions."""
     first = version + 1
     while first - 1 in commits:
         first -= 1
@@ -151,9 +151,9 @@ def _unbroken(
     )
 
 
-def _damaged(run: Run, chain: Chain, versions: Sequence[int]) -> set[int]:
-    """The checkpoints among these that are damaged: none of them is passed on. `Corrupt` when commits or an older
-    checkpoint do not tell what one of them said."""
+def _find_damaged(run: CopyRun, chain: CommitChain, versions: Sequence[int]) -> set[int]:
+    """The damaged ones of these checkpoints; they are not copied. `Corrupt` when commits and older checkpoints cannot
+    replace one of them."""
     found = dict(zip(versions, run.each(chain.try_checkpoint, versions), strict=True))
     for version, (_, damage) in found.items():
         if damage is not None and not chain.leads_to(version):

@@ -1,6 +1,6 @@
-"""Why a copy is refused or given up: the errors that more than one step of it raises.
+"""Why a copy is refused or fails: the errors that more than one step of it raises.
 
-Each is raised before the file that it names counts in the target. What was copied until then stays, as after a crash.
+Each is raised before the file that it names counts in the target. Files that were copied before stay, as after a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def not_a_copy(target: Storage, what: str, path: str) -> Invalid:
 
 def diverged(target: Storage, path: str) -> Conflict:
     return Conflict(
-        f"{target.url(path)} is not as in the source: one of the two was written to apart from the other",
+        f"{target.url(path)} differs from the source: one of the two lakes was written to separately",
         hint="Choose a target that is empty, or that holds an unchanged copy of this lake.",
         path=path,
     )
@@ -27,8 +27,8 @@ def diverged(target: Storage, path: str) -> Conflict:
 
 def cleaned(source: Storage, path: str) -> Conflict:
     return Conflict(
-        f"{source.url(path)} was cleaned away while the lake was copied",
-        hint="Copy it again: what is in the target already stays.",
+        f"{source.url(path)} was deleted while the lake was copied",
+        hint="Run the copy again: it keeps the files that the target already has.",
         path=path,
     )
 
@@ -36,7 +36,7 @@ def cleaned(source: Storage, path: str) -> Conflict:
 def corrupt(storage: Storage, path: str, table: str, what: str) -> Corrupt:
     return Corrupt(
         f"{storage.url(path)} {what}; this state of the table was not copied",
-        hint=f"Look at the lake: strandline --lake {storage.uri} doctor --deep",
+        hint=f"Examine the lake: strandline --lake {storage.uri} doctor --deep",
         table=table,
         path=path,
     )

@@ -1,6 +1,6 @@
-"""One copy under way: its two sides, its workers, and the count of what they did.
+"""A running copy: its two sides, its workers, and its counts.
 
-It writes nothing; after a crash its counts are gone, and the next copy counts anew.
+It writes nothing. After a crash its counts are lost, and the next copy starts from 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class Run:
-    """Shared by all workers. `whole_bytes` is known once everything is planned."""
+class CopyRun:
+    """Shared by all workers. `whole_bytes` is known when everything is planned."""
 
     def __init__(self, source: Storage, target: Storage, pool: ThreadPoolExecutor, progress: Progress) -> None:
         self.source = source
@@ -31,7 +31,7 @@ class Run:
         self._lock = threading.Lock()
 
     def each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        """The results of `work`, by all workers; the first failure cancels what has not begun."""
+        """The results of `work` for each item, in parallel. The first failure cancels the items that have not begun."""
         return list(self._pool.map(work, items))
 
     def advance(self, count: int, what: str) -> None:
@@ -40,7 +40,7 @@ class Run:
             # A checkpoint may have grown since it was listed.
             self._progress(min(self._done_bytes, self.whole_bytes), self.whole_bytes, what)
 
-    def copied(self, size: int) -> None:
+    def count_copied(self, size: int) -> None:
         with self._lock:
             self.files_copied += 1
             self.bytes_copied += size
@@ -53,7 +53,7 @@ class Run:
             raise cleaned(self.source, path) from error
 
     def read_same(self, path: str) -> bytes:
-        """A commit file that both sides must have alike."""
+        """A commit file that must be the same on both sides."""
         try:
             data = self.source.read(path)
         except FileNotFoundError as error:

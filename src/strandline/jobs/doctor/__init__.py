@@ -1,4 +1,4 @@
-"""Examine a lake: does everything hold that should, and what lies around that nothing needs?"""
+"""Examine a lake: is anything damaged, and which files does nothing need?"""
 
 from strandline.jobs.doctor.examine import examine
 from strandline.jobs.doctor.finding import Finding, Report

@@ -1,4 +1,4 @@
-"""Examine one Delta table of a lake: its commits, its checkpoints, the files it claims and those it does not."""
+"""Examine one Delta table of a lake: its commits, its checkpoints, its files, and files that are not its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from strandline.errors import Corrupt, StrandlineError, Unavailable
 from strandline.jobs.doctor.finding import Finding, Repair, Severity
 from strandline.jobs.vacuum import is_ours
-from strandline.storage.checkpoints import Checkpoint, differing
+from strandline.storage.checkpoints import Checkpoint, describe_difference
 from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
@@ -28,8 +28,8 @@ _OF_SEQS = ("trim", "token/", "ingest/")
 
 @dataclass
 class DeltaExam:
-    """The examination of the Delta table in `folder`. `listing` holds the files below it, found before anything
-    else was read, so that a file which a commit claims meanwhile is not taken for an orphan."""
+    """The examination of the Delta table in `folder`. `listing` has the files below it. It was made before anything
+    else was read, so a file that a commit claims meanwhile is not taken for an orphan."""
 
     storage: Storage
     table: str
@@ -64,7 +64,7 @@ class DeltaExam:
             try:
                 read = commits.read(version)
                 if read is None:
-                    continue  # cleaned away since it was listed
+                    continue  # deleted after the listing
                 found[version] = read
                 if version - 1 in found:
                     commits.check_follows(version, read, found[version - 1].digest)
@@ -78,7 +78,7 @@ class DeltaExam:
         return {version: commit.actions for version, commit in found.items()}
 
     def _check_gaps(self, versions: Sequence[int]) -> None:
-        """No commit file is missing, but for those that a checkpoint which stands alone has taken the place of."""
+        """Report missing commit files, except those that a checkpoint replaces (`is_alone`)."""
         first = max(self.base.version, 0)
         last = versions[-1] if versions else -1
         missing = sorted({*range(first, last)} - {*versions})
@@ -90,15 +90,15 @@ class DeltaExam:
                 error = self.delta.chain.checkpoints.missing(doubted)
                 self.add(f"{error.message}. {error.hint}", _CHECKPOINT.format(doubted))
             missing = [version for version in missing if version >= cleaned]
-        # A checkpoint of a version is written after its commit file, and that file is never cleaned away before it. A
-        # pointer far behind the last commit file is more likely wrong itself.
-        signs = sorted({*self.checkpointed, *({self.pointed} & {last + 1})})
+        # A checkpoint is written after the commit file of its version and never outlives it. A pointer far past the
+        # last commit file is more likely wrong itself.
+        signs = sorted({*self.checkpoint_traces, *({self.pointer_version} & {last + 1})})
         after = [v for v in signs if v > max(last, 0) and not self.delta.chain.commits.exists(v)]
         for lost in _runs([*missing, *after]):
             self.is_complete = False
             several = len(lost) > 1
             what = f"commits {lost[0]} to {lost[-1]} are missing" if several else f"commit {lost[0]} is missing"
-            under = min((v for v in self.proved if v >= lost[-1]), default=None)
+            under = min((v for v in self.proved_checkpoints if v >= lost[-1]), default=None)
             if lost[-1] > last:
                 ends = f"the commit files end with {last}" if versions else "there are no commit files"
                 what += f": a checkpoint was written, but {ends}. {RESTORE}"
@@ -106,60 +106,61 @@ class DeltaExam:
                 what += f" before others. {RESTORE}"
             else:
                 files = "those files" if several else "that file"
-                what += f" under checkpoint {under}: what is newer holds, older versions are lost."
+                what += f" under checkpoint {under}: newer versions are readable, older versions are lost."
                 what += f" Restore {files} from a backup"
             self.add(what, f"_delta_log/{lost[0]:020d}.json")
 
     def _doubted_base(self, last: int) -> int | None:
-        """The checkpoint that stands alone by its digest file, or the oldest one, when it has none: commit files before
-        it may have been cleaned away."""
+        """The newest checkpoint whose digest file says that it replaces the commit files before it, or the oldest
+        checkpoint, when it has no digest file."""
         says = {
             version: self.delta.chain.checkpoints.says_alone(version)
-            for version in sorted({*self.checkpointed, self.pointed})
+            for version in sorted({*self.checkpoint_traces, self.pointer_version})
             if 0 <= version <= last
         }
         alone = [version for version, is_alone in says.items() if is_alone]
         return max(alone) if alone else next((v for v in [*says][:1] if says[v] is None), None)
 
     @cached_property
-    def proved(self) -> dict[int, Checkpoint]:
-        """The checkpoints that their digests prove, by version."""
+    def proved_checkpoints(self) -> dict[int, Checkpoint]:
+        """The checkpoints that match their digests, by version."""
         found = {version: self.delta.chain.try_checkpoint(version)[0] for version in self.checkpoints}
         return {version: each for version, each in found.items() if each is not None and each.is_verified}
 
     @cached_property
     def base(self) -> Snapshot:
-        """From where the commit files lead to the head: the checkpoint that stands alone, or nothing at all."""
-        alone = [version for version, found in self.proved.items() if found.is_alone]
-        return self.proved[max(alone)].snapshot if alone else NOTHING
+        """The snapshot from which the commit files lead to the head: the checkpoint that replaces older ones, or
+        nothing."""
+        alone = [version for version, found in self.proved_checkpoints.items() if found.is_alone]
+        return self.proved_checkpoints[max(alone)].snapshot if alone else NOTHING
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        """The versions that have a checkpoint now: another may have taken the place of a listed one."""
+        """The versions that have a checkpoint now, which may differ from the listing."""
         return sorted(self.delta.chain.files()[1])
 
     @cached_property
-    def checkpointed(self) -> list[int]:
-        """The versions of which a file says that they have, or had, a checkpoint."""
+    def checkpoint_traces(self) -> list[int]:
+        """The versions that have, or had, a checkpoint, by the names of files."""
         return sorted({int(found.group(1)) for found in map(_OF_CHECKPOINT.search, self.names("_delta_log/")) if found})
 
     @cached_property
-    def pointed(self) -> int:
+    def pointer_version(self) -> int:
         """The version that the pointer names, -1 when it names none."""
-        found = self.delta.chain.checkpoints.pointed()
+        found = self.delta.chain.checkpoints.pointed_version()
         return -1 if found is None else found
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The newest snapshot; by its commit files, where they lead there."""
+        """The newest snapshot, from the commit files when they are complete."""
         _ = self.commits
         try:
-            snapshot, replayed = self._replayed()
+            snapshot, replayed = self._replay()
             if replayed.version < snapshot.version:
-                # A vacuum cleaned commit files away after the checkpoint `base` was read.
-                for name in ("base", "proved", "checkpoints"):
+                # A vacuum deleted commit files after the checkpoint `base` was read.
+                for name in ("base", "proved_checkpoints", "checkpoints"):
                     vars(self).pop(name, None)
-                snapshot, replayed = self._replayed()
+                snapshot, replayed = self._replay()
         except Unavailable:
             raise
         except StrandlineError as error:
@@ -167,19 +168,19 @@ class DeltaExam:
             if not self.has_finding(where):
                 self.add(f"the table cannot be opened: {error.message}", where)
             return None
-        if difference := differing(snapshot, replayed):
+        if difference := describe_difference(snapshot, replayed):
             self.add(f"checkpoint and commit files disagree: {difference}", "_delta_log", repair="checkpoint")
         return replayed
 
-    def _replayed(self) -> tuple[Snapshot, Snapshot]:
-        """The newest snapshot, and the same by the commit files, where they lead there."""
+    def _replay(self) -> tuple[Snapshot, Snapshot]:
+        """The newest snapshot, and the same from the commit files when they are complete."""
         base = self.base
         snapshot = self.delta.refresh()
         return snapshot, self.delta.chain.extend(base, snapshot.version) if self.is_complete else snapshot
 
     def check_checkpoints(self) -> None:
-        """Every checkpoint is as it was written, and the pointer names one that exists. One without a digest file
-        is wrong where no commits say the same: it is then all that holds its facts, and a bit of it may be flipped."""
+        """Every checkpoint is as it was written, and the pointer names one that exists. A checkpoint without a digest
+        file is wrong when no commits say the same: nothing else has its facts, and a flipped bit is not noticed."""
         _ = self.commits
         repair: Repair | None = "checkpoint" if self.is_complete else None
         for version in self.checkpoints:
@@ -200,7 +201,7 @@ class DeltaExam:
                     what += ". No commit files say the same. Restore the digest file from a backup"
                     self.add(what, name.replace(".parquet", ".digest"))
         is_listed = f"{self.folder}/{_POINTER}" in self.listing
-        named = self.delta.chain.checkpoints.pointed() if is_listed else -1
+        named = self.delta.chain.checkpoints.pointed_version() if is_listed else -1
         if named is None:
             self.add("_last_checkpoint is damaged", _POINTER, repair=repair)
         elif named not in (-1, *self.checkpoints) and not self.has_finding(_CHECKPOINT.format(named)):
@@ -211,7 +212,7 @@ class DeltaExam:
             self.add(what, _POINTER, repair=repair)
 
     def check_transactions(self, limit: int | None) -> None:
-        """Transactions move forward only; `limit` is a seq that none of them may pass."""
+        """Transactions only move forward; none may be greater than the seq `limit`."""
         at: dict[str, int] = {}
         for version, actions in self.commits.items():
             for txn in (action["txn"] for action in actions if "txn" in action):
@@ -223,11 +224,11 @@ class DeltaExam:
                 self.add(f"the transaction {app!r} stands at {value}, past the head {limit}")
 
     def check_files(self) -> Iterable[tuple[str, pq.FileMetaData]]:
-        """Each live file exists in its size, its footer is readable and counts the rows that the commit says."""
+        """Each live file exists, its size and number of rows are those of its commit, and its footer is readable."""
         for file in self.snapshot.files.values() if self.snapshot else ():
             path = f"{self.folder}/{file.path}"
             info = self.listing.get(path)
-            # One that was written after the listing is not in it.
+            # A file that was written after the listing is not in it.
             if info is None and not self.storage.exists(path):
                 self.add("a file that the table needs is missing", file.path)
                 continue
@@ -243,14 +244,14 @@ class DeltaExam:
                 self.add(f"the file holds {footer.num_rows} rows; its commit says {file.rows}", file.path)
             yield file.path, footer
 
-    def strangers(self) -> list[str]:
-        """Files that nothing of ours has made."""
+    def foreign_files(self) -> list[str]:
+        """Files that Strandline did not make."""
         names = [n for n in self.names() if not n.startswith("_delta_log/") and not is_ours(n)]
         return names + [n for n in self.names("_delta_log/") if not _LOG_FILE.search(n)]
 
 
 def _runs(versions: Iterable[int]) -> list[list[int]]:
-    """The versions, those that follow one another together."""
+    """The versions in groups of consecutive numbers."""
     runs: list[list[int]] = []
     for version in versions:
         if runs and runs[-1][-1] == version - 1:

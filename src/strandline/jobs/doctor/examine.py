@@ -1,7 +1,7 @@
 """The examination of a whole lake, and the repairs that are safe.
 
-A table that is broken does not keep the others from being examined. Nothing is deleted here but bad checkpoints: what
-nothing needs is only told of, with the command that clears it away.
+After a broken table the others are still examined. Only bad checkpoints are deleted here. Files that nothing needs are
+reported, with the command that deletes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from strandline.engines.duck import Duck
 from strandline.errors import StrandlineError
 from strandline.jobs.doctor.finding import Finding, Report
 from strandline.jobs.doctor.notes import lake_health, table_health
-from strandline.jobs.doctor.repair import repaired
+from strandline.jobs.doctor.repair import repair_finding
 from strandline.jobs.doctor.rows import examine_rows
 from strandline.jobs.doctor.tables import TableExam
 from strandline.model.definition import FORMAT
@@ -28,10 +28,10 @@ def examine(
     repair: bool = False,
     progress: Progress = silent,
 ) -> Report:
-    """Examine the lake in `storage`; with `repair`, put right what can be."""
+    """Examine the lake in `storage`; with `repair`, also repair what can be repaired."""
     findings: list[Finding] = []
     listing = {info.path: info for info in storage.list("")}
-    state = _catalog(storage, findings)
+    state = _examine_catalog(storage, findings)
     is_sure = not findings
     exams = [TableExam(storage, entry, listing) for entry in (state.tables.values() if state else ())]
     whole = sum(path.startswith("tables/") and path.endswith(".parquet") for path in listing) * (2 if deep else 1)
@@ -46,17 +46,17 @@ def examine(
 
     duck = Duck(storage)
     for exam in exams:
-        findings += _examined(exam, deep, duck, advance(exam.entry.name))
+        findings += _examine_table(exam, deep, duck, advance(exam.entry.name))
     if is_sure:
         findings += lake_health(storage)
     if repair:
-        findings = [repaired(storage, finding) for finding in findings]
+        findings = [repair_finding(storage, finding) for finding in findings]
     files, rows = sum(exam.files for exam in exams), sum(exam.rows for exam in exams)
     return Report(storage.uri, len(exams), files, rows, deep, tuple(findings))
 
 
-def _examined(exam: TableExam, deep: bool, duck: Duck, advance: Callable[[int], None]) -> list[Finding]:
-    """What is found in one table, and if nothing is wrong how it is looked after."""
+def _examine_table(exam: TableExam, deep: bool, duck: Duck, advance: Callable[[int], None]) -> list[Finding]:
+    """The findings of one table; if nothing is wrong, also the notes about its upkeep."""
     extra: list[Finding] = []
     try:
         exam.run(advance)
@@ -65,14 +65,14 @@ def _examined(exam: TableExam, deep: bool, duck: Duck, advance: Callable[[int], 
         if all(finding.severity == "note" for finding in exam.findings):
             extra += table_health(exam, duck)
     except Exception as error:
-        # Damage has no end of forms; whichever it is, the other tables are examined.
-        what = f"the examination of this table broke off: {type(error).__name__}: {error}"
+        # Damage can raise any error; the other tables are examined all the same.
+        what = f"the examination of this table failed: {type(error).__name__}: {error}"
         extra.append(Finding("wrong", exam.entry.name, what, exam.entry.folder))
     return exam.findings + extra
 
 
-def _catalog(storage: Storage, findings: list[Finding]) -> CatalogState | None:
-    """The lake's tables, as far as the catalog can be relied on."""
+def _examine_catalog(storage: Storage, findings: list[Finding]) -> CatalogState | None:
+    """The lake's tables, as far as the catalog can be read."""
 
     def wrong(what: str, where: str = storage.url(FOLDER)) -> None:
         findings.append(Finding("wrong", None, what, where))
@@ -80,7 +80,7 @@ def _catalog(storage: Storage, findings: list[Finding]) -> CatalogState | None:
     catalog = Catalog(storage)
     try:
         state = catalog.refresh()
-        lives = catalog.lives()
+        lives = catalog.generations()
     except StrandlineError as error:
         wrong(f"{error.message}. {error.hint}", storage.url(error.fields.get("path", FOLDER)))
         try:

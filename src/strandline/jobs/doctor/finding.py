@@ -11,10 +11,10 @@ Repair = Literal["checkpoint"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found. `wrong` breaks a promise; a `note` costs space at most.
+    """One finding. `wrong` is damage; a `note` costs space at most.
 
-    `repair` is what `--repair` would do about it: replace the bad checkpoints of the folder in `paths` by one made from
-    its commit files. `command` is a verb that does something about it. With neither, a person has to look."""
+    `repair` is what `--repair` would do: replace the bad checkpoints of the folder in `paths` by one made from its
+    commit files. `command` is a verb that solves it. With neither, a person has to look."""
 
     severity: Severity
     table: str | None
@@ -44,12 +44,12 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong, or no longer."""
+        """Whether nothing is wrong, or everything is repaired."""
         return all(finding.severity == "note" or finding.is_repaired for finding in self.findings)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something is wrong that no repair is known for."""
+        """Whether something is wrong that no repair can solve."""
         return any(finding.is_for_a_person for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:

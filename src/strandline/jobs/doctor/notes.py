@@ -1,5 +1,5 @@
-"""How a lake is looked after: what waits to be folded, what could be deleted, who holds what, in the words of the
-commands that would do something about it."""
+"""Notes about the upkeep of a lake: what waits to be folded, what could be deleted, which pins hold rows, each with the
+command that does something about it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
     where = storage.url(entry.folder)
     found = []
     for part in exam.parts:
-        strangers = part.strangers()
-        if strangers:
-            what = f"{counted(len(strangers))} that Strandline did not make, such as {strangers[0]}"
+        foreign = part.foreign_files()
+        if foreign:
+            what = f"{count_files(len(foreign))} that Strandline did not make, such as {foreign[0]}"
             found.append(Finding("note", entry.name, what, storage.url(part.folder)))
     plan = compaction_plan.plan(table)
     if plan.due:
@@ -35,14 +35,14 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
     cleaned = vacuum(table, dry_run=True)
     if cleaned.waiting_files:
         wait = "waits" if cleaned.waiting_files == 1 else "wait"
-        what = f"{counted(cleaned.waiting_files)} {wait} for the grace time, {cleaned.waiting_bytes:,} bytes"
+        what = f"{count_files(cleaned.waiting_files)} {wait} for the grace time, {cleaned.waiting_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where))
     if cleaned.deleted_files:
-        what = f"{counted(cleaned.deleted_files)} that nothing needs, {cleaned.deleted_bytes:,} bytes"
+        what = f"{count_files(cleaned.deleted_files)} that nothing needs, {cleaned.deleted_bytes:,} bytes"
         found.append(Finding("note", entry.name, what, where, command=f"vacuum {entry.name}"))
     now_s = storage.now_s()
     for pin in table.pins.live(now_s):
-        left = duration.shown(round(pin.expires_s - now_s))
+        left = duration.to_text(round(pin.expires_s - now_s))
         what = f"pin {pin.name} ({pin.why}, {pin.holder}) holds seq {pin.seq} for {left} more"
         if pin.seq is not None:
             found.append(Finding("note", entry.name, what, where))
@@ -50,12 +50,12 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
 
 
 def lake_health(storage: Storage) -> list[Finding]:
-    """What lies outside the lake's tables: a table that the catalog lost is wrong, the rest are notes."""
+    """Files outside the lake's tables: a table that the catalog lost is wrong, the rest are notes."""
     return [
         Finding(
             "wrong" if found.is_lost else "note",
             found.table,
-            _what(found),
+            _describe(found),
             storage.url(found.where) if found.where else storage.uri,
             command="vacuum" if found.is_deletable else None,
         )
@@ -63,11 +63,11 @@ def lake_health(storage: Storage) -> list[Finding]:
     ]
 
 
-def _what(found: Leftover) -> str:
+def _describe(found: Leftover) -> str:
     if found.is_deletable:
-        return f"{counted(len(found.infos))} {found.what}, {found.bytes:,} bytes"
-    return f"a folder of {counted(len(found.infos))} {found.what}. {found.advice}"
+        return f"{count_files(len(found.infos))} {found.what}, {found.bytes:,} bytes"
+    return f"a folder of {count_files(len(found.infos))} {found.what}. {found.advice}"
 
 
-def counted(count: int) -> str:
+def count_files(count: int) -> str:
     return "1 file" if count == 1 else f"{count:,} files"

@@ -1,4 +1,4 @@
-"""Examine the rows themselves: hashes, order, one change a key in a commit, one row a key in the baseline."""
+"""Examine the rows: hashes, order, one change per key in a commit, one row per key in the baseline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, literal
 from strandline.jobs.doctor.delta_tables import DeltaExam
+from strandline.model.arrow_check import find_invalid, find_unreadable
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, same_as_next, shift_for
-from strandline.model.soundness import first_unreadable, first_unsound
 from strandline.storage import digest
 from strandline.storage.parquet import reader
 from strandline.storage.snapshot import DataFile
@@ -24,7 +24,7 @@ from strandline.storage.snapshot import DataFile
 def examine_rows(
     log: DeltaExam, baseline: DeltaExam, definition: TableDef, duck: Duck, advance: Callable[[int], None]
 ) -> None:
-    """Read every live file of a table and add what is wrong to its parts' findings."""
+    """Read every live file of a table and add faults to the findings of its parts."""
     identity = definition.key or (ROW,)
     for part, partition, order, check in (
         (log, SEQ, (*((HASH,) if definition.is_keyed else ()), *identity), _log_fault),
@@ -37,29 +37,29 @@ def examine_rows(
         for number, files in groups.items():
             is_whole = True
             for file in files:
-                fault = _fault(part, file, partial(check, definition=definition, number=number), order)
+                fault = _find_fault(part, file, partial(check, definition=definition, number=number), order)
                 advance(1)
                 if fault:
                     is_whole = False
                 if fault and not part.has_finding(file.path):
                     part.add(fault, file.path)
             if len(files) > 1 and is_whole and definition.is_keyed:
-                _check_across(part, files, definition.key, f"{partition[1:]} {number}", duck)
+                _check_unique_keys(part, files, definition.key, f"{partition[1:]} {number}", duck)
 
 
-def _fault(
+def _find_fault(
     part: DeltaExam, file: DataFile, check: Callable[[pa.Table], str | None], order: Sequence[str]
 ) -> str | None:
     """The first thing that is wrong with a file's rows."""
     last: pa.Table | None = None
     row = 0
-    if damage := digest.fault(part.storage, f"{part.folder}/{file.path}", file):
+    if damage := digest.find_fault(part.storage, f"{part.folder}/{file.path}", file):
         return f"the rows are not readable: {damage}"
     try:
         with reader.open_file(part.storage, f"{part.folder}/{file.path}") as opened:
             for batch in reader.batches(opened):
                 rows = pa.Table.from_batches([batch])
-                unread = first_unsound(rows) or first_unreadable(rows)
+                unread = find_invalid(rows) or find_unreadable(rows)
                 if unread:
                     where = f"row {row + unread.row}, column {unread.path!r}"
                     return f"{where}: {unread.why}; not every engine reads the file"
@@ -69,7 +69,7 @@ def _fault(
                 keys = rows.select(order)
                 joined = keys if last is None else pa.concat_tables([last, keys])
                 if not _is_rising(joined):
-                    return f"after row {row}: the rows are not in the order of {', '.join(order)}, each once"
+                    return f"after row {row}: the rows are not sorted by {', '.join(order)}, or one is there twice"
                 last = keys.slice(keys.num_rows - 1)
                 row += rows.num_rows
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def _baseline_fault(rows: pa.Table, definition: TableDef, number: str) -> str | 
     return None
 
 
-def _check_across(part: DeltaExam, files: Sequence[DataFile], key: Sequence[str], which: str, duck: Duck) -> None:
+def _check_unique_keys(part: DeltaExam, files: Sequence[DataFile], key: Sequence[str], which: str, duck: Duck) -> None:
     """No key is in two files of one commit or vnode."""
     urls = ", ".join(literal(part.storage.url(f"{part.folder}/{file.path}")) for file in files)
     scan = f"SELECT {listed(key)} FROM read_parquet([{urls}], hive_partitioning = false, union_by_name = true)"

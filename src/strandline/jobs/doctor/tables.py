@@ -1,4 +1,4 @@
-"""Examine a table: its log, its baseline, its refused rows, and that these fit together."""
+"""Examine a table: its log, its baseline, its refused rows, and whether these fit together."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strandline.storage.commits import RESTORE
 from strandline.storage.open import FileInfo, Storage
 from strandline.tables.baseline import marks_of
 from strandline.tables.catalog import Entry
-from strandline.tables.fold_problems import Health
+from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.log import TRIM
 
 
 class TableExam:
-    """The examination of one table. After `run`, the parts know what they claim."""
+    """The examination of one table. `run` fills the findings."""
 
     def __init__(self, storage: Storage, entry: Entry, listing: Mapping[str, FileInfo]) -> None:
         self.entry = entry
@@ -44,7 +44,7 @@ class TableExam:
 
     def run(self, advance: Callable[[int], None]) -> None:
         head = self.log.snapshot.version if self.log.snapshot else None
-        self.definition = _definition(self.log)
+        self.definition = _read_definition(self.log)
         for part in self.parts:
             part.check_checkpoints()
             part.check_transactions(head if part is not self.rejects else None)
@@ -53,26 +53,26 @@ class TableExam:
         definitions = {
             id(self.log): self.definition,
             id(self.baseline): self.definition,
-            id(self.rejects): _definition(self.rejects) if self.rejects.names() else None,
+            id(self.rejects): _read_definition(self.rejects) if self.rejects.names() else None,
         }
         if self.rejects.names():
             self._check_seqs(self.rejects)
-        at_fault = Health(self.log.storage, self.entry.folder).files()
+        at_fault = FoldProblems(self.log.storage, self.entry.folder).files()
         for part in self.parts:
             self._check_files(part, definitions[id(part)], advance)
-            self._check_known(part, at_fault)
+            self._check_reported_files(part, at_fault)
 
-    def _check_known(self, part: DeltaExam, at_fault: Collection[str]) -> None:
-        """A file that a compaction could not read is as its commit says again, or wrong without a deep look, too."""
+    def _check_reported_files(self, part: DeltaExam, at_fault: Collection[str]) -> None:
+        """A file that a compaction could not read is checked against its digest, also without `--deep`."""
         for file in part.snapshot.files.values() if part.snapshot else ():
             path = f"{part.folder}/{file.path}"
             if file.path not in at_fault or part.has_finding(file.path):
                 continue
-            if fault := digest.fault(part.storage, path, file):
-                part.add(f"the file is damaged, a compaction found: {fault}", file.path)
+            if fault := digest.find_fault(part.storage, path, file):
+                part.add(f"a compaction found that the file is damaged: {fault}", file.path)
 
     def _check_seqs(self, part: DeltaExam) -> None:
-        """A log file's seq is the version of the commit that added it, or, when a purge wrote it anew, an older one."""
+        """A log file's seq is the version of the commit that added it; after a purge it may be an older one."""
         for version, actions in part.commits.items():
             is_purge = any(action.get("commitInfo", {}).get("operation") == "PURGE" for action in actions)
             for add in (action["add"] for action in actions if "add" in action):
@@ -90,7 +90,7 @@ class TableExam:
             if app.startswith("fold/") and not (number.isdecimal() and int(number) < vnodes):
                 self.baseline.add(f"the transaction {app!r} names no vnode: there are {vnodes}")
         marks = marks_of(txns, vnodes)
-        # A fold may have come after a commit that came after `head`.
+        # The fold may include a commit that came after `head` was read.
         is_past = max(marks) > head and not self.log.delta.chain.commits.exists(head + 1)
         lost = f"_delta_log/{head + 1:020d}.json"
         if is_past and not self.log.has_finding(lost):
@@ -98,7 +98,7 @@ class TableExam:
             self.log.add(what, lost)
         trimmed_to = self.log.snapshot.txns.get(TRIM, 0) if self.log.snapshot else 0
         if min(marks) < trimmed_to:
-            self.log.add(f"the log is trimmed to seq {trimmed_to}, but the baseline holds only {min(marks)}")
+            self.log.add(f"the log is trimmed to seq {trimmed_to}, but the baseline is folded only to {min(marks)}")
         for file in self.baseline.snapshot.files.values():
             vnode = file.partition.get(VNODE)
             if vnode is None or not vnode.isdecimal() or int(vnode) >= vnodes:
@@ -117,11 +117,11 @@ class TableExam:
                 continue
             is_log = part is not self.baseline
             wanted = (definition.log_schema if is_log else definition.baseline_schema)(schema_id)
-            if _shape(footer.schema.to_arrow_schema()) != _shape(wanted):
+            if _columns_of(footer.schema.to_arrow_schema()) != _columns_of(wanted):
                 part.add(f"the file's columns are not those of schema {schema_id}", path)
 
 
-def _definition(part: DeltaExam) -> TableDef | None:
+def _read_definition(part: DeltaExam) -> TableDef | None:
     if part.snapshot is None:
         return None
     try:
@@ -131,5 +131,5 @@ def _definition(part: DeltaExam) -> TableDef | None:
         return None
 
 
-def _shape(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+def _columns_of(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     return [(field.name, field.type) for field in storage_schema(schema)]

@@ -1,8 +1,8 @@
-"""Bring rows together by their cluster keys, without carrying a wide value once for every row that repeats it.
+"""Bring rows together by their cluster keys, and move each wide value only once.
 
-Spark's shuffle and sort move rows whole: 128 KB for each of the 136 rows of a conversation. So a task first gathers its
-rows compactly (`Group`) and lays them by cluster key; what it hands on is a block a key, in Arrow, with each wide value
-in it once. Spark shuffles and sorts the blocks, and the lane that writes opens them one key at a time.
+Spark's shuffle and sort move whole rows: 128 KB for each of the 136 rows of a conversation. So a task first gathers its
+rows compactly (`Group`) and sorts them by cluster key. It passes on one Arrow block per key, which has each wide value
+once. Spark shuffles and sorts the blocks, and the lane that writes files opens them one key at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUDGET = Budget(group_raw_bytes=1 << 62)
 
 @dataclass(frozen=True)
 class GatherLane:
-    """Rows to blocks. `read` reads the rows itself; else they come as they are."""
+    """Rows to blocks. With `read`, the batches name files and `read` reads their rows."""
 
     schema: pa.Schema
     cluster_by: Sequence[str]
@@ -43,19 +43,19 @@ class GatherLane:
         return f"{spark_schema(key)}, `{BLOCK}` binary"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = batches if self.read is None else self.read.coded(batches)
-        for group in writer.groups((_shaped(batch, self.schema) for batch in rows), self.schema, (), _BUDGET):
+        rows = batches if self.read is None else self.read.read_coded(batches)
+        for group in writer.groups((_conform_batch(batch, self.schema) for batch in rows), self.schema, (), _BUDGET):
             yield from self._blocks(group.coded_table())
 
     def _blocks(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-        rows = _laid(rows, self.cluster_by, self.schema)
+        rows = _sort_rows(rows, self.cluster_by, self.schema)
         keys = storage_schema(pa.schema([self.schema.field(name) for name in self.cluster_by]))
         columns = [conform_column(rows.column(f.name), f.type).combine_chunks() for f in keys]
         starts = run_starts(columns)
         sent: list[bytes] = []
         first = 0
         for at, (start, end) in enumerate(zip(starts, [*starts[1:], rows.num_rows], strict=True)):
-            sent.append(_packed(rows.slice(start, end - start)))
+            sent.append(_pack_rows(rows.slice(start, end - start)))
             if at + 1 == len(starts) or sum(map(len, sent)) > _SENT_BYTES:
                 at_rows = pa.array(starts[first : at + 1], pa.int64())
                 yield pa.record_batch(
@@ -74,27 +74,27 @@ class BlockLane:
     schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.lane.write(_shaped(batch, self.lane.schema) for batch in self._rows(batches))
+        return self.lane.write(_conform_batch(batch, self.lane.schema) for batch in self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of one key at a time, in their order; of a key with very many, some at a time."""
+        """The rows of one key at a time, in order; a key with very many rows comes in several pieces."""
         held: list[pa.Table] = []
         held_bytes, held_key = 0, None
         for batch in batches:
             keys = zip(*(hashable(batch.column(name)) for name in self.cluster_by), strict=True)
             for key, block in zip(keys, batch.column(BLOCK), strict=True):
                 if held and (key != held_key or held_bytes > _HELD_BYTES):
-                    yield from _laid(_joined(held), self.order, self.schema).to_batches()
+                    yield from _sort_rows(_join_tables(held), self.order, self.schema).to_batches()
                     held, held_bytes = [], 0
                 packed = block.as_buffer()
                 held.append(pa.ipc.open_stream(packed).read_all())
                 held_bytes, held_key = held_bytes + packed.size, key
         if held:
-            yield from _laid(_joined(held), self.order, self.schema).to_batches()
+            yield from _sort_rows(_join_tables(held), self.order, self.schema).to_batches()
 
 
-def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema`, of its types, but texts that are in dictionaries stay there."""
+def _conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema` in its types; dictionaries stay dictionaries."""
     columns = []
     for field in schema:
         values = batch.column(field.name)
@@ -104,7 +104,7 @@ def _shaped(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch(columns, list(schema.names))
 
 
-def _laid(rows: pa.Table, order: Sequence[str], schema: pa.Schema) -> pa.Table:
+def _sort_rows(rows: pa.Table, order: Sequence[str], schema: pa.Schema) -> pa.Table:
     keys = storage_schema(pa.schema([schema.field(name) for name in order]))
     columns = [conform_column(rows.column(field.name), field.type) for field in keys]
     by = [(name, "ascending") for name in order]
@@ -112,7 +112,7 @@ def _laid(rows: pa.Table, order: Sequence[str], schema: pa.Schema) -> pa.Table:
     return laid.combine_chunks()
 
 
-def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+def _join_tables(parts: Sequence[pa.Table]) -> pa.Table:
     columns = []
     for name in parts[0].column_names:
         chunks = [chunk for part in parts for chunk in part.column(name).chunks]
@@ -122,8 +122,8 @@ def _joined(parts: Sequence[pa.Table]) -> pa.Table:
     return pa.table(columns, parts[0].column_names).unify_dictionaries().combine_chunks()
 
 
-def _packed(rows: pa.Table) -> bytes:
-    """The rows as Arrow bytes, with only those dictionary values that they have."""
+def _pack_rows(rows: pa.Table) -> bytes:
+    """The rows as Arrow bytes, with only the dictionary values that they use."""
     columns = []
     for column in rows.combine_chunks().itercolumns():
         values = column.chunk(0)

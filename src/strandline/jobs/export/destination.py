@@ -1,10 +1,10 @@
 """Where an export goes: a folder or an S3 prefix of its own.
 
-`_export.json` says what was written there, so that it can be told from files that no export wrote, which are never
-touched. Data files bear the id of their export.
+`_export.json` lists the files of an export. Files that are not in the list are never touched. The name of a data file
+begins with the id of its export.
 
-After a crash: the lock stays and names a process that is gone. The next export removes what bears that id, visible or
-not, or, if the dead one had written its `_export.json`, ends what it had left to do; then it goes on.
+After a crash: the lock stays and names a process that is gone. If that export had written its `_export.json`, the next
+export finishes it: it deletes the replaced files. Otherwise the next export deletes all files with the dead one's id.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 from strandline.crash import crash_point
 from strandline.errors import Invalid
 from strandline.jobs.export import lock
-from strandline.sinks.files import clear_unfinished, describe, read_note
-from strandline.storage.open import Staged, Storage, open_storage
+from strandline.sinks.files import clear_unfinished, describe_files, read_note
+from strandline.storage.open import StagedFile, Storage, open_storage
 from strandline.storage.snapshot import DataFile
 
 MANIFEST = "_export.json"
@@ -32,23 +32,23 @@ _OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.parquet|_export\.json")
 
 
 class Destination:
-    """A place to export to, looked at when it is `claimed`."""
+    """A place to export to. It is checked when it is claimed."""
 
-    def __init__(self, uri: str | os.PathLike[str], options: Mapping[str, str] | None, *, is_replaced: bool) -> None:
+    def __init__(self, uri: str | os.PathLike[str], options: Mapping[str, str] | None, *, may_replace: bool) -> None:
         self.storage = open_storage(os.fspath(uri) if isinstance(uri, os.PathLike) else uri, options)
-        self._is_replaced = is_replaced
+        self._may_replace = may_replace
 
     @contextmanager
-    def claimed(self) -> Iterator[DestinationClaim]:
-        """Hold the destination alone while the block runs; when it fails, nothing of it is left there."""
+    def claim(self) -> Iterator[DestinationClaim]:
+        """Hold the destination alone while the block runs. When the block fails, its files are deleted."""
         if not self.storage.exists(lock.LOCK):
-            # Nothing is written to a place that is refused. With a lock, what is there may be a dead one's.
+            # Nothing is written to a place that is refused. If there is a lock, the files may be of a dead export.
             self.check()
         self.storage.check_put_new()
         held = lock.acquire(self.storage, uuid.uuid4().hex)
         try:
             for id_ in held.dead:
-                self._end(id_)
+                self._end_export(id_)
             claim = DestinationClaim(self.storage, held.id, self.check())
             claim.sweep_unfinished(())
             try:
@@ -59,28 +59,29 @@ class Destination:
         finally:
             held.release()
 
-    def _end(self, dead: str) -> None:
-        """Put an end to an export whose process is gone: it is whole if it said what it wrote, else it never was."""
-        manifest = self._manifest()
+    def _end_export(self, dead: str) -> None:
+        """Finish an export whose process is gone: it counts if it wrote its manifest, otherwise its files are
+        deleted."""
+        manifest = self._read_manifest()
         if manifest is not None and manifest["id"] == dead:
-            self.storage.delete(self._found(manifest["replaces"]))
+            self.storage.delete(self._existing_files(manifest["replaces"]))
         else:
             DestinationClaim(self.storage, dead, ()).sweep()
 
     def check(self) -> Sequence[str]:
-        """The files of an earlier export that this one replaces; `Invalid` when that was not asked for, or when other
-        files are there."""
-        manifest = self._manifest()
-        known = [] if manifest is None else self._found(manifest["files"])
+        """The files of an earlier export that this one replaces. `Invalid` without `may_replace`, and when other files
+        are there."""
+        manifest = self._read_manifest()
+        known = [] if manifest is None else self._existing_files(manifest["files"])
         ours = {MANIFEST, *known}
-        foreign = next((path for path in self._visible() if path not in ours), None)
+        foreign = next((path for path in self._visible_files() if path not in ours), None)
         if foreign is not None:
             raise Invalid(
                 f"{self.storage.uri} holds files that are not listed by an export, such as {foreign}",
                 hint="Choose another destination.",
                 path=foreign,
             )
-        if manifest is not None and not self._is_replaced:
+        if manifest is not None and not self._may_replace:
             raise Invalid(
                 f"{self.storage.uri} holds an earlier export",
                 hint="Choose another destination, or replace it: overwrite=True, on the command line --overwrite.",
@@ -88,17 +89,17 @@ class Destination:
             )
         return known
 
-    def _visible(self) -> Iterator[str]:
+    def _visible_files(self) -> Iterator[str]:
         return (info.path for info in self.storage.list("") if not lock.is_lock(info.path))
 
-    def _found(self, paths: Sequence[str]) -> list[str]:
-        """Those of the files that a manifest names which are there: it cannot name what lies elsewhere."""
+    def _existing_files(self, paths: Sequence[str]) -> list[str]:
+        """The files of a manifest that exist here. A manifest cannot name files elsewhere."""
         if not paths:
             return []
-        visible = set(self._visible())
+        visible = set(self._visible_files())
         return [path for path in paths if path in visible]
 
-    def _manifest(self) -> dict[str, Any] | None:
+    def _read_manifest(self) -> dict[str, Any] | None:
         def take(note: Any) -> dict[str, Any]:
             return {
                 "id": note["id"],
@@ -106,7 +107,7 @@ class Destination:
                 "replaces": [str(path) for path in note["replaces"]],
             }
 
-        return read_note(self.storage, MANIFEST, take, "Choose another destination: what is there stays.")
+        return read_note(self.storage, MANIFEST, take, "Choose another destination. Nothing there was changed.")
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class DestinationClaim:
     id: str
     earlier: Sequence[str]
 
-    def publish(self, files: Sequence[DataFile], staged: Sequence[Staged], facts: Mapping[str, Any]) -> None:
-        """Make the staged files visible, say what they are, and remove those that they replace."""
+    def publish(self, files: Sequence[DataFile], staged: Sequence[StagedFile], facts: Mapping[str, Any]) -> None:
+        """Make the staged files visible, write the manifest, and delete the files that they replace."""
         crash_point("export.staged")
         temporaries = [each.temporary for each in staged]
         self.sweep_unfinished(temporaries)
@@ -133,7 +134,7 @@ class DestinationClaim:
             "id": self.id,
             **facts,
             "exported_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            **describe(files),
+            **describe_files(files),
             "replaces": list(self.earlier),
         }
         with self.storage.output(MANIFEST) as stream:
@@ -143,11 +144,11 @@ class DestinationClaim:
         crash_point("export.cleared")
 
     def sweep(self) -> None:
-        """Remove whatever this export wrote."""
+        """Delete everything that this export wrote."""
         self.sweep_unfinished(())
         self.storage.delete([info.path for info in self.storage.list("") if info.path.startswith(f"{self.id}-")])
 
     def sweep_unfinished(self, kept: Collection[str]) -> None:
-        """Remove files that were staged and that nobody will publish: of exports that are gone, of tasks that ran twice
-        or went on after their job had failed. Who holds the lock is alone here, so all but the kept ones are such."""
+        """Delete staged files that nobody will publish: of dead exports, of tasks that ran twice or went on after
+        their job had failed. The holder of the lock is alone here, so these are all staged files but the `kept`."""
         clear_unfinished(self.storage, named=_OURS, kept=kept)

@@ -1,11 +1,10 @@
 """Write a table, or a range of its changes, as Parquet files that any engine reads.
 
-Rows leave clustered by the table's cluster columns, so that what repeats lies together, through the one Parquet
-writer: by a lane on the driver when they are few, by lanes in Spark tasks when they are many. Files are staged first
-and published by the driver when all of them are whole.
+Rows are sorted by the table's cluster columns, so that repeated values lie together. Few rows are written by a lane on
+the driver, many by lanes in Spark tasks. Files are staged first; the driver publishes them when all are complete.
 
-After a crash: nothing is visible under the destination, unless the crash fell into the moment in which files are
-published; what is left there goes with the next export to it.
+After a crash: the destination shows no file, unless the crash came while files were published. The next export there
+deletes the rest.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import pyarrow as pa
 
 from strandline.engines.choice import BULK
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
-from strandline.engines.spark import Lane, collected, run_lane, running, session, tasks_for
+from strandline.engines.spark import Lane, collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Invalid
 from strandline.jobs.export.blocks import BlockLane, GatherLane
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.source import ExportSource, Scan
 from strandline.progress import Progress
-from strandline.storage.open import Staged, is_inside
+from strandline.storage.open import StagedFile, is_inside
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.spark_merge import listing
@@ -41,8 +40,8 @@ WIDE_ROW_BYTES = 4 << 10
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`. Of one that was only planned, `rows`
-    and `raw_bytes` are what it would be at most, and nothing is written."""
+    """What an export wrote: the table at `seq`, or its changes in `(after, seq]`. For a dry run `rows` and `raw_bytes`
+    are upper bounds, and nothing is written."""
 
     table: str
     uri: str
@@ -71,14 +70,14 @@ def export(source: ExportSource, destination: Destination, *, dry_run: bool, pro
     if dry_run:
         destination.check()
         return report(source.rows, 0, 0, source.raw_bytes, 0.0)
-    with source.kept(), destination.claimed() as claim:
+    with source.hold_pin(), destination.claim() as claim:
         lane = ExportLane(destination.storage, claim.id, source.schema, source.cluster_by)
         progress(0, source.rows if is_small else 0, source.table.name)
-        files, staged = (_on_driver if is_small else _on_spark)(source, lane, progress)
+        files, staged = (_write_on_driver if is_small else _write_on_spark)(source, lane, progress)
         if not files:
             empty, stage = writer.stage_empty(destination.storage, lane.new_name(), source.schema)
             files, staged = [empty], [stage]
-        claim.publish(files, staged, source.described())
+        claim.publish(files, staged, source.describe())
     return report(
         sum(file.rows for file in files),
         len(files),
@@ -90,19 +89,23 @@ def export(source: ExportSource, destination: Destination, *, dry_run: bool, pro
 
 def _is_small(source: ExportSource) -> bool:
     if not BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes):
-        source.look_closer()
+        source.measure_rows()
     return BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes)
 
 
-def _on_driver(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
+def _write_on_driver(
+    source: ExportSource, lane: ExportLane, progress: Progress
+) -> tuple[list[DataFile], list[StagedFile]]:
     source.check(None)
     with source.batches() as batches:
-        exact = _watched(batches, source.rows, source.table.name, progress)
+        exact = _report_progress(batches, source.rows, source.table.name, progress)
         done = list(lane.stage(exact))
     return [file for file, _ in done], [staged for _, staged in done]
 
 
-def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress: Progress) -> Iterator[pa.RecordBatch]:
+def _report_progress(
+    batches: Iterator[pa.RecordBatch], whole: int, name: str, progress: Progress
+) -> Iterator[pa.RecordBatch]:
     done = 0
     for batch in batches:
         yield batch
@@ -110,33 +113,35 @@ def _watched(batches: Iterator[pa.RecordBatch], whole: int, name: str, progress:
         progress(done, max(done, whole), name)
 
 
-def _on_spark(source: ExportSource, lane: ExportLane, progress: Progress) -> tuple[list[DataFile], list[Staged]]:
-    """Lanes of whole cluster keys, each ordered by Spark, which spills; the lane itself holds one row group. Wide rows
-    travel in blocks (`GatherLane`)."""
+def _write_on_spark(
+    source: ExportSource, lane: ExportLane, progress: Progress
+) -> tuple[list[DataFile], list[StagedFile]]:
+    """Each lane gets whole cluster keys. Spark sorts its rows and spills to disk; the lane holds one row group. Wide
+    rows are moved in blocks (`GatherLane`)."""
     table = source.table
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
-    with running(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+    with running_job(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
         is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES
         scan = source.scan() if is_wide else None
         if scan is None or not scan.is_checked:
             source.check(spark)
         if not source.order:
-            return _collected(source, source.frame(spark), lane)
-        frame = _gathered(spark, source, scan, lanes) if is_wide else source.frame(spark)
+            return _collect_files(source, source.frame(spark), lane)
+        frame = _gather_blocks(spark, source, scan, lanes) if is_wide else source.frame(spark)
         order = source.lane_by if is_wide else source.order
-        laid = frame.repartition(lanes, *_quoted(source.lane_by)).sortWithinPartitions(*_quoted(order))
+        laid = frame.repartition(lanes, *_quote_names(source.lane_by)).sortWithinPartitions(*_quote_names(order))
         last = BlockLane(lane, source.lane_by, source.order, source.needed) if is_wide else lane
-        return _collected(source, laid, last)
+        return _collect_files(source, laid, last)
 
 
-def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[Staged]]:
+def _collect_files(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list[DataFile], list[StagedFile]]:
     try:
-        receipts = collected(run_lane(frame, lane, RECEIPT))
+        receipts = collect(run_lane(frame, lane, RECEIPT))
     except Exception as error:
-        # Spark's own, of several kinds.
-        source.blame(error)
+        # Spark raises errors of many kinds.
+        source.find_damage(error)
         raise
     files, staged, failure = staged_of(receipts)
     if failure is not None:
@@ -144,7 +149,7 @@ def _collected(source: ExportSource, frame: DataFrame, lane: Lane) -> tuple[list
     return files, staged
 
 
-def _gathered(spark: SparkSession, source: ExportSource, scan: Scan | None, lanes: int) -> DataFrame:
+def _gather_blocks(spark: SparkSession, source: ExportSource, scan: Scan | None, lanes: int) -> DataFrame:
     if scan is None:
         lane = GatherLane(source.needed, source.lane_by, None)
         return run_lane(source.frame(spark), lane, lane.output)
@@ -152,5 +157,5 @@ def _gathered(spark: SparkSession, source: ExportSource, scan: Scan | None, lane
     return run_lane(listing(spark, scan.files, lanes), lane, lane.output)
 
 
-def _quoted(names: Sequence[str]) -> list[str]:
+def _quote_names(names: Sequence[str]) -> list[str]:
     return [f"`{name}`" for name in names]

@@ -1,7 +1,7 @@
 """One export at a time to a destination: a file that names who is at work there.
 
-A lock is never taken from anyone alive. When its holder is gone, whoever first creates the file that is named after the
-dead lock's id is the next holder; so of several that find it one wins, and none can remove the lock of another.
+A lock is never taken from a live process. When its holder is gone, the next holder is the process that first creates a
+file named after the dead lock's id. So one of several processes wins, and none can delete the lock of another.
 
 After a crash: the lock stays and names a process that is gone.
 """
@@ -20,25 +20,25 @@ from strandline.sinks.files import read_note
 from strandline.storage.open import Storage
 
 LOCK = "_export.lock"
-_HINT = "If no export is at work there, delete that file and try again."
+_HINT = "If no export is running there, delete that file and try again."
 
 
 @dataclass(frozen=True)
 class _Active:
-    """An export at work, by its id."""
+    """A running export, by its id."""
 
     id: str
 
 
-# What this process is at work on: a lock of ours with an id that is not among them is left over. An export that was
-# interrupted leaves the set by itself, wherever the interrupt fell.
+# The running exports of this process: a lock of this process with any other id is left over. The set is weak, so an
+# export that was interrupted leaves it, wherever the interrupt came.
 _active: WeakSet[_Active] = WeakSet()
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock that is held, and the ids of the dead ones before it."""
+    """A lock that is held, and the ids of the dead locks before it."""
 
     storage: Storage
     active: _Active
@@ -49,17 +49,17 @@ class Lock:
         return self.active.id
 
     def release(self) -> None:
-        """From the first on: while the first is there, nobody else can begin."""
+        """Delete the lock files, the first one first: until then nobody else can begin."""
         _active.discard(self.active)
         try:
-            self.storage.delete([LOCK, *(_after(id_) for id_ in self.dead)])
+            self.storage.delete([LOCK, *(_successor_path(id_) for id_ in self.dead)])
         except (OSError, StrandlineError) as error:
-            # What was exported counts. This process may go on; for another machine the lock has to be deleted.
+            # The export counts. This process may export again; on another machine the lock has to be deleted first.
             _log.warning("%s could not be released: %s", self.storage.url(LOCK), error)
 
 
 def acquire(storage: Storage, id_: str) -> Lock:
-    """`Conflict` when someone else is at work, or died on another machine."""
+    """Take the lock. `Conflict` when its holder is alive, or died on another machine."""
     facts = {"id": id_, "holder": this_process(), "since": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
     dead: list[str] = []
     active = _Active(id_)
@@ -69,21 +69,21 @@ def acquire(storage: Storage, id_: str) -> Lock:
         while not storage.put_new(path, json.dumps(facts).encode()):
             held = read_note(storage, path, lambda note: (note["holder"], note["since"], note["id"]), _HINT)
             if held is None:
-                # Released just now: from the start.
+                # It was released just now: start again.
                 path, dead = LOCK, []
                 continue
             holder, since, other = held
             if other == id_:
-                # It was created, and the answer got lost on the way.
+                # The file was created, but the answer got lost.
                 break
             if not is_gone(holder) and not (holder == this_process() and _Active(other) not in _active):
                 raise Conflict(
-                    f"{storage.uri} is being exported to by {holder} since {since}",
+                    f"{holder} has been exporting to {storage.uri} since {since}",
                     hint=f"If that process is gone, delete {storage.url(path)} and try again.",
                     path=path,
                 )
             dead.append(other)
-            path = _after(other)
+            path = _successor_path(other)
     except BaseException:
         _active.discard(active)
         raise
@@ -94,5 +94,5 @@ def is_lock(path: str) -> bool:
     return path.startswith(LOCK)
 
 
-def _after(id_: str) -> str:
+def _successor_path(id_: str) -> str:
     return f"{LOCK}-{id_}"

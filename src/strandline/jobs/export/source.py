@@ -1,7 +1,7 @@
-"""What is exported: a table at a seq, or the changes between two, each in DuckDB's words and in Spark's.
+"""What is exported: a table at a seq, or the changes between two seqs, each read by DuckDB or by Spark.
 
-Changes that a filter does not let through still count (see `outgoing`): a row that no longer matches has to go from a
-copy that the exported changes keep, so it leaves as a delete.
+A change that no longer matches the filter is exported as a delete (see `outgoing`): a copy that is made from the
+exported changes has to lose that row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.consumers.damage import damaged_files
-from strandline.consumers.feed import conformed
-from strandline.engines.duck import is_of_duckdb
+from strandline.consumers.feed import conform_relation
+from strandline.engines.duck import is_duckdb_error
 from strandline.engines.lanes import ReadLane
 from strandline.engines.scan import ScanFile, listed
 from strandline.errors import Corrupt, Invalid
@@ -57,9 +57,9 @@ class Scan:
 
 
 class ExportSource(ABC):
-    """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are laid by `order`; those that are equal in its
-    first columns, `lane_by`, stay in one lane; `cluster_by` is what the writer counts. `read` are the columns that are
-    read, `deciding` the files that say which rows count, and `pin` keeps all that from being cleaned away."""
+    """Rows to export. `rows` and `raw_bytes` are upper bounds. Rows are sorted by `order`; rows with equal `lane_by`,
+    its first columns, stay in one lane; the writer gets `cluster_by`. `read` are the columns that are read, `deciding`
+    the files that decide which rows count. `pin` keeps all these files from being deleted."""
 
     schema: pa.Schema
     needed: pa.Schema
@@ -80,14 +80,14 @@ class ExportSource(ABC):
         self.lane_by = definition.clustering(definition.schema.names)
         self.cluster_by = definition.clustering(self.names)
 
-    def _weigh(self, by_path: Mapping[str, DataFile]) -> None:
+    def _set_files(self, by_path: Mapping[str, DataFile]) -> None:
         self.files, files = by_path, by_path.values()
         self.rows = sum(file.rows for file in files)
         self.raw_bytes = sum(file.raw_bytes for file in files)
         self._row_bytes = self.raw_bytes // max(1, self.rows)
         self._batch_rows = writer.batch_rows(files)
 
-    def kept(self) -> AbstractContextManager[None]:
+    def hold_pin(self) -> AbstractContextManager[None]:
         return self.table.pins.held(self.pin)
 
     @contextmanager
@@ -96,11 +96,11 @@ class ExportSource(ABC):
         with self._relation() as relation:
             try:
                 ordered = relation.order(listed(self.order)) if self.order else relation
-                with conformed(ordered, self.schema, self._batch_rows) as rows:
+                with conform_relation(ordered, self.schema, self._batch_rows) as rows:
                     yield rows
             except Exception as error:
-                if is_of_duckdb(error):
-                    self.blame(error)
+                if is_duckdb_error(error):
+                    self.find_damage(error)
                 raise
 
     @abstractmethod
@@ -111,9 +111,9 @@ class ExportSource(ABC):
 
     @abstractmethod
     def scan(self) -> Scan | None:
-        """The files of which every row leaves as it is; None when there is something to merge or to filter."""
+        """The files, when every row of them is exported unchanged; None when rows have to be merged or filtered."""
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
             "table": self.table.name,
             "generation": self.table.entry.generation,
@@ -123,9 +123,9 @@ class ExportSource(ABC):
             "where": self.where,
         }
 
-    def look_closer(self) -> None:
-        """Count what the filter lets through, and weigh the columns that are asked for, by a look into the files: what
-        is known of them is of whole rows. It costs less than starting Spark for a few."""
+    def measure_rows(self) -> None:
+        """Count the rows that match the filter, and estimate the size of the exported columns from the first file. The
+        commit knows whole rows only. This costs less than starting Spark for a few rows."""
         if self.where is not None and self.rows <= _COUNTED_ROWS:
             with self._relation() as relation:
                 self.rows = int(relation.aggregate("count(*)").fetchall()[0][0])
@@ -137,7 +137,7 @@ class ExportSource(ABC):
         self.raw_bytes = self.rows * self._row_bytes
 
     def check(self, spark: SparkSession | None) -> None:
-        """`Corrupt` when a file that is about to be read is damaged; Spark tasks look where there is a session."""
+        """`Corrupt` when a file that will be read is damaged. With a session, Spark tasks check the files."""
         columns = None if self._reads_all() else self.read
         self.table.verify({**self.files, **self.deciding}, columns, spark=spark, is_folded=True)
 
@@ -145,11 +145,11 @@ class ExportSource(ABC):
         return set(self.read) >= set(self.definition.schema.names)
 
     def _whole_files(self) -> Mapping[str, DataFile]:
-        """The files to compare with their digests as they are read; none when some of their columns are not."""
+        """The files to compare with their digests while they are read; none when only some columns are read."""
         return self.files if self._reads_all() else {}
 
-    def blame(self, error: Exception) -> None:
-        """`Corrupt` when a file of the table is at fault; what an engine says about that is hard to understand."""
+    def find_damage(self, error: Exception) -> None:
+        """`Corrupt` when a damaged file caused the error: the message of an engine would be hard to understand."""
         storage = self.table.log.storage
         for path, fault in damaged_files(storage, self.files, error):
             raise Corrupt(
@@ -166,7 +166,7 @@ class WholeTable(ExportSource):
         super().__init__(table, merge.log, columns, where)
         files = merge.candidates(self.predicate)
         folders = (merge.baseline.folder, files.baseline), (merge.log.folder, [file for _, file in files.log])
-        self._weigh({f"{folder}/{file.path}": file for folder, some in folders for file in some})
+        self._set_files({f"{folder}/{file.path}": file for folder, some in folders for file in some})
         self._merge = merge
         self.seq = merge.seq
         self.schema = pa.schema([self.definition.schema.field(name) for name in self.names])
@@ -175,7 +175,7 @@ class WholeTable(ExportSource):
         self.needed = pa.schema([self.definition.schema.field(name) for name in self._needed])
 
         filtered = needed_columns(self.definition, self._needed, merge.filter(self.predicate))
-        self.read, self.deciding = [*filtered, HASH, OP, SEQ, ROW], merge.deciding()
+        self.read, self.deciding = [*filtered, HASH, OP, SEQ, ROW], merge.deciding_files()
         self.pin = new_pin("export", seq=self.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
 
     def _relation(self) -> AbstractContextManager[Any]:
@@ -211,7 +211,7 @@ class ChangeRange(ExportSource):
         self._log = log
         self._files = log.files(after, upto)
         super().__init__(table, log, columns, where)
-        self._weigh({f"{log.folder}/{file.path}": file for _, file in self._files})
+        self._set_files({f"{log.folder}/{file.path}": file for _, file in self._files})
         self.after = after
         self.seq = upto
         key, version = self.definition.key, self.definition.version
@@ -224,19 +224,19 @@ class ChangeRange(ExportSource):
         hidden = [pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)]
         self.needed = pa.schema([*hidden, *self._shape.schema])
         self.schema = pa.schema([self.needed.field(name) for name in (OP, SEQ, *self.names)])
-        self.read = [OP, *self._shape.needed]
+        self.read = [OP, *self._shape.columns_to_read]
         self.pin = new_pin("export", seq=after, log_version=log.head)
 
     @contextmanager
     def _relation(self) -> Iterator[Any]:
         changes = changes_sql(self._log, self._files, self.read, None)
-        exprs = ", ".join([SEQ, *self._shape.duckdb()])
+        exprs = ", ".join([SEQ, *self._shape.duckdb_exprs()])
         with self.table.duck.transaction() as cursor:
             yield cursor.sql(f"SELECT * FROM (SELECT {exprs} FROM ({changes})) WHERE {OP} <> '{WITHHELD}'")
 
     def frame(self, spark: SparkSession) -> DataFrame:
         changes = log_scan(spark, self._log, self._files, self.read)
-        return changes.selectExpr(SEQ, *self._shape.spark()).where(f"{OP} <> '{WITHHELD}'")
+        return changes.selectExpr(SEQ, *self._shape.spark_exprs()).where(f"{OP} <> '{WITHHELD}'")
 
     def scan(self) -> Scan | None:
         if self.predicate is not None:
@@ -258,5 +258,5 @@ def new_source(
     if changes is None:
         return WholeTable(table, table.merge(at), columns, where)
     if at is not None:
-        raise Invalid("at and changes exclude each other: changes say themselves up to which seq", table=table.name)
+        raise Invalid("at and changes exclude each other: changes already has its last seq", table=table.name)
     return ChangeRange(table, changes, columns, where)

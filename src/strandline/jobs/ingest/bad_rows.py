@@ -1,7 +1,7 @@
 """Sort good rows from bad ones: convert many at once, and look closer only where that fails.
 
-A format's `convert` is the only judge, for a whole block and for a single row alike, so a row is good or bad
-whatever its neighbours are.
+A format's `convert` alone decides, for a whole block as for a single row. So whether a row is good does not depend on
+its neighbours.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pyarrow as pa
 from strandline.errors import Invalid
 
 UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
-"""What a conversion raises when some row of it is bad."""
+"""What a conversion raises when one of its rows is bad."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A bad row: its line (for Parquet its row, from 1), the column if it is one column's fault, why, its text, and
-    for text of fields the columns that these are."""
+    """A bad row: its line (for Parquet its row, from 1), the bad column if there is one, the reason, the text of the
+    row, and for CSV the `names` of its columns."""
 
     line: int
     column: str | None
@@ -30,7 +30,7 @@ class BadRow:
 
 
 def sift(count: int, convert: Callable[[int, int], pa.Table]) -> Iterator[pa.Table | int]:
-    """The rows `[0, count)` as tables of good ones and, by number, bad ones, in order."""
+    """The rows `[0, count)` in order: good rows as tables, bad rows as their numbers."""
     waiting = [(0, count)]
     while waiting:
         start, stop = waiting.pop()

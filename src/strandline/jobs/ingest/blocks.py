@@ -1,8 +1,8 @@
 """A text file as blocks of whole records, read once, hashed as it is read, never held as a whole.
 
-Bytes go through steps of one shape, each an iterator over chunks: stored bytes, hashed, unzipped, without the mark of
-their encoding. Another compression or encoding is one more step in `Reading._text`. `zlib` is used itself: Arrow's
-stream refuses the zeros that some programs write after the last gzip member, and `gzip` reads files, not chunks.
+Bytes go through steps, each an iterator over chunks: stored bytes, hashed, unzipped, without byte order mark. Another
+compression or encoding is one more step in `Reading._text_chunks`. It uses `zlib`, because Arrow's stream refuses the
+zeros that some programs write after the last gzip member, and `gzip` reads files, not chunks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Cut = Callable[[bytes], int]
 
 @dataclass(frozen=True)
 class Block:
-    """Whole records, the first of which starts on line `line` of the file."""
+    """Whole records. The first one starts on line `line` of the file."""
 
     data: bytes
     line: int
@@ -35,10 +35,9 @@ class Block:
 
 @dataclass
 class Reading:
-    """A pass over a text file from byte `start` on; afterwards it knows what was read.
+    """A pass over a text file from byte `start` on.
 
-    `hasher` has seen the bytes before `start`, and `lines` is how many lines those are. `done` counts the bytes
-    read since."""
+    `hasher` has the bytes before `start`, which are `lines` lines. `done` counts the bytes read since."""
 
     source: Source
     start: int
@@ -56,37 +55,37 @@ class Reading:
         return str(self.hasher.hexdigest()[:_DIGEST_CHARS])
 
     def blocks(self, cut: Cut, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-        """The rest of the file, cut between records; `is_open` then says whether its last line has no end."""
+        """The rest of the file, cut between records. At the end `is_open` says whether the last line has no newline."""
         rest = b""
-        for chunk in self._text(block_bytes):
+        for chunk in self._text_chunks(block_bytes):
             data = rest + chunk
             end = cut(data)
             if not end and len(data) > RECORD_BYTES:
                 raise Invalid(
                     f"{self.source.uri}, line {self.lines + 1}: no end of the row within {RECORD_BYTES >> 20} MiB",
-                    hint="Is a quote left open?",
+                    hint="Is a quote not closed?",
                     file=self.source.uri,
                     line=self.lines + 1,
                 )
             rest = data[end:]
             if end:
-                yield self._block(data[:end])
+                yield self._new_block(data[:end])
         self.is_open = bool(rest)
         if rest:
-            yield self._block(rest)
+            yield self._new_block(rest)
 
     def starts_with_newline(self) -> bool:
-        """Whether the text from `start` on begins a new line; the reading is spent after that."""
-        return next(self._text(64), b"").startswith((b"\n", b"\r\n"))
+        """Whether the text at `start` begins with a newline. The reading cannot be used after that."""
+        return next(self._text_chunks(64), b"").startswith((b"\n", b"\r\n"))
 
-    def _block(self, data: bytes) -> Block:
+    def _new_block(self, data: bytes) -> Block:
         block = Block(data, self.lines + 1)
         self.lines += data.count(b"\n")
         return block
 
-    def _text(self, size: int) -> Iterator[bytes]:
-        raw = self._hashed(self.source.chunks(self.start, self.source.size, size))
-        text = _unzipped(self.source, raw) if self.source.is_gzip else raw
+    def _text_chunks(self, size: int) -> Iterator[bytes]:
+        raw = self._hash_chunks(self.source.chunks(self.start, self.source.size, size))
+        text = _unzip_chunks(self.source, raw) if self.source.is_gzip else raw
         first = self.start == 0
         for chunk in filter(None, text):
             if first and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -98,15 +97,15 @@ class Reading:
             yield chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
             first = False
 
-    def _hashed(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def _hash_chunks(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             self.hasher.update(chunk)
             self.done += len(chunk)
             yield chunk
 
 
-def _unzipped(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The text of a gzip file, which may have several members, as one that was appended to has."""
+def _unzip_chunks(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The text of a gzip file, which has several members when it was appended to."""
     member: Any = None
     try:
         for chunk in chunks:
@@ -115,7 +114,7 @@ def _unzipped(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
                 yield member.decompress(chunk, BLOCK_BYTES)
                 chunk = member.unconsumed_tail
                 if member.eof:
-                    # What lies between members, or after the last one, may be padding.
+                    # Zeros between members, or after the last one, are padding.
                     chunk, member = member.unused_data.lstrip(b"\0"), None
         while member is not None and not member.eof:
             text = member.decompress(b"", BLOCK_BYTES)
@@ -127,15 +126,15 @@ def _unzipped(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def digest_of(source: Source) -> str:
-    """The digest of a whole file, for those that are not read as text or are only compared."""
+    """The digest of a whole file, for a file that is only compared or is not text."""
     hasher = hashlib.sha256()
     for chunk in source.chunks(0, source.size, BLOCK_BYTES):
         hasher.update(chunk)
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
-def resumed(source: Source, at: int, digest: str, lines: int) -> Reading | None:
-    """A reading that goes on after byte `at`, if the bytes before it are still those with that digest."""
+def resume(source: Source, at: int, digest: str, lines: int) -> Reading | None:
+    """A reading from byte `at` on; None when the bytes before it do not have that digest."""
     if at > source.size:
         return None
     hasher = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""How a table's columns are read from text: as which type first, and what to say of a value that does not fit."""
+"""How columns are read from text: the type to parse, and the reason why a value does not fit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from strandline.model.types import is_json, storage_type
 
 
 def read_type(kind: pa.DataType) -> pa.DataType:
-    """The type to parse as. Times and binary are parsed from text by one cast later, the same for every format: the
-    readers of the formats differ in which times they take."""
+    """The type to parse. Times and binary stay text; one cast converts them later, the same for every format. The
+    parsers of the formats accept different times."""
     kind = storage_type(kind)
     if pt.is_temporal(kind) or pt.is_binary(kind):
         return pa.string()
@@ -24,31 +24,27 @@ def read_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def typed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """`table` with the storage types of its columns in `schema`, times parsed from text."""
-    columns = [column.cast(storage_type(schema.field(name).type)) for name, column in _named(table)]
+    columns = [table.column(name).cast(storage_type(schema.field(name).type)) for name in table.column_names]
     return pa.Table.from_arrays(columns, names=table.column_names)
 
 
-def _named(table: pa.Table) -> list[tuple[str, pa.ChunkedArray]]:
-    return list(zip(table.column_names, table.columns, strict=True))
-
-
-def unfit(value: object, field: pa.Field) -> str:
-    """Why `value` cannot stand in the column."""
+def misfit_reason(value: object, field: pa.Field) -> str:
+    """Why `value` does not fit the column."""
     if value is None:
         return "a value is required, found none"
-    shown = str(value) if isinstance(value, str | Decimal) else json.dumps(value, ensure_ascii=False, default=_shown)
+    shown = str(value) if isinstance(value, str | Decimal) else json.dumps(value, ensure_ascii=False, default=_to_json)
     shown = shown if len(shown) <= 60 else shown[:57] + "…"
     shown = f"'{shown}'" if isinstance(value, str) else shown
-    return f"{shown} is not {_expected(field.type)}"
+    return f"{shown} is not {_describe_type(field.type)}"
 
 
-def _shown(value: object) -> object:
+def _to_json(value: object) -> object:
     return float(value) if isinstance(value, Decimal) else str(value)
 
 
-def _expected(kind: pa.DataType) -> str:
+def _describe_type(kind: pa.DataType) -> str:
     if is_json(kind):
         return "JSON"
     if pt.is_timestamp(kind):

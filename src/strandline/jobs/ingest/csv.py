@@ -1,12 +1,12 @@
-"""CSV: a header line with the columns' names, then a row a line, as RFC 4180 describes it.
+"""CSV: a header line with the names of the columns, then one row per line (RFC 4180).
 
-An empty field is null and "" the empty text. A quoted field may hold line ends; a quote inside a field that does
-not start with one is text.
+An empty field is null and "" is the empty text. A quoted field may hold newlines. A quote inside a field that does not
+start with a quote is text.
 
-Arrow splits fields and reads values. Where a record ends is found here, because no library tells: Arrow's reader gives
-no positions, which loading needs to go on in a file that has grown and to name the line of a bad row, and it takes all
-that follows an open quote for one value. DuckDB counts lines and bytes, but reads whole files alone, and takes a quote
-that is never closed for text.
+Arrow splits fields and reads values. This module finds where a record ends, because no library tells: Arrow's reader
+gives no positions, which are needed to continue a file that has grown and to name the line of a bad row; and it takes
+everything after an open quote for one value. DuckDB counts lines and bytes, but reads only whole files, and takes a
+quote that is never closed for text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
-from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.model.rows import checked
+from strandline.jobs.ingest.columns import cast_columns, misfit_reason, read_type
+from strandline.model.rows import check_rows
 
 _QUOTE, _NEWLINE, _RETURN = ord('"'), ord("\n"), ord("\r")
 
@@ -58,13 +58,13 @@ class Delimited:
 
     def convert(self, data: bytes) -> pa.Table:
         """The rows of whole records, checked; raises one of `UNFIT` when any of them is bad."""
-        return self._convert(data, self._schema)
+        return self._convert_columns(data, self._schema)
 
-    def _convert(self, data: bytes, schema: pa.Schema) -> pa.Table:
+    def _convert_columns(self, data: bytes, schema: pa.Schema) -> pa.Table:
         if not data or (data.isspace() and not data.strip(b"\r\n")):
             return schema.empty_table()
         if self._records.is_open(data):
-            # Arrow would take all that follows for one value.
+            # Arrow would take everything after it for one value.
             raise Invalid("a quote is never closed")
         wanted = [name for name in self.names if name in schema.names]
         table = pv.read_csv(
@@ -79,12 +79,12 @@ class Delimited:
                 quoted_strings_can_be_null=False,
             ),
         )
-        return next(checked(typed(table, schema), schema))
+        return next(check_rows(cast_columns(table, schema), schema))
 
     def explain(self, record: bytes) -> tuple[str | None, str]:
         """The column and the reason why a record is bad."""
         if self._records.is_open(record):
-            return None, "a quote is opened and never closed"
+            return None, "a quote is never closed"
         try:
             fields = self._records.fields(record)
         except UnicodeDecodeError as error:
@@ -95,9 +95,9 @@ class Delimited:
         for name, text in zip(self.names, fields, strict=True):
             field = self._schema.field(name)
             try:
-                self._convert(record, pa.schema([field]))
+                self._convert_columns(record, pa.schema([field]))
             except UNFIT:
-                return name, unfit(text if text or field.nullable else None, field)
+                return name, misfit_reason(text if text or field.nullable else None, field)
         return None, "the line does not fit the table"
 
 
@@ -107,16 +107,16 @@ class Records:
     def __init__(self, delimiter: str) -> None:
         sign = re.escape(delimiter.encode())
         self._breaks = np.array([delimiter.encode()[0], _NEWLINE, _RETURN, _QUOTE], np.uint8)
-        # A quoted part, which counts at the field's start only, and what stands outside of it.
+        # A quoted part, only at the start of the field, and the text outside of it.
         self._field = re.compile(
             rb'(?:"(?P<quoted>[^"]*+(?:""[^"]*+)*+)(?:"|(?P<open>\Z)))?(?P<plain>[^' + sign + rb"\n]*+)"
         )
 
     def cut(self, data: bytes) -> int:
-        """Where the last record that surely ends in `data` does; 0 when none does."""
+        """Where the last complete record in `data` ends; 0 when none is complete."""
         if b'"' not in data:
             return data.rfind(b"\n") + 1
-        quotes = self._regular_quotes(data)
+        quotes = self._find_regular_quotes(data)
         if quotes is None:
             return max(self.ends(data, whole=True), default=0)
         end = data.rfind(b"\n")
@@ -128,15 +128,15 @@ class Records:
         """Whether a quoted field does not end in `data`."""
         if b'"' not in data:
             return False
-        quotes = self._regular_quotes(data)
+        quotes = self._find_regular_quotes(data)
         if quotes is not None:
             return len(quotes) % 2 == 1
         start = max((end for end in self.ends(data) if end < len(data)), default=0)
-        return self._end(data, start)[2]
+        return self._find_end(data, start)[2]
 
-    def _regular_quotes(self, data: bytes) -> npt.NDArray[np.intp] | None:
-        """Where the quotes are, if each opens or closes a field or is half of a doubled one: then counting them is
-        enough. None when some stand elsewhere."""
+    def _find_regular_quotes(self, data: bytes) -> npt.NDArray[np.intp] | None:
+        """The positions of the quotes, if each opens or closes a field or is half of a doubled quote: then it is enough
+        to count them. None when there are other quotes."""
         text = np.frombuffer(data, np.uint8)
         quotes = np.flatnonzero(text == _QUOTE)
         before, after = quotes[0::2] - 1, quotes[1::2] + 1
@@ -145,19 +145,19 @@ class Records:
         return quotes if is_regular else None
 
     def ends(self, data: bytes, *, whole: bool = False) -> Iterator[int]:
-        """The end of each record, its newline included; `whole` leaves out a last one that may go on."""
+        """The end of each record, its newline included; `whole` leaves out a last record that may be incomplete."""
         start = 0
         while start < len(data):
             end = data.find(b"\n", start) + 1
             is_whole = end > 0
             if data.find(b'"', start, end or len(data)) >= 0:
-                end, is_whole, _ = self._end(data, start)
+                end, is_whole, _ = self._find_end(data, start)
             if is_whole or not whole:
                 yield end or len(data)
             start = end or len(data)
 
-    def _end(self, data: bytes, at: int) -> tuple[int, bool, bool]:
-        """Where the record that starts at `at` ends, whether it surely does, and whether a quote is open there."""
+    def _find_end(self, data: bytes, at: int) -> tuple[int, bool, bool]:
+        """Where the record that starts at `at` ends, whether it is complete, and whether a quote is open there."""
         while True:
             field = self._field.match(data, at)
             assert field is not None

@@ -1,11 +1,11 @@
 """The schema of a table that is created from its first file.
 
-A type is given only when every sampled value has it; columns of objects or lists become JSON, columns without any
-value become text. When bad rows are to be kept aside, the type of most values counts.
+A column gets a type only when every sampled value has it. Columns of objects or lists become JSON, columns without any
+value become text. When bad rows are kept aside, the type of most values counts.
 
-Types are told here and not by a library, because a type must keep every value as it is written. Arrow reads 00712 as
-712, a number of 20 digits as a float and `nan` as null; DuckDB reads identifiers in JSON as floats as soon as one of
-them has 20 digits. Both find types (times of day, dates in the form of a country) that the loading does not read.
+No library infers the types, because a type must keep every value as it is written. Arrow reads 00712 as 712, a number
+of 20 digits as a float and `nan` as null; DuckDB reads all identifiers in JSON as floats when one of them has 20
+digits. Both infer types (times of day, dates in national formats) that ingest does not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text import Format, delimiter_of, header_of
-from strandline.model.types import JSON, canonical_schema, relaxed
+from strandline.model.types import JSON, canonical_schema, relax_schema
 
 _SAMPLE_ROWS = 10_000
 _SAMPLE_BYTES = 4 << 20
@@ -45,10 +45,10 @@ _DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 
 
 def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -> pa.Schema:
-    """The schema of `source`, from its own or from its first rows; `is_tolerant` passes over those that are bad."""
+    """The schema of a Parquet file, or the types of the first rows of a text file. `is_tolerant` skips bad rows."""
     if source.kind == "parquet":
         with open_parquet(source) as file:
-            return _canonical(file.schema_arrow, source)
+            return _canonical_schema(file.schema_arrow, source)
     columns: dict[str, list[Any]]
     type_of: Callable[[Any], pa.DataType]
     if source.kind == "csv":
@@ -60,35 +60,35 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
         found = Counter(map(type_of, values))
         if is_tolerant and len(found) > 1 and type_of is _json_type and found.keys() != {pa.int64(), pa.float64()}:
             found = Counter(dict(found.most_common(1)))
-        fields.append((name, _common(name, set(found), type_of is _csv_type, source)))
+        fields.append((name, _common_type(name, set(found), type_of is _csv_type, source)))
     schema = pa.schema(fields)
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
-            f"{source.uri} holds no finished line: its only line does not end with a newline",
-            hint="A table without a key takes finished lines only, lest half of one is loaded. End the line.",
+            f"{source.uri} has no complete line: its only line does not end with a newline",
+            hint="A table without a key takes complete lines only. End the line with a newline.",
             file=source.uri,
         )
     if not len(schema):
         raise Invalid(
-            f"{source.uri} is empty: no columns can be seen in it",
+            f"{source.uri} is empty, so its columns are not known",
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
-    return _canonical(schema, source)
+    return _canonical_schema(schema, source)
 
 
-def _canonical(schema: pa.Schema, source: Source) -> pa.Schema:
+def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:
     try:
-        return canonical_schema(relaxed(schema))
+        return canonical_schema(relax_schema(schema))
     except Invalid as error:
         raise Invalid(
             f"{source.uri}: {error.message}",
-            hint=f"{error.hint or ''}\nRename it in the file, or write the rows to one with other names.".strip(),
+            hint=f"{error.hint or ''}\nRename it in the file, or write the rows to a file with other names.".strip(),
             **{"file": source.uri, **error.fields},
         ) from error
 
 
-def _common(name: str, found: set[pa.DataType], is_csv: bool, source: Source) -> pa.DataType:
+def _common_type(name: str, found: set[pa.DataType], is_csv: bool, source: Source) -> pa.DataType:
     if not found:
         return pa.string()
     if found == {pa.int64(), pa.float64()}:
@@ -121,7 +121,7 @@ def _json_type(value: Any) -> pa.DataType:
 
 def _csv_type(text: str) -> pa.DataType:
     if _INTEGER.match(text):
-        # As a float it would not be the same number.
+        # As a float it could be another number.
         is_exact = len(text) <= _INTEGER_CHARS and -(1 << 63) <= int(text) < 1 << 63
         return pa.int64() if is_exact else pa.string()
     if _DECIMAL.match(text):
@@ -183,7 +183,7 @@ def _csv_columns(source: Source, delimiter: str | None) -> dict[str, list[Any]]:
 
 
 def _first_records(source: Source, form: Format, header: bytes = b"") -> list[tuple[int, bytes]]:
-    """The first records of a file, enough to know its columns, each with the number of line ends before it."""
+    """The first records of a file, a sample to know its columns; each with the number of newlines before it."""
     for block in Reading.whole(source).blocks(form.cut, block_bytes=_SAMPLE_BYTES):
         return form.records(block.data.removeprefix(header))[:_SAMPLE_ROWS]
     return []

@@ -1,6 +1,6 @@
-"""One call of ingest: find the files, see to the table, plan, load, report.
+"""One call of ingest: find the files, find or create the table, plan, load, report.
 
-What one process loads at the same time as another is decided by their commits: the later one plans anew.
+When two processes load the same files, their commits decide: the later one makes a new plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.ingest.infer import infer
-from strandline.jobs.ingest.load import Done, Loader, groups
+from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, plan
 from strandline.jobs.ingest.source import Kind, Source, find
@@ -30,8 +30,8 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class FileReport:
-    """What became of one file: `action` is load, continue (what it has grown by) or skip. `unfinished_bytes` of a
-    last line without an end are left for later."""
+    """What ingest did with one file. `action` is load, continue (only the new part of a file that has grown) or skip.
+    `unfinished_bytes` belong to a last line without newline and were not loaded."""
 
     file: str
     action: str
@@ -71,7 +71,7 @@ class IngestReport:
 
 @dataclass(frozen=True)
 class NewTable:
-    """How to create the table when it is not there; without a key it is append-only."""
+    """How to create the table when it does not exist; without a key it is append-only."""
 
     key: tuple[str, ...] = ()
     cluster_by: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class NewTable:
     version: str | None = None
 
     def check(self, name: str, definition: TableDef) -> None:
-        """An existing table must be the one that was asked for."""
+        """`Invalid` when an existing table is not as asked for."""
         for word, asked, found in (
             ("key", self.key, definition.key),
             ("cluster_by", self.cluster_by or definition.cluster_by, definition.cluster_by),
@@ -89,7 +89,7 @@ class NewTable:
             if asked != found:
                 shown = ", ".join(map(str, found)) if isinstance(found, tuple) else found
                 raise Invalid(
-                    f"table {name!r} exists with {word} {shown or 'none'}, not what is asked for",
+                    f"table {name!r} exists with another {word}: {shown or 'none'}",
                     hint=f"Leave the {word} out to load into the table as it is, or choose another table name.",
                     table=name,
                 )
@@ -113,45 +113,48 @@ def ingest(
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
     sources = find(files, options_of(lake), kind)
-    table = _table(lake, name, create)
+    table = _find_table(lake, name, create)
     if table is None and not dry_run:
         assert create is not None
         first = sources[0] if create.key else sources[0].finished()
-        table, is_created = _created(lake, name, create, infer(first, delimiter, is_tolerant=rejects))
+        table, is_created = _create_table(lake, name, create, infer(first, delimiter, is_tolerant=rejects))
     else:
         is_created = table is None
     if table is None:
         assert create is not None
         planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key))
     else:
-        planned = _planned(table, sources, again)
+        planned = _make_plan(table, sources, again)
     if dry_run or table is None:
-        return _report(name, is_created, True, {step.source.uri: Done(step) for step in planned.steps}, started_s)
-    done: dict[str, Done] = {}
+        return _make_report(
+            name, is_created, True, {step.source.uri: StepResult(step) for step in planned.steps}, started_s
+        )
+    done: dict[str, StepResult] = {}
     attempts = _ATTEMPTS
-    with _undone_if_empty(lake, table if is_created else None):
+    with _drop_if_empty(lake, table if is_created else None):
         while True:
             try:
-                _load(table, planned, done, rejects, delimiter, progress)
+                _load_files(table, planned, done, rejects, delimiter, progress)
                 break
             except Conflict:
                 sources = find(files, options_of(lake), kind)
                 rest = [source for source in sources if not (again and source.uri in done)]
-                before, planned = planned, _planned(table, rest, again)
-                # What another process has loaded is less to do here; only a file that is for ever written does not end.
+                before, planned = planned, _make_plan(table, rest, again)
+                # A plan with fewer loads is progress, made by another process. Only a file that is written all the time
+                # would never end.
                 attempts = _ATTEMPTS if planned.loads < before.loads else attempts - 1
                 if not attempts:
                     raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
-    return _report(name, is_created, False, in_order | done, started_s)
+    return _make_report(name, is_created, False, in_order | done, started_s)
 
 
 def options_of(lake: Tables) -> Mapping[str, str] | None:
-    """The lake's S3 settings, which serve for files outside of it, too."""
+    """The lake's S3 settings. They are also used for files outside of the lake."""
     return getattr(lake.storage, "options", None) or None
 
 
-def _table(lake: Tables, name: str, create: NewTable | None) -> TableStore | None:
+def _find_table(lake: Tables, name: str, create: NewTable | None) -> TableStore | None:
     try:
         table = lake.table(name)
     except NotFound as error:
@@ -168,9 +171,9 @@ def _table(lake: Tables, name: str, create: NewTable | None) -> TableStore | Non
 
 
 @contextmanager
-def _undone_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
-    """Drop a table that this call made when its first load fails: its types were guessed from what did not load. What
-    another process has loaded into it meanwhile stays."""
+def _drop_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
+    """Drop a table that this call created when its first load fails: its types came from the rows that did not load.
+    The table stays when another process has loaded rows into it."""
     try:
         yield
     except BaseException:
@@ -180,8 +183,8 @@ def _undone_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
         raise
 
 
-def _created(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tuple[TableStore, bool]:
-    """The table and whether this call made it."""
+def _create_table(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tuple[TableStore, bool]:
+    """The table, and whether this call created it."""
     is_mine = True
     try:
         definition = TableDef.declare(
@@ -195,7 +198,7 @@ def _created(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tu
     except Invalid:
         if name not in lake.tables():
             raise
-        # Another process was first; if it made the same table, all is well.
+        # Another process created it first, which is fine if it is the same table.
         table = lake.table(name)
         create.check(name, table.definition)
         is_mine = False
@@ -203,44 +206,46 @@ def _created(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tu
     return table, is_mine
 
 
-def _planned(table: TableStore, sources: Sequence[Source], again: bool) -> IngestPlan:
+def _make_plan(table: TableStore, sources: Sequence[Source], again: bool) -> IngestPlan:
     snapshot = table.log.refresh().snapshot
     memory = LoadedFiles(snapshot.txns, snapshot.version)
     return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again)
 
 
-def _load(
+def _load_files(
     table: TableStore,
     planned: IngestPlan,
-    done: dict[str, Done],
+    done: dict[str, StepResult],
     rejects: bool,
     delimiter: str | None,
     progress: Progress,
 ) -> None:
     for step in planned.steps:
         if step.action == "skip":
-            done.setdefault(step.source.uri, Done(step))
+            done.setdefault(step.source.uri, StepResult(step))
     loader = Loader(table, planned, keep_rejects=rejects, delimiter=delimiter, progress=progress)
     for group in groups(planned):
         try:
             _, finished = loader.load(group)
         except Invalid as error:
-            raise _with_done(error, done) from error
+            raise _add_loaded(error, done) from error
         done |= {each.step.source.uri: each for each in finished}
-    loader.remember()
+    loader.remember_skipped()
 
 
-def _with_done(error: Invalid, done: Mapping[str, Done]) -> StrandlineError:
-    """The error, which also says what was loaded before it."""
+def _add_loaded(error: Invalid, done: Mapping[str, StepResult]) -> StrandlineError:
+    """The error, with a hint that names the files loaded before it."""
     seqs = [each.seq for each in done.values() if each.seq is not None]
     if not seqs:
         return error
     count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
-    said = f"{count} loaded, up to seq {max(seqs)}; that is not repeated."
+    said = f"{count} loaded, up to seq {max(seqs)}, and will not be loaded again."
     return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
 
 
-def _report(name: str, is_created: bool, is_dry: bool, done: Mapping[str, Done], started_s: float) -> IngestReport:
+def _make_report(
+    name: str, is_created: bool, is_dry: bool, done: Mapping[str, StepResult], started_s: float
+) -> IngestReport:
     files = tuple(
         FileReport(
             uri,

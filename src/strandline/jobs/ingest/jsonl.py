@@ -1,10 +1,9 @@
-"""JSON lines: one object a line, its names the table's columns.
+"""JSON lines: one object per line, whose names are columns of the table.
 
-JSON columns take any value and keep its text as it stands; a string there is taken for JSON text itself. Times are
-ISO 8601 texts.
+JSON columns take any value and keep its text unchanged; a string there is JSON text already. Times are ISO 8601 texts.
 
-Arrow parses the lines. Two things are done here before: a line that is `null` must not reach it, and values of JSON
-columns become texts as they stand. DuckDB would keep such values too, but writes their numbers anew, as floats.
+Arrow parses the lines. Before that, this module refuses a line that is `null`, and turns values of JSON columns into
+strings. DuckDB would keep these values too, but writes their numbers again, as floats.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
-from strandline.jobs.ingest.columns import read_type, typed, unfit
-from strandline.model.rows import checked
+from strandline.jobs.ingest.columns import cast_columns, misfit_reason, read_type
+from strandline.model.rows import check_rows
 from strandline.model.types import is_json
 
-# Where a line may start with something else than an object, or an object may be followed by a `null`. Two patterns,
-# because each is found by its first character: as one they take thirty times as long.
+# Places where a line may not start with an object, or where `null` may follow an object. Two patterns, because each is
+# found by its first character: one pattern for both takes thirty times as long.
 _SUSPECT = (re.compile(rb"\n[^{\n\r]"), re.compile(rb"\}[ \t]*n"))
 _SPACE = re.compile(r"[ \t\r\n]*")
 _decode = json.JSONDecoder().raw_decode
 
 LINES_HINT = (
-    "One JSON object a line is expected, not an array or an object over several lines. Convert: jq -c '.[]' or jq -c ."
+    "Expected one JSON object per line, not an array or an object over several lines. Convert: jq -c '.[]' or jq -c ."
 )
 
 
 class JsonLines:
-    """Rows of `schema` from lines of JSON. `others` says what happens to names that are no columns."""
+    """Rows of `schema` from lines of JSON. `others` is what Arrow does with names that are no columns."""
 
     names = None
 
@@ -65,18 +64,18 @@ class JsonLines:
         """The rows of whole lines, checked; raises one of `UNFIT` when any of them is bad."""
         if not self._is_nested:
             try:
-                return self._parsed(data)
+                return self._parse_lines(data)
             except UNFIT:
                 if not self._texts:
                     raise
         lines = data.decode().split("\n")
-        plain = "\n".join(quoted(line, self._texts) if line.strip() else "" for line in lines).encode()
-        table = self._parsed(plain)
-        # Objects in JSON columns come in every block or in none: from now on they are expected.
+        plain = "\n".join(quote_values(line, self._texts) if line.strip() else "" for line in lines).encode()
+        table = self._parse_lines(plain)
+        # If one block has objects in JSON columns, the next blocks have them too.
         self._is_nested = plain != data
         return table
 
-    def _parsed(self, data: bytes) -> pa.Table:
+    def _parse_lines(self, data: bytes) -> pa.Table:
         if not data or data.isspace():
             return self._schema.empty_table()
         _refuse_nulls(data)
@@ -86,14 +85,18 @@ class JsonLines:
         if table.num_rows != lines and table.num_rows != len(self.records(data)):
             raise Invalid("rows and lines differ")
         table.validate(full=True)
-        return next(checked(self._mapped(typed(table.drop_columns(self._maps), self._schema), table), self._schema))
+        return next(
+            check_rows(
+                self._add_maps(cast_columns(table.drop_columns(self._map_columns), self._schema), table), self._schema
+            )
+        )
 
     @property
-    def _maps(self) -> list[str]:
+    def _map_columns(self) -> list[str]:
         return [name for name in self._texts if pt.is_map(self._schema.field(name).type)]
 
-    def _mapped(self, table: pa.Table, texts: pa.Table) -> pa.Table:
-        for name in self._maps:
+    def _add_maps(self, table: pa.Table, texts: pa.Table) -> pa.Table:
+        for name in self._map_columns:
             values = [None if text is None else json.loads(text) for text in texts.column(name).to_pylist()]
             pairs = [None if value is None else list(value.items()) for value in values]
             table = table.append_column(name, pa.array(pairs, self._schema.field(name).type))
@@ -117,17 +120,17 @@ class JsonLines:
             if name not in self._schema.names:
                 return name, f"the table has no column {name!r}"
             if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
-                return name, "the text holds half a character, an escape such as \\ud83d without its other half"
+                return name, "the text has an incomplete character: an escape such as \\ud83d without its second half"
         for field in sorted(self._schema, key=lambda field: _is_likely(row.get(field.name), field)):
             try:
                 JsonLines(pa.schema([field]), others="ignore").convert(line)
             except UNFIT:
-                return field.name, unfit(row.get(field.name), field)
+                return field.name, misfit_reason(row.get(field.name), field)
         return None, "the line does not fit the table"
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object that remembers a name which it held twice."""
+    """A JSON object that remembers a repeated name."""
 
     twice: str | None = None
 
@@ -139,7 +142,7 @@ class JsonObject(dict[str, Any]):
 
 
 def _refuse_nulls(data: bytes) -> None:
-    """Arrow's parser dies of a `null` where a row should start (apache/arrow#47409), so none may reach it."""
+    """Arrow's parser crashes on a `null` where a row should start (apache/arrow#47409), so refuse it before."""
     places = [] if data.startswith(b"{") else [0]
     places += [found.end() - 1 for pattern in _SUSPECT for found in pattern.finditer(data)]
     done = -1
@@ -153,7 +156,7 @@ def _refuse_nulls(data: bytes) -> None:
 
 
 def _is_likely(value: object, field: pa.Field) -> bool:
-    """Whether the value looks as if it fits, so that the others are tried first."""
+    """Whether the value probably fits; the other columns are tried first."""
     if value is None:
         return bool(field.nullable)
     if pt.is_integer(field.type) or pt.is_floating(field.type) or pt.is_decimal(field.type):
@@ -167,31 +170,31 @@ def _holds_map(kind: pa.DataType) -> bool:
     return bool(pt.is_map(kind)) or any(_holds_map(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def quoted(line: str, names: Collection[str]) -> str:
-    """`line` with the values of these names as JSON strings of their text, unless they are strings or null."""
+def quote_values(line: str, names: Collection[str]) -> str:
+    """`line`, with the values of these names turned into JSON strings of their text, except strings and null."""
     parts: list[str] = []
-    done, at = 0, _after(line, 0, "{")
+    done, at = 0, _skip_sign(line, 0, "{")
     while not line.startswith("}", at):
         if not line.startswith('"', at):
             raise Invalid("a name is missing")
         name, at = _decode(line, at)
-        at = _after(line, at, ":")
+        at = _skip_sign(line, at, ":")
         value, end = _decode(line, at)
         if name in names and value is not None and not isinstance(value, str):
             parts += [line[done:at], json.dumps(line[at:end], ensure_ascii=False)]
             done = end
-        at = _after(line, end, ",}")
+        at = _skip_sign(line, end, ",}")
     return "".join([*parts, line[done:]])
 
 
-def _after(line: str, at: int, signs: str) -> int:
-    """The place after one of `signs` and the space around it; '}' is not passed."""
-    at = _space(line, at)
+def _skip_sign(line: str, at: int, signs: str) -> int:
+    """The position after one of `signs` and the space around it; at a '}' the position of that."""
+    at = _skip_space(line, at)
     if at >= len(line) or line[at] not in signs:
         raise Invalid(f"expected {signs}")
-    return at if line[at] == "}" else _space(line, at + 1)
+    return at if line[at] == "}" else _skip_space(line, at + 1)
 
 
-def _space(line: str, at: int) -> int:
+def _skip_space(line: str, at: int) -> int:
     found = _SPACE.match(line, at)
     return found.end() if found else at

@@ -1,4 +1,4 @@
-"""Keys as people type them: a value for a key of one column, a JSON object for one of several."""
+"""Keys as people type them: a value for a key of one column, a JSON object for a key of several columns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from strandline.model.definition import TableDef
 
 
 def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:
-    """Keys in the exact types of the key's columns, each once, read as ingest reads the fields of files."""
+    """The keys in the types of the key columns, each once. They are read as ingest reads fields."""
     columns = pa.schema([definition.schema.field(name) for name in definition.key])
-    found = pa.concat_tables([_parsed(text, columns) for text in texts])
+    found = pa.concat_tables([_parse_key(text, columns) for text in texts])
     return found.group_by(columns.names, use_threads=False).aggregate([])
 
 
-def _parsed(text: str, columns: pa.Schema) -> pa.Table:
+def _parse_key(text: str, columns: pa.Schema) -> pa.Table:
     is_single = len(columns) == 1
     form = Delimited(columns, columns.names) if is_single else JsonLines(columns)
     try:
-        record = (_field(text) if is_single else " ".join(text.split("\n"))).encode() + b"\n"
+        record = (_quote_field(text) if is_single else " ".join(text.split("\n"))).encode() + b"\n"
     except UnicodeEncodeError as error:
         raise Invalid(f"key {text!r} is not UTF-8") from error
     try:
@@ -48,6 +48,6 @@ def _parsed(text: str, columns: pa.Schema) -> pa.Table:
     raise Invalid(f"key {text!r}: {reason}", hint=hint, column=column, key=text)
 
 
-def _field(text: str) -> str:
+def _quote_field(text: str) -> str:
     quoted = text.replace('"', '""')
     return f'"{quoted}"'

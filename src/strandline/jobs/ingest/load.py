@@ -1,7 +1,7 @@
 """Carry out a plan: read the files, commit their rows, and remember the files in the same commits.
 
-Small files share a commit, a large one has its own. After a crash: what a commit holds is remembered by it, so a
-second run loads the rest, and of no file a part.
+Small files share a commit; a large file has its own. After a crash: each commit remembers the files that it has, so a
+second run loads the other files. No file is loaded in part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from strandline.errors import Conflict, Invalid
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
 from strandline.jobs.ingest.jsonl import LINES_HINT
-from strandline.jobs.ingest.loaded_files import Loaded, newer
+from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
 from strandline.jobs.ingest.text import format_of, read_text
@@ -34,8 +34,8 @@ GROUP_FILES = 1_000
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of one step."""
+class StepResult:
+    """What a step loaded."""
 
     step: Step
     rows: int = 0
@@ -44,7 +44,7 @@ class Done:
 
 
 def groups(plan: IngestPlan) -> Iterator[list[Step]]:
-    """The steps that load something, as many together as a commit takes."""
+    """The steps that load something, in groups for one commit each."""
     group: list[Step] = []
     for step in plan.steps:
         if step.action == "skip":
@@ -73,8 +73,8 @@ class Loader:
         self._done_bytes = 0
         self._mine: set[str] = set()
 
-    def load(self, steps: Sequence[Step]) -> tuple[Commit, list[Done]]:
-        """Load some files in one commit; `Conflict` when another process has loaded one of them meanwhile."""
+    def load(self, steps: Sequence[Step]) -> tuple[Commit, list[StepResult]]:
+        """Load some files in one commit; `Conflict` when another process has loaded one of them first."""
         group = _Group(self, steps)
         try:
             commit = group.commit()
@@ -85,17 +85,17 @@ class Loader:
         crash_point("ingest.committed")
         return commit, [replace(done, seq=commit.seq) for done in group.done]
 
-    def remember(self) -> None:
-        """Commit what was learned about files that need no loading, if anything."""
+    def remember_skipped(self) -> None:
+        """Remember skipped files by their new place or time, so that the next run does not read them."""
         seen = [step.seen for step in self._plan.steps if step.seen is not None]
-        # Should another process have learned the same meanwhile, nothing is lost.
+        # If another process remembered the same, nothing is lost.
         with suppress(Conflict):
             if seen:
-                self.table.log.commit([], operation="INGEST", amend=lambda s, d: self.amended(s, d, seen, []))
+                self.table.log.commit([], operation="INGEST", amend=lambda s, d: self.amend(s, d, seen, []))
 
-    def amended(self, snapshot: Snapshot, draft: Draft, loaded: Sequence[Loaded], replaced: Sequence[Loaded]) -> Draft:
-        """The draft with the memory of these loads, unless another process has touched the same files meanwhile."""
-        theirs = [one for one in newer(snapshot.txns, self._plan.version) if one.app not in self._mine]
+    def amend(self, snapshot: Snapshot, draft: Draft, loaded: Sequence[Loaded], replaced: Sequence[Loaded]) -> Draft:
+        """The draft, which also remembers these loads. `Conflict` when another process has loaded the same files."""
+        theirs = [one for one in loads_after(snapshot.txns, self._plan.version) if one.app not in self._mine]
         signs = {sign for one in loaded for sign in (one.place, one.inode, one.digest) if sign}
         if any({one.place, one.inode, one.digest} & signs for one in theirs):
             raise Conflict("another process has loaded the same files; nothing was loaded twice")
@@ -106,13 +106,13 @@ class Loader:
             forgotten_txns={one.app: one.seq for one in replaced if one.app in snapshot.txns},
         )
 
-    def advanced(self, step: Step, size: int) -> None:
+    def advance(self, step: Step, size: int) -> None:
         self._progress(self._done_bytes + size, self._plan.bytes, step.source.path)
         if size >= step.bytes:
             self._done_bytes += step.bytes
 
-    def fault(self, step: Step, fault: BadRow, batch: RejectedRows, is_kept: bool) -> None:
-        """Put a bad row aside, or fail."""
+    def take_bad_row(self, step: Step, fault: BadRow, batch: RejectedRows, is_kept: bool) -> None:
+        """Keep a bad row aside, or fail."""
         uri = step.source.uri
         if self.keep_rejects:
             if not is_kept:
@@ -121,8 +121,7 @@ class Loader:
             return
         column = "" if fault.column is None else f", column {fault.column!r}"
         word = "line" if step.source.is_text else "row"
-        hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones aside:"
-        hint += " add --rejects"
+        hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
         if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
             hint = f"{LINES_HINT}\n{hint}"
         raise Invalid(
@@ -136,7 +135,7 @@ class Loader:
 
 
 def token_of(step: Step) -> str:
-    """The transaction that stands for the refused rows of a file as it is now."""
+    """The token of the commit with the refused rows of this file, as it is now."""
     source = step.source
     start = step.prior.size if step.prior else 0
     return f"ingest/{source.place}/{source.size}/{source.mtime_ns}/{start}"
@@ -150,7 +149,7 @@ class _Group:
         self._steps = steps
         self.batch = RejectedRows(loader.rejects)
         self.loaded: list[Loaded] = []
-        self.done: list[Done] = []
+        self.done: list[StepResult] = []
 
     def commit(self) -> Commit:
         table = self._loader.table
@@ -164,7 +163,7 @@ class _Group:
 
     def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
         replaced = [step.prior for step in self._steps if step.prior is not None]
-        amended = self._loader.amended(snapshot, draft, self.loaded, replaced)
+        amended = self._loader.amend(snapshot, draft, self.loaded, replaced)
         self.batch.commit()
         crash_point("ingest.before_commit")
         return amended
@@ -174,26 +173,26 @@ class _Group:
         for step in self._steps:
             rows = faults = 0
             is_kept = token_of(step) in kept
-            for found in self._text(step, schema) if step.source.is_text else self._parquet(step, schema):
+            for found in self._read_text(step, schema) if step.source.is_text else self._read_parquet(step, schema):
                 if isinstance(found, BadRow):
                     faults += 1
-                    self._loader.fault(step, found, self.batch, is_kept)
+                    self._loader.take_bad_row(step, found, self.batch, is_kept)
                 else:
                     rows += found.num_rows
                     yield found
-            self.done.append(Done(step, rows, faults))
+            self.done.append(StepResult(step, rows, faults))
             crash_point("ingest.file_read")
 
-    def _text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
+    def _read_text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         form, header = format_of(step.source, schema, self._loader.delimiter)
         reading = step.reading()
         for found in read_text(reading, form, header):
             yield found
-            self._loader.advanced(step, min(reading.done, step.bytes - 1))
-        self._loader.advanced(step, step.bytes)
+            self._loader.advance(step, min(reading.done, step.bytes - 1))
+        self._loader.advance(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
 
-    def _parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
+    def _read_parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         digest = digest_of(step.source)
         for found in read_parquet(step.source, schema):
             if isinstance(found, BadRow):
@@ -201,8 +200,8 @@ class _Group:
             else:
                 table, size = found
                 yield table
-                self._loader.advanced(step, min(size, step.bytes - 1))
+                self._loader.advance(step, min(size, step.bytes - 1))
         if not step.source.is_unchanged():
             raise Conflict(f"{step.source.uri} was written while it was read; nothing was loaded", file=step.source.uri)
-        self._loader.advanced(step, step.bytes)
+        self._loader.advance(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, digest=digest))

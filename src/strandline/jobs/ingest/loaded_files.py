@@ -1,8 +1,8 @@
-"""What has been loaded into a table: transactions in the log, written by the very commits that loaded the rows.
+"""The files that were loaded into a table: transactions in the log, written by the commits that loaded the rows.
 
-Each load of a file is one transaction that never expires. Its name says where the file was (place, inode), how it
-looked (size, time of change), how many lines it had, whether the last of them was open, and a digest of its
-content. A load that continues an earlier one of a grown file replaces its transaction.
+Each load of a file is one transaction that never expires. Its name has the place and inode of the file, its size, its
+time of change, its number of lines, whether the last line had no newline, and a digest of its content. When a file has
+grown and its new part is loaded, the new transaction replaces the old one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Loaded:
 
     @staticmethod
     def parse(app: str, seq: int) -> Loaded | None:
-        """The load that a transaction stands for; None for one of another shape."""
+        """The load of a transaction; None when its name is not of this form."""
         parts = app.split("/")
         if len(parts) != 7 or not app.startswith(PREFIX):
             return None
@@ -53,7 +53,7 @@ class Loaded:
             return None
 
     def looks_like(self, source: Source) -> bool:
-        """Whether the file has not been written since, as far as can be seen without reading it."""
+        """Whether the file seems unchanged, without reading it."""
         is_same = self.place == source.place or (bool(source.inode) and self.inode == source.inode)
         return is_same and self.size == source.size and self.mtime_ns == source.mtime_ns
 
@@ -65,7 +65,7 @@ class LoadedFiles:
         self.version = version
         self._at: dict[str, Loaded] = {}
         self._by_size: dict[int, list[Loaded]] = {}
-        for loaded in sorted(_parsed(txns), key=lambda loaded: loaded.seq):
+        for loaded in sorted(_parse_loads(txns), key=lambda loaded: loaded.seq):
             self.add(loaded)
 
     def add(self, loaded: Loaded) -> None:
@@ -75,7 +75,7 @@ class LoadedFiles:
         self._by_size.setdefault(loaded.size, []).append(loaded)
 
     def latest(self, source: Source) -> list[Loaded]:
-        """The last loads of this file, by where it is and by its inode: one, two or none."""
+        """The last loads of this file, by its place and by its inode: none, one or two."""
         found = (self._at.get(source.place), self._at.get(source.inode) if source.inode else None)
         return list(dict.fromkeys(loaded for loaded in found if loaded is not None))
 
@@ -83,12 +83,12 @@ class LoadedFiles:
         return self._by_size.get(size, [])
 
 
-def newer(txns: Mapping[str, int], version: int) -> list[Loaded]:
-    """The loads that are remembered since a version of the log."""
-    return list(_parsed({app: seq for app, seq in txns.items() if seq > version}))
+def loads_after(txns: Mapping[str, int], version: int) -> list[Loaded]:
+    """The loads that commits after a version of the log remember."""
+    return list(_parse_loads({app: seq for app, seq in txns.items() if seq > version}))
 
 
-def _parsed(txns: Mapping[str, int]) -> Iterable[Loaded]:
+def _parse_loads(txns: Mapping[str, int]) -> Iterable[Loaded]:
     for app, seq in txns.items():
         if app.startswith(PREFIX):
             loaded = Loaded.parse(app, seq)

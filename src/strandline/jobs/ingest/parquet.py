@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 from strandline.errors import Invalid, NotFound
 from strandline.jobs.ingest.bad_rows import BadRow, sift
 from strandline.jobs.ingest.source import Source
-from strandline.model.names import as_text
-from strandline.model.rows import checked, may_hold
-from strandline.model.soundness import shown
+from strandline.model.arrow_check import python_value
+from strandline.model.names import require_utf8_names
+from strandline.model.rows import check_rows, may_hold
 from strandline.storage.parquet import reader
 
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        with as_text():
+        with require_utf8_names():
             return reader.open_file(source.storage, source.path)
     except FileNotFoundError as error:
         raise NotFound(f"{source.uri} is gone", file=source.uri) from error
@@ -28,7 +28,7 @@ def open_parquet(source: Source) -> pq.ParquetFile:
 
 
 def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | BadRow]:
-    """Tables of good rows, each with the bytes of the file up to its end, and bad rows."""
+    """Tables of good rows, each with the bytes of the file that are done, and bad rows."""
     with open_parquet(source) as file:
         unknown = [name for name in file.schema_arrow.names if name not in schema.names]
         if unknown:
@@ -40,7 +40,7 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
             )
         for field in file.schema_arrow:
             kind = schema.field(field.name).type
-            # No row's fault: it shows without any row.
+            # The column is wrong, not a row.
             if not may_hold(field.type, kind):
                 raise Invalid(
                     f"{source.uri}: column {field.name!r}: {field.type} is not {kind}",
@@ -51,12 +51,12 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
         try:
             for batch in reader.batches(file):
                 rows = pa.Table.from_batches([batch])
-                for found in _sifted(rows, schema):
+                for found in _sift_rows(rows, schema):
                     if isinstance(found, pa.Table):
                         yield found, source.size * (row + rows.num_rows) // count
                     else:
-                        column, reason = _explained(rows.slice(found, 1), schema)
-                        values = {name: shown(rows.column(name)[found]) for name in rows.column_names}
+                        column, reason = _explain_row(rows.slice(found, 1), schema)
+                        values = {name: python_value(rows.column(name)[found]) for name in rows.column_names}
                         text = json.dumps(values, default=str, ensure_ascii=False)
                         yield BadRow(row + found + 1, column, reason, text)
                 row += rows.num_rows
@@ -66,13 +66,13 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
             ) from error
 
 
-def _sifted(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
-    return sift(rows.num_rows, lambda start, stop: next(checked(rows.slice(start, stop - start), schema)))
+def _sift_rows(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.Table | int]:
+    return sift(rows.num_rows, lambda start, stop: next(check_rows(rows.slice(start, stop - start), schema)))
 
 
-def _explained(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
+def _explain_row(row: pa.Table, schema: pa.Schema) -> tuple[str | None, str]:
     try:
-        next(checked(row, schema))
+        next(check_rows(row, schema))
     except Invalid as error:
         column = error.fields.get("column")
         return column, error.message.partition(": ")[2]

@@ -1,10 +1,10 @@
-"""Decide for each file what is to be loaded of it: all, what came since, or nothing. Nothing is written.
+"""Decide for each file whether to load all of it, its new part, or nothing. Nothing is written.
 
-A file that looks as it did when it was loaded is not read. One that looks different but holds the same is not
-loaded again. One whose beginning is what was loaded goes on after it. Any other is loaded from its start.
+A file with the size and time of its last load is not read. A file with the same content is not loaded again. If a file
+begins with the loaded content, only the rest is loaded. Any other file is loaded from its start.
 
-In a table without a key a row that is loaded twice stays twice. So there, of a text file only finished lines count,
-and a file that may have grown in a way that cannot be followed is refused.
+In a table without a key, a row that is loaded twice is there twice. So only complete lines of a text file are loaded
+there, and a changed file is refused when its new rows cannot be told from the old ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strandline.errors import Invalid
-from strandline.jobs.ingest.blocks import Reading, digest_of, resumed
+from strandline.jobs.ingest.blocks import Reading, digest_of, resume
 from strandline.jobs.ingest.loaded_files import Loaded, LoadedFiles
 from strandline.jobs.ingest.source import Source
 
@@ -23,10 +23,10 @@ Action = Literal["load", "continue", "skip"]
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be done with one file.
+    """What to do with one file.
 
-    `prior` is the load that a `continue` goes on from, `hasher` has seen those bytes; `seen` is what to remember
-    of a skipped file, so that it is not read again."""
+    `prior` is the load that a `continue` follows, and `hasher` has its bytes. `seen` is remembered for a skipped file,
+    so that it is not read again."""
 
     source: Source
     action: Action
@@ -42,7 +42,7 @@ class Step:
         return self.source.size - (self.prior.size if self.prior else 0)
 
     def reading(self) -> Reading:
-        """A pass over what is to be loaded of a text file."""
+        """A pass over the part of a text file that is to be loaded."""
         if self.prior is None:
             return Reading.whole(self.source)
         return Reading(self.source, self.prior.size, self.prior.lines, self.hasher.copy())
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class IngestPlan:
-    """The steps, in the files' order, and the version of the table's log that they were decided on."""
+    """The steps, in the order of the files, and the version of the table's log that they are based on."""
 
     steps: tuple[Step, ...]
     version: int
@@ -82,11 +82,11 @@ class _Planner:
         self._loads: dict[int, list[Source]] = {}
 
     def step(self, source: Source) -> Step:
-        step = self._known(source)
+        step = self._skip_known(source)
         if step is None and not self._is_keyed:
             source = source.finished()
-            step = self._known(source) if source.unfinished_bytes else None
-        step = step or self._repeated(source) or self._grown(source)
+            step = self._skip_known(source) if source.unfinished_bytes else None
+        step = step or self._skip_repeated(source) or self._continue_grown(source)
         if step is None:
             before = [loaded for loaded in self._memory.latest(source) if loaded.place == source.place]
             for loaded in before:
@@ -96,7 +96,7 @@ class _Planner:
             self._loads.setdefault(source.size, []).append(source)
         return step
 
-    def _known(self, source: Source) -> Step | None:
+    def _skip_known(self, source: Source) -> Step | None:
         latest = self._memory.latest(source)
         for loaded in latest:
             if loaded.looks_like(source):
@@ -113,32 +113,32 @@ class _Planner:
                 return Step(source, "skip", f"same content as loaded at seq {loaded.seq}", seen=seen)
         return None
 
-    def _grown(self, source: Source) -> Step | None:
+    def _continue_grown(self, source: Source) -> Step | None:
         if not source.is_text:
             return None
         for loaded in sorted(self._memory.latest(source), key=lambda loaded: -loaded.size):
-            reading = resumed(source, loaded.size, loaded.digest, loaded.lines) if loaded.size < source.size else None
+            reading = resume(source, loaded.size, loaded.digest, loaded.lines) if loaded.size < source.size else None
             if reading is not None and (not loaded.is_open or _ends_line(reading)):
                 return Step(source, "continue", f"grown since seq {loaded.seq}", loaded, reading.hasher)
         return None
 
     def _refuse_doubles(self, source: Source, loaded: Loaded) -> None:
-        """Refuse a file that looks rewritten and may only have grown, where its rows would then be there twice."""
+        """In a table without a key, refuse a file that has changed but may have the loaded rows again."""
         is_moved = self._inodes.get(loaded.inode, source.uri) != source.uri
         if self._is_keyed or is_moved or not source.is_text:
             return
-        is_prefix = loaded.is_open and resumed(source, loaded.size, loaded.digest, loaded.lines) is not None
+        is_prefix = loaded.is_open and resume(source, loaded.size, loaded.digest, loaded.lines) is not None
         if source.is_gzip or is_prefix:
-            why = "of a compressed file" if source.is_gzip else "after a row that was loaded half-written"
+            why = "it is compressed" if source.is_gzip else "its last row was loaded half-written"
             raise Invalid(
-                f"{source.uri} was loaded at seq {loaded.seq} and has changed; what is new cannot be told {why}",
+                f"{source.uri} was loaded at seq {loaded.seq} and has changed; its new rows are not known: {why}",
                 hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"
                 " this one again: --again",
                 file=source.uri,
             )
 
-    def _repeated(self, source: Source) -> Step | None:
-        """A file that this plan loads under another name."""
+    def _skip_repeated(self, source: Source) -> Step | None:
+        """Skip a file that this plan loads under another name."""
         for other in self._loads.get(source.size, ()):
             is_linked = bool(source.inode) and source.inode == other.inode
             if is_linked or (
@@ -148,8 +148,8 @@ class _Planner:
         return None
 
     def _may_be_moved(self, mtime_ns: int, source: Source) -> bool:
-        """Whether equal content at another place is the same file. In a table with a key, a later file with an old
-        content may set rows back on purpose: there, the time of change must be the same as well."""
+        """Whether equal content at another place is the same file. In a table with a key, a later file may bring old
+        rows back on purpose, so the time of change must be equal too."""
         return not self._is_keyed or mtime_ns == source.mtime_ns
 
     def _digest(self, source: Source) -> str:
@@ -160,5 +160,5 @@ class _Planner:
 
 
 def _ends_line(reading: Reading) -> bool:
-    """Whether a reading begins with the end of the line that was open before it."""
+    """Whether a reading begins with the newline of the line before it."""
     return Reading(reading.source, reading.start, reading.lines, reading.hasher.copy()).starts_with_newline()

@@ -1,4 +1,4 @@
-"""Files to load: found by name or pattern, and described as they were at that moment."""
+"""Files to load, found by name or pattern, with their size and time at that moment."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TAIL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Source:
-    """A file: where it is and what can be known without reading it. `inode` is empty where files have none.
+    """A file: its place, and what is known without reading it. `inode` is empty where files have none.
 
-    `size` is how much of it counts; `unfinished_bytes` follow, of a last line that has no end."""
+    The first `size` bytes count; `unfinished_bytes` follow, of a last line without newline."""
 
     storage: Storage
     path: str
@@ -46,7 +46,7 @@ class Source:
 
     @cached_property
     def place(self) -> str:
-        """The file's address, shortened: links lead to one place."""
+        """A short hash of the file's address. All links to a file have the same place."""
         uri = os.path.realpath(self.uri) if self.storage.is_local else self.uri
         return hashlib.sha256(uri.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -55,7 +55,7 @@ class Source:
         return self.kind != "parquet"
 
     def chunks(self, start: int, stop: int, size: int) -> Iterator[bytes]:
-        """The file's bytes in `[start, stop)` as they are stored."""
+        """The stored bytes in `[start, stop)`."""
         try:
             with self.storage.input(self.path) as file:
                 file.seek(start)
@@ -69,8 +69,8 @@ class Source:
             raise NotFound(f"{self.uri} is gone", file=self.uri) from error
 
     def finished(self) -> Source:
-        """The file up to its last line end: what follows may be half a line, still being written. A compressed file
-        is whole or damaged, and so is a Parquet file."""
+        """The file up to its last newline: the rest may be half a line that is still being written. Compressed files
+        and Parquet files always count as a whole."""
         if not self.is_text or self.is_gzip:
             return self
         stop = self.size
@@ -90,23 +90,23 @@ class Source:
 
 
 def find(patterns: Sequence[str], options: Mapping[str, str] | None, kind: Kind | None = None) -> list[Source]:
-    """The files that names and glob patterns stand for, in that order, those of one pattern by name, each once.
+    """The files of names and glob patterns, in that order, each once; the files of one pattern are sorted by name.
 
-    `options` are S3 settings for `s3://` addresses; `kind` overrules what the file names say."""
+    `options` are S3 settings for `s3://` addresses; `kind` overrides the endings of the file names."""
     found: dict[str, Source] = {}
     for pattern in patterns:
         _check_path(pattern)
         remote = pattern.startswith("s3://")
-        for source in _remote(pattern, options, kind) if remote else _local(pattern, kind):
+        for source in _find_remote(pattern, options, kind) if remote else _find_local(pattern, kind):
             found.setdefault(source.uri, source)
     if not found:
-        raise Invalid("no files are named", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
+        raise Invalid("no files were given", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
     return list(found.values())
 
 
 def _check_path(pattern: str) -> None:
-    """A path may have bytes that are not UTF-8, as Python spells them; it has no NUL, and nothing else is half a
-    character."""
+    """A path may have bytes that are not UTF-8, as Python writes them (surrogateescape), but no NUL and no other
+    surrogates."""
     try:
         is_path = b"\0" not in os.fsencode(pattern)
     except UnicodeEncodeError:
@@ -115,14 +115,14 @@ def _check_path(pattern: str) -> None:
         raise Invalid(f"{pattern!r} cannot be the name of a file")
 
 
-def _local(pattern: str, kind: Kind | None) -> list[Source]:
+def _find_local(pattern: str, kind: Kind | None) -> list[Source]:
     pattern = os.path.expanduser(pattern.removeprefix("file://"))
     if os.path.lexists(pattern) or not any(sign in pattern for sign in _WILD):
         paths = [pattern]
     else:
         paths = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
         if not paths:
-            raise _unmatched(pattern)
+            raise _no_match(pattern)
     if os.path.isdir(paths[0]):
         raise Invalid(
             f"{pattern} is a folder",
@@ -132,11 +132,11 @@ def _local(pattern: str, kind: Kind | None) -> list[Source]:
     sources = []
     for path in paths:
         folder, name = os.path.split(os.path.abspath(path))
-        sources.append(_source(LocalStorage(folder), name, kind))
+        sources.append(_describe_file(LocalStorage(folder), name, kind))
     return sources
 
 
-def _remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) -> list[Source]:
+def _find_remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) -> list[Source]:
     bucket, _, rest = pattern.removeprefix("s3://").partition("/")
     storage = open_storage(f"s3://{bucket}", options)
     is_wild = any(sign in rest for sign in _WILD)
@@ -144,22 +144,22 @@ def _remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) 
     infos = storage.list(fixed.rpartition("/")[0])
     matching = [i for i in infos if (fnmatch.fnmatchcase(i.path, rest) if is_wild else i.path == rest)]
     if not matching:
-        raise _unmatched(pattern) if is_wild else _missing(pattern)
+        raise _no_match(pattern) if is_wild else _no_file(pattern)
     return [
         Source(storage, i.path, *_kind_of(i.path, kind), i.size, int(i.modified_s * 1e9), "")
         for i in sorted(matching, key=lambda i: i.path)
     ]
 
 
-def _source(storage: LocalStorage, path: str, kind: Kind | None) -> Source:
+def _describe_file(storage: LocalStorage, path: str, kind: Kind | None) -> Source:
     try:
         size, mtime_ns, inode = _stat(storage, path)
     except FileNotFoundError as error:
-        raise _missing(storage.url(path)) from error
+        raise _no_file(storage.url(path)) from error
     return Source(storage, path, *_kind_of(path, kind), size, mtime_ns, inode)
 
 
-def _unmatched(pattern: str) -> NotFound:
+def _no_match(pattern: str) -> NotFound:
     folder = shlex.quote(pattern.rpartition("/")[0] or ".")
     return NotFound(
         f"no file matches {pattern!r}",
@@ -168,8 +168,10 @@ def _unmatched(pattern: str) -> NotFound:
     )
 
 
-def _missing(uri: str) -> NotFound:
-    return NotFound(f"no file {uri}", hint="Check the spelling; a path is taken from the folder you are in.", file=uri)
+def _no_file(uri: str) -> NotFound:
+    return NotFound(
+        f"no file {uri}", hint="Check the spelling; a relative path starts at the current folder.", file=uri
+    )
 
 
 def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
@@ -187,8 +189,8 @@ def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, bool]:
     found = kind or _KINDS.get(os.path.splitext(stem)[1].lower())
     if found is None or (found == "parquet" and is_gzip):
         raise Invalid(
-            f"{path}: the name does not say what the file holds",
-            hint="Known: .jsonl .ndjson .json .csv .tsv (each also .gz) and .parquet; or say it: --format jsonl",
+            f"{path}: the format of the file is not clear from its name",
+            hint="Known: .jsonl .ndjson .json .csv .tsv (each also .gz) and .parquet; or name it: --format jsonl",
             file=path,
         )
     return found, is_gzip

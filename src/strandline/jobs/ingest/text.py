@@ -1,4 +1,4 @@
-"""Read text files of either format: tables of good rows and the faults between them."""
+"""Read text files, CSV or JSON lines: tables of good rows, and the bad rows between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AHEAD = 2
 
 
 class Format(Protocol):
-    """What a text format knows about its rows. `names` are the columns of a record by place, if it has such."""
+    """A text format. `names` are the columns of a CSV record, in order."""
 
     @property
     def names(self) -> list[str] | None: ...
@@ -32,7 +32,7 @@ class Format(Protocol):
         ...
 
     def records(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Each record and the number of line ends before it."""
+        """Each record, with the number of newlines before it."""
         ...
 
     def convert(self, data: bytes) -> pa.Table:
@@ -74,10 +74,10 @@ def header_of(source: Source, delimiter: str) -> Header | None:
             raise Invalid(f"{source.uri}, line 1: the header is not UTF-8", file=source.uri, line=1) from error
         others = [sign for sign in ";\t," if sign != delimiter and sign in names[0]]
         if len(names) == 1 and others:
-            said = "$'\\t'" if others[0] == "\t" else f"'{others[0]}'"
+            sign = "$'\\t'" if others[0] == "\t" else f"'{others[0]}'"
             raise Invalid(
                 f"{source.uri}, line 1: the header is one column, {names[0]!r}; expected {delimiter!r} between columns",
-                hint=f"Say what separates them: --delimiter {said}",
+                hint=f"Name the delimiter: --delimiter {sign}",
                 file=source.uri,
                 line=1,
                 column=names[0],
@@ -92,7 +92,7 @@ def header_of(source: Source, delimiter: str) -> Header | None:
 
 
 def format_of(source: Source, schema: pa.Schema, delimiter: str | None) -> tuple[Format, bytes]:
-    """The format of a file, with its header checked against the table, and the bytes that are not rows."""
+    """The format of a file, and the bytes of its header, which is checked against the table."""
     if source.kind == "jsonl":
         return JsonLines(schema), b""
     sign = delimiter_of(source, delimiter)
@@ -121,27 +121,27 @@ def format_of(source: Source, schema: pa.Schema, delimiter: str | None) -> tuple
 
 def read_text(reading: Reading, form: Format, header: bytes) -> Iterator[pa.Table | BadRow]:
     """The rows of a reading: good ones as tables, bad ones with their lines."""
-    for block, table in _converted(_rows_of(reading, form, header), form):
+    for block, table in _convert_ahead(_skip_header(reading, form, header), form):
         if table is not None:
             yield table
         else:
-            yield from _one_by_one(block, form)
+            yield from _convert_singly(block, form)
 
 
-def _rows_of(reading: Reading, form: Format, header: bytes) -> Iterator[Block]:
+def _skip_header(reading: Reading, form: Format, header: bytes) -> Iterator[Block]:
     for block in reading.blocks(form.cut):
         if header and block.line == 1 and not reading.start:
             block = Block(block.data.removeprefix(header), 1 + header.count(b"\n"))
         yield block
 
 
-def _converted(blocks: Iterator[Block], form: Format) -> Iterator[tuple[Block, pa.Table | None]]:
-    """Each block with its rows, or with None when some of them are bad. Blocks are converted ahead, on other
-    threads, while the file is read and the rows before are taken."""
+def _convert_ahead(blocks: Iterator[Block], form: Format) -> Iterator[tuple[Block, pa.Table | None]]:
+    """Each block with its rows, or with None when some rows are bad. Other threads convert the next blocks while the
+    caller takes the rows."""
     waiting: deque[tuple[Block, Future[pa.Table | None]]] = deque()
     with ThreadPoolExecutor(_AHEAD) as pool:
         for block in blocks:
-            waiting.append((block, pool.submit(_convert, form, block.data)))
+            waiting.append((block, pool.submit(_try_convert, form, block.data)))
             if len(waiting) > _AHEAD:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -149,14 +149,14 @@ def _converted(blocks: Iterator[Block], form: Format) -> Iterator[tuple[Block, p
             yield last, future.result()
 
 
-def _convert(form: Format, data: bytes) -> pa.Table | None:
+def _try_convert(form: Format, data: bytes) -> pa.Table | None:
     try:
         return form.convert(data)
     except UNFIT:
         return None
 
 
-def _one_by_one(block: Block, form: Format) -> Iterator[pa.Table | BadRow]:
+def _convert_singly(block: Block, form: Format) -> Iterator[pa.Table | BadRow]:
     records = form.records(block.data)
 
     def convert(start: int, stop: int) -> pa.Table:

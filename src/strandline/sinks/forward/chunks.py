@@ -1,13 +1,11 @@
-"""Rows of a batch in chunks that say where they lie.
+"""Cut the rows of a batch into chunks with positions.
 
-A position is (vnode, seq, index), where index counts the changes of that vnode and seq in the order of their keys, also
-those that are withheld. A chunk covers everything at `start` and after, and before `end`: rows that leave, rows that do
-not, and vnodes of the batch that have none. Each chunk begins where the one before it ends; the first one begins with
-the batch's first vnode and the last one ends behind its last.
+A position is (vnode, seq, index), where index counts the changes of that vnode and seq in the order of their keys,
+withheld ones included. A chunk covers everything from `start` on and before `end`: rows that are sent, rows that are
+withheld, and vnodes without rows. Each chunk begins where the one before it ends; together they cover the batch.
 
-Where a chunk ends depends on the rows and the rule alone, not on the record batches in which the rows came: a run that
-is repeated, by the other engine as well, cuts the same chunks under the same keys. No more is held than a chunk and the
-record batch that is being cut.
+Where a chunk ends depends on the rows and the rule alone, not on the record batches: a repeated run, even by the other
+engine, cuts the same chunks with the same keys. Memory holds one chunk and the record batch that is being cut.
 """
 
 from __future__ import annotations
@@ -44,9 +42,9 @@ _Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How a batch is cut: a chunk closes before the row that would pass `rows` or `bytes`. What lies before `done` is
-    acknowledged; the rows in `dead` are refused for good, and on record."""
+class CutRule:
+    """How a batch is cut: a chunk closes before the row that would exceed `rows` or `bytes`. Rows before `done` are
+    acknowledged; rows in `dead` are refused for good and recorded."""
 
     rows: int
     bytes: int
@@ -64,23 +62,23 @@ class Rule:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         done = facts.get("done")
-        dead = tuple((_position(start), _position(end)) for start, end in facts.get("dead", ()))
-        return cls(facts["rows"], facts["bytes"], None if done is None else _position(done), dead)
+        dead = tuple((_to_position(start), _to_position(end)) for start, end in facts.get("dead", ()))
+        return cls(facts["rows"], facts["bytes"], None if done is None else _to_position(done), dead)
 
-    def past(self, chunk: Chunk, row: int | None) -> Rule:
-        """The rule by which a refused row of a chunk, or all its rows, stay behind; what is before it is done."""
-        span = (chunk.start, chunk.end) if row is None else _one(chunk.at(row))
+    def skip_refused(self, chunk: Chunk, row: int | None) -> CutRule:
+        """The rule that leaves out a refused row of a chunk, or all its rows; rows before the chunk are done."""
+        span = (chunk.start, chunk.end) if row is None else _span_of(chunk.at(row))
         kept = (each for each in self.dead if each[1] > chunk.start and not (span[0] <= each[0] and each[1] <= span[1]))
         return replace(self, done=chunk.start, dead=(*kept, span))
 
-    def smaller(self, chunk: Chunk) -> Rule:
-        """The rule by which a chunk, and those after it, have half of its rows; what is before it is done."""
+    def halve(self, chunk: Chunk) -> CutRule:
+        """The rule that halves this chunk and all later ones; rows before the chunk are done."""
         return replace(self, rows=max(1, chunk.rows.num_rows // 2), done=chunk.start)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows that leave together. `missing` are those within its span that were refused before."""
+    """Rows that are sent together. `missing` are refused rows within its span."""
 
     of: Batch = field(repr=False)
     start: Position
@@ -90,11 +88,11 @@ class Chunk:
 
     @property
     def bytes(self) -> int:
-        return int(_sizes(self.rows).sum())
+        return int(_row_sizes(self.rows).sum())
 
     @property
     def ranges(self) -> list[Range]:
-        """What it covers of each vnode; neighbours of which it covers the same are one range."""
+        """The range of each vnode; neighbouring vnodes with equal ranges are one."""
         first, last = (self.of.after + 1, 0), (self.of.upto + 1, 0)
         found: list[Range] = []
         for vnode in sorted(self.of.vnodes):
@@ -112,73 +110,73 @@ class Chunk:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first that the receiver gets of a vnode. One that goes on within a vnode is not: a receiver
-        that has lost what was before it must not take it."""
+        """Whether the receiver gets the first rows of a vnode. A chunk that continues a vnode is not first: a receiver
+        that has lost the rows before it must not take it."""
         return self.of.is_first and any(range[2:4] == (self.of.after + 1, 0) for range in self.ranges)
 
     def key(self, generation: str) -> str:
-        """The same whenever the same rows of a batch are sent by the same producer, and different for all others: when
-        a lake was put back from a copy, seqs are given again; the id of a batch is not."""
-        told = json.dumps([generation, self.of.id, self.ranges, self.missing])
-        return hashlib.sha256(told.encode()).hexdigest()
+        """A text that is unique to these rows of this batch and producer. It contains the batch's id because a lake
+        restored from a copy gives seqs out again."""
+        facts = json.dumps([generation, self.of.id, self.ranges, self.missing])
+        return hashlib.sha256(facts.encode()).hexdigest()
 
     def at(self, row: int) -> Position:
         vnode, seq, index = (self.rows.column(name)[row].as_py() for name in (VNODE, SEQ, INDEX))
         return vnode, seq, index
 
     def identities(self, row: int | None) -> pa.RecordBatch:
-        """What names one row, or every row, at home."""
+        """The identities of one row, or of all rows, in the lake."""
         names = [*self.of.key] if self.of.key else [SEQ, ROW]
         return (self.rows if row is None else self.rows.slice(row, 1)).select(names)
 
     def halves(self) -> list[Chunk]:
-        """Two chunks that cover the same, each with half of the rows."""
+        """Two chunks that together cover the same, each with half of the rows."""
         return self._split_before(self.rows.num_rows // 2)
 
-    def pieces(self, held: Mapping[int, tuple[int, int]]) -> list[Chunk]:
-        """Two chunks that cover the same; a receiver with these positions has all rows of the first, or none. Itself
-        alone when it has no row of it, or has them all and nothing lies behind them."""
+    def split_held(self, held: Mapping[int, tuple[int, int]]) -> list[Chunk]:
+        """Two chunks that together cover the same: a receiver with these positions has all rows of the first, or none.
+        Only this chunk when the receiver has no row of it, or has all rows and the chunk ends with the last."""
         numbers = (self.rows.column(name).to_pylist() for name in (VNODE, SEQ, INDEX))
         is_held = [(seq, index) < held.get(vnode, (0, 0)) for vnode, seq, index in zip(*numbers, strict=True)]
         if not any(is_held):
             return [self]
         if not all(is_held):
             return self._split_before(is_held.index(not is_held[0]))
-        # The rows are done; what lies behind them moves the position alone.
-        border = _one(self.at(self.rows.num_rows - 1))[1]
+        # The receiver has all rows; the part behind them only moves its position.
+        border = _span_of(self.at(self.rows.num_rows - 1))[1]
         return [self] if border == self.end else self._split(self.rows.num_rows, border)
 
-    def parts(self) -> list[Chunk]:
-        """This chunk, or two. It is cut where its first vnode ends when it continues that vnode and begins others: the
-        header `is_first` can say one of the two only."""
+    def split_vnodes(self) -> list[Chunk]:
+        """This chunk, or two if it continues its first vnode and begins others: `is_first` differs for them, and a
+        header holds one value."""
         vnode = self.start[0]
         is_within = self.start[1:] != (self.of.after + 1, 0)
         if not (self.of.is_first and is_within and self.ranges[-1][1] > vnode):
             return [self]
-        own = int(np.searchsorted(_numbers(self.rows, VNODE), vnode, side="right"))
+        own = int(np.searchsorted(_column_numbers(self.rows, VNODE), vnode, side="right"))
         return self._split(own, (vnode + 1, self.of.after + 1, 0))
 
     def _split_before(self, row: int) -> list[Chunk]:
-        """Cut between two rows: where the second one lies, or where its vnode begins."""
+        """Cut between two rows: at the second one, or where its vnode begins."""
         left, right = self.at(row - 1), self.at(row)
         return self._split(row, right if left[0] == right[0] else (right[0], self.of.after + 1, 0))
 
     def _split(self, row: int, border: Position) -> list[Chunk]:
-        """Cut at a position that has `row` rows before it. The two meet there, so nothing is left out."""
+        """Cut at a position with `row` rows before it. The two chunks meet there, so nothing is left out."""
         left = replace(self, end=border, rows=self.rows.slice(0, row))
         right = replace(self, start=border, rows=self.rows.slice(row))
-        return [replace(half, missing=_within(self.missing, half.start, half.end)) for half in (left, right)]
+        return [replace(half, missing=_spans_within(self.missing, half.start, half.end)) for half in (left, right)]
 
 
 class Cutter:
-    """Cuts one batch, once. `withheld` counts the rows that do not leave, also those before `done`."""
+    """Cuts one batch, once. `withheld` counts the rows that are not sent, also those before `done`."""
 
-    def __init__(self, batch: Batch, rule: Rule) -> None:
+    def __init__(self, batch: Batch, rule: CutRule) -> None:
         self.rule = rule
         self.withheld = 0
         self._batch = batch
-        at = list(batch.incoming.names).index(SEQ) + 1
-        self._schema = batch.incoming.insert(at, pa.field(INDEX, pa.int64(), False))
+        at = list(batch.lane_schema.names).index(SEQ) + 1
+        self._schema = batch.lane_schema.insert(at, pa.field(INDEX, pa.int64(), False))
         self._vnodes = sorted(batch.vnodes)
         self._start: Position = rule.done or (self._vnodes[0], batch.after + 1, 0)
         self._last_vnode = self._start[0]
@@ -198,67 +196,67 @@ class Cutter:
         """Every chunk of the batch. The last one has no rows when none is left."""
         for batch in batches:
             if batch.num_rows:
-                yield from self._cut(self._leaving(batch))
+                yield from self._cut_rows(self._select_leaving(batch))
             del batch  # before the next one is made
-        yield self._closed((self._vnodes[-1] + 1, self._batch.after + 1, 0))
+        yield self._close_chunk((self._vnodes[-1] + 1, self._batch.after + 1, 0))
 
-    def _cut(self, rows: pa.RecordBatch) -> Iterator[Chunk]:
-        vnodes = _numbers(rows, VNODE)
-        ends = np.cumsum(_sizes(rows))
+    def _cut_rows(self, rows: pa.RecordBatch) -> Iterator[Chunk]:
+        vnodes = _column_numbers(rows, VNODE)
+        ends = np.cumsum(_row_sizes(rows))
         at = 0
         while at < rows.num_rows:
-            count = self._fitting(ends, at)
+            count = self._count_fitting(ends, at)
             if count:
                 piece = rows.slice(at, count)
-                # What waits for the next record batch must not pin this one.
-                self._pieces.append(_copied(piece) if at + count == rows.num_rows else piece)
+                # Copied, so that a waiting piece does not keep this record batch in memory.
+                self._pieces.append(_copy_rows(piece) if at + count == rows.num_rows else piece)
                 self._rows += count
                 self._bytes += int(ends[at + count - 1] - (ends[at - 1] if at else 0))
                 at += count
                 self._last_vnode = int(vnodes[at - 1])
             if at < rows.num_rows:
-                yield self._closed(self._border(rows, at))
+                yield self._close_chunk(self._border_before(rows, at))
 
-    def _fitting(self, ends: Sizes, at: int) -> int:
-        """How many rows from `at` on the chunk takes; one that is too large for any chunk is taken alone."""
+    def _count_fitting(self, ends: Sizes, at: int) -> int:
+        """How many rows from `at` on fit the chunk; a row that is too large for any chunk goes alone."""
         room = self.rule.bytes - self._bytes + (int(ends[at - 1]) if at else 0)
         count = min(self.rule.rows - self._rows, int(np.searchsorted(ends, room, side="right")) - at)
         count = max(count, 0 if self._rows else 1)
         return min(count, len(ends) - at)
 
-    def _border(self, rows: pa.RecordBatch, at: int) -> Position:
-        """Where a chunk ends before this row: at the row, or where its vnode begins."""
+    def _border_before(self, rows: pa.RecordBatch, at: int) -> Position:
+        """The end of a chunk before this row: the row, or the begin of its vnode."""
         vnode, seq, index = (int(rows.column(name)[at].as_py()) for name in (VNODE, SEQ, INDEX))
         return (vnode, seq, index) if vnode == self._last_vnode else (vnode, self._batch.after + 1, 0)
 
-    def _closed(self, end: Position) -> Chunk:
-        rows = self._pieces[0] if len(self._pieces) == 1 else _joined(self._pieces, self._schema)
-        missing = _within(self.rule.dead, self._start, end)
+    def _close_chunk(self, end: Position) -> Chunk:
+        rows = self._pieces[0] if len(self._pieces) == 1 else _join_rows(self._pieces, self._schema)
+        missing = _spans_within(self.rule.dead, self._start, end)
         chunk = Chunk(self._batch, self._start, end, rows, missing)
         self._start, self._last_vnode = end, end[0]
         self._pieces, self._rows, self._bytes = [], 0, 0
         return chunk
 
-    def _leaving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are still to be sent, with their places among all."""
-        if not batch.schema.equals(self._batch.incoming):
-            batch = conform(pa.Table.from_batches([batch]), self._batch.incoming).combine_chunks().to_batches()[0]
-        vnodes, seqs = _numbers(batch, VNODE), _numbers(batch, SEQ)
-        indexes = self._indexes(vnodes, seqs)
+    def _select_leaving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are still to be sent, with their indexes."""
+        if not batch.schema.equals(self._batch.lane_schema):
+            batch = conform(pa.Table.from_batches([batch]), self._batch.lane_schema).combine_chunks().to_batches()[0]
+        vnodes, seqs = _column_numbers(batch, VNODE), _column_numbers(batch, SEQ)
+        indexes = self._number_rows(vnodes, seqs)
         is_withheld = pc.equal(batch.column(OP), WITHHELD).to_numpy(zero_copy_only=False)
         self.withheld += int(is_withheld.sum())
         leaves = ~is_withheld
         if self.rule.done is not None:
-            leaves &= _from(self.rule.done, vnodes, seqs, indexes)
+            leaves &= _is_from(self.rule.done, vnodes, seqs, indexes)
         for start, end in self.rule.dead:
-            leaves &= ~(_from(start, vnodes, seqs, indexes) & ~_from(end, vnodes, seqs, indexes))
+            leaves &= ~(_is_from(start, vnodes, seqs, indexes) & ~_is_from(end, vnodes, seqs, indexes))
         columns = list(batch.columns)
         columns.insert(self._schema.get_field_index(INDEX), pa.array(indexes, pa.int64()))
         rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         return rows if leaves.all() else rows.filter(pa.array(leaves))
 
-    def _indexes(self, vnodes: _Numbers, seqs: _Numbers) -> _Numbers:
-        """Which change of its vnode and seq each row is. Rows out of order would be skipped by a receiver."""
+    def _number_rows(self, vnodes: _Numbers, seqs: _Numbers) -> _Numbers:
+        """The index of each row within its vnode and seq. `Internal` for rows out of order."""
         vnode, seq, index = self._passed
         last_vnodes, last_seqs = np.append(vnode, vnodes[:-1]), np.append(seq, seqs[:-1])
         is_new = (vnodes != last_vnodes) | (seqs != last_seqs)
@@ -281,9 +279,9 @@ class Cutter:
         return indexes
 
 
-def positions_of(told: object, vnodes: int) -> dict[int, tuple[int, int]] | None:
-    """What a receiver says it has, `[[first vnode, last vnode, seq, index], …]`, by vnode; None when it is not that: a
-    vnode has one position, and a position fits into a receiver's log. Vnodes beyond `vnodes` are left out."""
+def parse_positions(told: object, vnodes: int) -> dict[int, tuple[int, int]] | None:
+    """A receiver's positions, `[[first vnode, last vnode, seq, index], …]`, by vnode; None when the answer is not of
+    this form, names a vnode twice or has numbers out of range. Vnodes beyond `vnodes` are left out."""
     found: dict[int, tuple[int, int]] = {}
     if not isinstance(told, list):
         return None
@@ -303,12 +301,12 @@ def _is_range(told: object) -> bool:
     return 0 <= first <= last and 0 <= seq < SEQS and 0 <= index < INDEXES
 
 
-def _numbers(rows: pa.RecordBatch, name: str) -> _Numbers:
+def _column_numbers(rows: pa.RecordBatch, name: str) -> _Numbers:
     return np.asarray(rows.column(name).to_numpy(), np.int64)
 
 
-def _sizes(rows: pa.RecordBatch) -> Sizes:
-    """What each row takes written out. A null counts nothing, since what lies below it is its writer's choice."""
+def _row_sizes(rows: pa.RecordBatch) -> Sizes:
+    """The size of each row when written. A null counts 0, since the bytes below it are arbitrary."""
     total = np.zeros(rows.num_rows, np.int64)
     for values in rows.columns:
         sizes = row_bytes(values)
@@ -316,32 +314,32 @@ def _sizes(rows: pa.RecordBatch) -> Sizes:
     return total
 
 
-def _from(position: Position, vnodes: _Numbers, seqs: _Numbers, indexes: _Numbers) -> _Mask:
-    """Which rows lie at the position or after it."""
+def _is_from(position: Position, vnodes: _Numbers, seqs: _Numbers, indexes: _Numbers) -> _Mask:
+    """For each row, whether it lies at the position or after it."""
     vnode, seq, index = position
     within = (seqs > seq) | ((seqs == seq) & (indexes >= index))
     return np.asarray((vnodes > vnode) | ((vnodes == vnode) & within))
 
 
-def _within(spans: Iterable[Span], start: Position, end: Position) -> tuple[Span, ...]:
+def _spans_within(spans: Iterable[Span], start: Position, end: Position) -> tuple[Span, ...]:
     return tuple(span for span in spans if span[0] < end and span[1] > start)
 
 
-def _one(position: Position) -> Span:
+def _span_of(position: Position) -> Span:
     vnode, seq, index = position
     return position, (vnode, seq, index + 1)
 
 
-def _position(numbers: Sequence[int]) -> Position:
+def _to_position(numbers: Sequence[int]) -> Position:
     vnode, seq, index = numbers
     return vnode, seq, index
 
 
-def _copied(rows: pa.RecordBatch) -> pa.RecordBatch:
+def _copy_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.concat_arrays([each]) for each in rows.columns], schema=rows.schema)
 
 
-def _joined(pieces: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def _join_rows(pieces: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if not pieces:
         return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
     return pa.concat_batches(pieces)

@@ -1,8 +1,8 @@
-"""One request to a receiver: how often it is repeated, how long one waits, and what an answer means.
+"""One request to a receiver: how often it is repeated, how long to wait, and what an answer means.
 
-A request is repeated as it is, under the same key, while the receiver is busy or silent; the waiting is bounded by the
-sink's patience, counted from the first failure. Whoever gave up, or was killed, may send the request again: a receiver
-that has its rows already answers as if it had just taken them.
+A request is repeated as it is, under the same key, while the receiver is busy or silent; the sink's
+patience bounds the waiting, counted from the first failure. After giving up or a crash, the request may be sent again:
+a receiver that has the rows already answers as if it had just taken them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import strandline
 from strandline.crash import crash_point
 from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.model import secret
-from strandline.model.scrub import plain
-from strandline.sinks.forward.connection import Failed, Untrusted, Wire
+from strandline.model.scrub import scrub_text
+from strandline.sinks.forward.connection import NoAnswer, UntrustedServer, Wire
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
 from strandline.sinks.forward.protocol import AGAIN, DECIDED, UNAUTHORIZED
 
@@ -38,7 +38,7 @@ _MANY_SECONDS = re.compile(r"\d+\Z", re.ASCII)
 
 @dataclass(frozen=True)
 class Reply:
-    """What a receiver said. `body` is its beginning. `secrets` are what it was sent and its words may repeat."""
+    """The answer of a receiver. `body` is its beginning. It may repeat the `secrets` of the request."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Reply:
 
     @property
     def document(self) -> Any:
-        """The document that it is; None when it is none."""
+        """The body as JSON; None when it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -59,34 +59,34 @@ class Reply:
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """What it says of the error, as the forward protocol words it."""
+        """The `error` object of the forward protocol."""
         document = self.document
-        told = document.get("error") if isinstance(document, dict) else None
-        return told if isinstance(told, dict) else {}
+        error = document.get("error") if isinstance(document, dict) else None
+        return error if isinstance(error, dict) else {}
 
     @property
     def message(self) -> str:
-        told = self.error.get("message")
-        text = told if isinstance(told, str) else self.body.decode("utf-8", "replace")
-        return plain(text, self.secrets) or f"HTTP status {self.status}"
+        message = self.error.get("message")
+        text = message if isinstance(message, str) else self.body.decode("utf-8", "replace")
+        return scrub_text(text, self.secrets) or f"HTTP status {self.status}"
 
     @property
     def location(self) -> str | None:
-        told = self.headers.get("location")
-        # What follows a question mark may be anything.
-        return None if told is None else plain(told.partition("?")[0], self.secrets)
+        location = self.headers.get("location")
+        # The query may hold secrets of others.
+        return None if location is None else scrub_text(location.partition("?")[0], self.secrets)
 
     @property
     def row(self) -> int | None:
-        """The row of the request that is refused, if the answer names one."""
-        told = self.error.get("row")
-        return told if type(told) is int else None
+        """The number of the refused row, if the answer names one."""
+        row = self.error.get("row")
+        return row if type(row) is int else None
 
 
 class Connection:
     """A connection to a receiver, kept open from one request to the next; for one thread.
 
-    `secrets` are as they were when the sink was opened; they are read again when a receiver does not accept them.
+    `secrets` were read when the sink was opened; they are read again when the receiver rejects them.
     `requests`, `retries` and `bytes` count what was sent."""
 
     def __init__(self, sink: Endpoint, secrets: Secrets) -> None:
@@ -105,48 +105,48 @@ class Connection:
         self._wire.close()
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """The answer to one request: rows were taken (2xx), refused (400, 422), are too many (413), or do not follow
-        what the receiver has (409, 410). Anything else is raised."""
+        """The answer to one request: rows were taken (2xx), refused (400, 422), too many (413), or do not follow the
+        receiver's rows (409, 410). Any other answer is raised."""
         attempts, is_refreshed, failing_since_s = 0, False, math.inf
         while True:
             attempts += 1
             crash_point("sink.chunk_sending")
             self.requests += 1
             self.bytes += len(body)
-            answer, fault = self._attempt("POST", self._sink.url, headers, {}, content=body)
+            answer, fault = self._exchange_once("POST", self._sink.url, headers, {}, content=body)
             if answer is not None and answer.status == UNAUTHORIZED and not is_refreshed:
                 is_refreshed = True
-                self._refresh()
+                self._refresh_secrets()
                 self.retries += 1
                 continue
             if answer is not None and answer.status not in AGAIN:
                 if answer.is_ack or answer.status in DECIDED:
                     return answer
-                raise self.stopped(answer)
+                raise self.unexpected_answer(answer)
             now_s = time.monotonic()
             failing_since_s = min(failing_since_s, now_s)
             pause_s = wait_s(answer, attempts)
             if now_s - failing_since_s + pause_s > self._sink.patience_s:
-                raise self._silent(answer, fault, attempts)
+                raise self._no_answer(answer, fault, attempts)
             time.sleep(pause_s)
             self.retries += 1
 
     def ask_positions(self, parameters: Mapping[str, str]) -> Reply:
-        """The answer to the question for positions, which is asked once; any answer but of a receiver that is busy."""
+        """The receiver's answer to a request for positions, sent once; `Unavailable` when it is busy or silent."""
         url = f"{self._sink.url.rstrip('/')}/positions"
-        answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+        answer, fault = self._exchange_once("GET", url, {"Accept": "application/json"}, parameters)
         if answer is not None and answer.status == UNAUTHORIZED:
-            self._refresh()
-            answer, fault = self._attempt("GET", url, {"Accept": "application/json"}, parameters)
+            self._refresh_secrets()
+            answer, fault = self._exchange_once("GET", url, {"Accept": "application/json"}, parameters)
         if answer is None or answer.status in AGAIN:
-            raise self._silent(answer, fault, 1)
+            raise self._no_answer(answer, fault, 1)
         return answer
 
-    def stopped(self, answer: Reply) -> Invalid:
-        """An answer after which someone has to look."""
+    def unexpected_answer(self, answer: Reply) -> Invalid:
+        """The error for an answer that needs a person."""
         sink = self._sink
         location = answer.location
-        hint = "Nothing is lost: when the sink or the receiver is put right, the next tick sends the rows."
+        hint = "Nothing is lost: once the sink or the receiver is corrected, the next tick sends the rows."
         if answer.status == UNAUTHORIZED:
             hint = _token_hint(sink.token)
         if location is not None:
@@ -159,44 +159,44 @@ class Connection:
             location=location,
         )
 
-    def _attempt(
+    def _exchange_once(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], *, content: bytes = b""
     ) -> tuple[Reply | None, str]:
-        """An answer, or None and why there is none."""
+        """The answer and "", or None and the reason why there is none."""
         known = {name.lower() for name in self._secrets.headers}
         agent = {} if "user-agent" in known else {"User-Agent": _AGENT}
         headers = {**agent, **self._secrets.headers, **headers}
         params = {**self._secrets.params, **params}
         try:
             status, told, body = self._wire.exchange(method, url, headers, params, content)
-        except Untrusted as error:
+        except UntrustedServer as error:
             raise Invalid(
-                f"{self._sink.url} was not asked: {plain(str(error), self._secrets.texts)}",
+                f"{self._sink.url} was not asked: {scrub_text(str(error), self._secrets.texts)}",
                 hint="Check the address. If its certificate comes from an authority of your own, name the file with the"
                 " authority's certificate in the variable SSL_CERT_FILE. Then the next tick sends the rows.",
                 url=self._sink.url,
             ) from error
-        except Failed as error:
-            return None, plain(str(error), self._secrets.texts)
+        except NoAnswer as error:
+            return None, scrub_text(str(error), self._secrets.texts)
         return Reply(status, told, body, self._secrets.texts), ""
 
-    def _refresh(self) -> None:
+    def _refresh_secrets(self) -> None:
         try:
             self._secrets = self._sink.secrets()
         except StrandlineError as error:
             raise Invalid(
-                f"{self._sink.url} answered 401, and to read the token again failed: {error.message}",
+                f"{self._sink.url} answered 401, and reading the token again failed: {error.message}",
                 hint=error.hint,
                 url=self._sink.url,
                 status=UNAUTHORIZED,
             ) from error
 
-    def _silent(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:
+    def _no_answer(self, answer: Reply | None, fault: str, attempts: int) -> Unavailable:
         said = f"answered {answer.status}: {answer.message}" if answer is not None else f"did not answer: {fault}"
         times = "once" if attempts == 1 else f"{attempts} times"
         return Unavailable(
             f"{self._sink.url} was asked {times} and {said}",
-            hint="Nothing is lost and nothing counts twice: the next tick goes on where this one stopped.",
+            hint="Nothing is lost and nothing counts twice: the next tick continues where this one stopped.",
             url=self._sink.url,
             status=None if answer is None else answer.status,
             attempts=attempts,
@@ -204,7 +204,7 @@ class Connection:
 
 
 def _token_hint(token: str | None) -> str:
-    """What to do about a token that is not accepted; it names where the token was read and never the token."""
+    """The hint for a rejected token; it names the token's source and never the token."""
     ways = "strandline sink add … --token env:NAME, or HttpSink(url, token='env:NAME')"
     if token is None:
         return f"The sink has no token. Give it one: {ways}."
@@ -213,17 +213,17 @@ def _token_hint(token: str | None) -> str:
 
 
 def wait_s(answer: Reply | None, attempts: int) -> float:
-    """How long to wait before a request is repeated that was made so often."""
-    asked_s = 0.0 if answer is None else _asked_s(answer.headers.get("retry-after", ""))
+    """How long to wait after this many attempts."""
+    asked_s = 0.0 if answer is None else _retry_after_s(answer.headers.get("retry-after", ""))
     if asked_s > 0:
         return min(asked_s, _LONGEST_ASKED_S)
-    # Not less for a receiver that asks for no wait at all: that would be a busy loop.
+    # Also for a receiver that asks for no wait at all: that would be a busy loop.
     ladder_s = min(_FIRST_WAIT_S * 2.0 ** min(attempts - 1, 16), _LONGEST_WAIT_S)
     return ladder_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
-def _asked_s(text: str) -> float:
-    """The seconds of a `Retry-After`, which may be a date; 0 when it says nothing of use."""
+def _retry_after_s(text: str) -> float:
+    """The seconds of a `Retry-After`, which may be a date; 0 when it cannot be read."""
     text = text.strip()
     if _SECONDS.match(text):
         return float(text)

@@ -1,15 +1,14 @@
 """One request and its answer over HTTP/1.1, with bounds that no server can stretch.
 
-There are two clocks: one to connect, with the proxy and TLS, and one for all that follows, from the first byte of the
-request to the last one of the answer, however slowly they drip. (How long the system looks for a host's address is the
-system's own bound.) Of an answer no more is read than `ANSWER_BYTES`, as it comes: it is asked for without an encoding
-and never decoded. Redirects are not followed, and a connection of which anything looks odd is not used again. No thread
-works here: a request that ran out of time is over.
+There are two time limits: one to connect, with the proxy and TLS, and one for the rest, from the first byte of the
+request to the last byte of the answer, however slowly they come. (The system bounds the look-up of a host's address.)
+At most `ANSWER_BYTES` of an answer are read; it is requested without an encoding and never decoded. Redirects are not
+followed, and a connection in any unexpected state is not reused. There are no threads: a request that ran out of time
+is over.
 
-Why no library does this: the time-outs of httpx and httpcore are for each read, so an answer that drips has no end, and
-httpx unpacks what it reads. httpcore does not unpack, and would keep one clock over a network backend of our own. But
-it uses a connection again when bytes came behind an answer, and takes them for the answer to the next request: rows
-would count as sent that nobody took.
+Why no library does this: httpx and httpcore limit each read, so a slow answer never ends, and httpx decompresses what
+it reads. httpcore does not, and could have one limit with a network backend of our own. But it reuses a connection with
+bytes behind an answer, and takes them for the next answer: rows would count as sent that nobody took.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ import idna
 from strandline.sinks.proxy import Proxy, proxy_for
 
 ANSWER_BYTES: Final = 1 << 20
-"""As many of an answer's body are read; the positions of a table with 4096 vnodes are less."""
+"""The most that is read of an answer's body; the positions of a table with 4096 vnodes need less."""
 SLOWEST_BYTES_S: Final = 64 << 10
-"""A large body has more time: a second for so many bytes."""
+"""A large body has more time: one second for this many bytes."""
 
 _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
@@ -44,12 +43,12 @@ _LONE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _UNQUOTED = "/%:@!$&'()*+,;=~-._"
 
 
-class Failed(Exception):
-    """There is no answer; why, in words that may be the server's."""
+class NoAnswer(Exception):
+    """There is no answer. The message may quote the server."""
 
 
-class Untrusted(Failed):
-    """The server did not prove that it is the one that the address names. Nothing was sent to it."""
+class UntrustedServer(NoAnswer):
+    """The server's certificate is not trusted. Nothing was sent to it."""
 
 
 class Wire:
@@ -70,28 +69,27 @@ class Wire:
     def exchange(
         self, method: str, url: str, headers: Mapping[str, str], params: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """The answer: its status, its headers by their names in lower case, and the beginning of its body. `Failed`
-        when there is none; the request may have arrived nevertheless. `params` are all of the query: a query of the
-        url itself is not sent."""
+        """The answer: its status, its headers by lower-case name, and the beginning of its body. After `NoAnswer` the
+        request may have arrived. `params` replace the query of the url."""
         try:
-            target = self._ready(url, params)
-            answer = self._asked(method, target, headers, body)
+            target = self._connect_to(url, params)
+            answer = self._send_request(method, target, headers, body)
         except ssl.SSLCertVerificationError as error:
             self.close()
-            raise Untrusted(f"its certificate is not trusted: {error.verify_message}") from error
+            raise UntrustedServer(f"its certificate is not trusted: {error.verify_message}") from error
         except (OSError, ValueError, h11.ProtocolError) as error:
             self.close()
-            raise Failed(_reason(error)) from error
+            raise NoAnswer(_describe_error(error)) from error
         except BaseException:
-            # What was interrupted may still be answered, and that would be taken for the answer to something else.
+            # A late answer to the interrupted request must not be taken for the next one.
             self.close()
             raise
         if not self._is_reusable():
             self.close()
         return answer
 
-    def _ready(self, url: str, params: Mapping[str, str]) -> str:
-        """Have a connection to where the url is; what to name as the target of a request there."""
+    def _connect_to(self, url: str, params: Mapping[str, str]) -> str:
+        """Open a connection to the url's server if needed; returns the target for a request."""
         parts = urlsplit(url)
         host = parts.hostname or ""
         host = host if host.isascii() else idna.encode(host).decode()
@@ -105,7 +103,7 @@ class Wire:
         return f"http://{_authority(*place)}{target}" if proxy and parts.scheme == "http" else target
 
     def _is_quiet(self) -> bool:
-        """Whether the connection is open and says nothing: what comes unasked is its end, or no answer of ours."""
+        """Whether the connection is open and silent: unasked bytes mean its end, or an answer that is not ours."""
         if self._socket is None:
             return False
         self._socket.settimeout(0)
@@ -127,12 +125,14 @@ class Wire:
     def _connect(self, place: tuple[str, str, int], proxy: Proxy | None) -> None:
         until_s = time.monotonic() + self._timeout_s
         scheme, host, port = place
-        # Read before anything is opened: without it nothing may be sent.
-        trust = _trust(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
-        opened = _open(host, port, until_s) if proxy is None else _open_proxy(proxy, until_s)
+        # Loaded before the connection is opened: without it nothing may be sent.
+        trust = (
+            _tls_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) if scheme == "https" else None
+        )
+        opened = _open_socket(host, port, until_s) if proxy is None else _open_proxy(proxy, until_s)
         try:
             if proxy is not None and trust is not None:
-                _tunnel(opened, f"{_bracketed(host)}:{port}", proxy, until_s)
+                _open_tunnel(opened, f"{_bracket_host(host)}:{port}", proxy, until_s)
             if trust is not None:
                 opened.settimeout(_left_s(until_s))
                 opened = trust.wrap_socket(opened, server_hostname=host)
@@ -142,7 +142,7 @@ class Wire:
         self._socket, self._place, self._proxy = opened, place, proxy
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
-    def _asked(
+    def _send_request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         assert self._socket is not None and self._place is not None
@@ -153,12 +153,12 @@ class Wire:
         connection = self._connection
         data = [connection.send(request), connection.send(h11.Data(body)), connection.send(h11.EndOfMessage())]
         until_s = time.monotonic() + self._timeout_s + len(body) / SLOWEST_BYTES_S
-        # Some say what is wrong with a request before they have all of it, and hang up.
+        # Some servers refuse a request before they have all of it, and close the connection.
         with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            _send(self._socket, b"".join(piece for piece in data if piece), until_s)
-        return self._answer(until_s)
+            _send_all(self._socket, b"".join(piece for piece in data if piece), until_s)
+        return self._read_answer(until_s)
 
-    def _answer(self, until_s: float) -> tuple[int, dict[str, str], bytes]:
+    def _read_answer(self, until_s: float) -> tuple[int, dict[str, str], bytes]:
         head: h11.Response | None = None
         body = bytearray()
         interim = 0
@@ -192,8 +192,8 @@ class Wire:
         return event
 
 
-def _open(host: str, port: int, until_s: float) -> socket.socket:
-    """A connection to the first of a host's addresses that takes one; all of them share one clock."""
+def _open_socket(host: str, port: int, until_s: float) -> socket.socket:
+    """A connection to the first address of a host that accepts one; all addresses share one time limit."""
     failure: OSError | None = None
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for at, (family, kind, protocol, _, address) in enumerate(found):
@@ -204,7 +204,7 @@ def _open(host: str, port: int, until_s: float) -> socket.socket:
             continue
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # An address that says nothing leaves time for those behind it.
+            # A silent address leaves time for the next ones.
             opened.settimeout(_left_s(until_s) / (len(found) - at))
             opened.connect(address)
             return opened
@@ -219,32 +219,32 @@ def _open(host: str, port: int, until_s: float) -> socket.socket:
 
 def _open_proxy(proxy: Proxy, until_s: float) -> socket.socket:
     try:
-        return _open(proxy.host, proxy.port, until_s)
+        return _open_socket(proxy.host, proxy.port, until_s)
     except (OSError, ValueError) as error:
-        raise OSError(f"the proxy {proxy} cannot be reached: {_reason(error)}") from error
+        raise OSError(f"the proxy {proxy} cannot be reached: {_describe_error(error)}") from error
 
 
-def _tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
-    """Have the proxy pass on what is sent from here on to the server, and what the server says."""
+def _open_tunnel(through: socket.socket, authority: str, proxy: Proxy, until_s: float) -> None:
+    """Have the proxy connect this socket to the server."""
     try:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         headers = [("Host", authority), *proxy.headers.items()]
         request = h11.Request(method="CONNECT", target=authority, headers=headers)
-        _send(through, connection.send(request) or b"", until_s)
+        _send_all(through, connection.send(request) or b"", until_s)
         event: object = h11.NEED_DATA
         while event is h11.NEED_DATA or isinstance(event, h11.InformationalResponse):
             if (event := connection.next_event()) is h11.NEED_DATA:
                 through.settimeout(_left_s(until_s))
                 connection.receive_data(through.recv(_PIECE_BYTES))
     except (OSError, h11.ProtocolError) as error:
-        raise OSError(f"the proxy {proxy} did not answer: {_reason(error)}") from error
+        raise OSError(f"the proxy {proxy} did not answer: {_describe_error(error)}") from error
     if not isinstance(event, h11.Response):
         raise OSError(f"the proxy {proxy} closed the connection without an answer")
     if not 200 <= event.status_code < 300:
         raise OSError(f"the proxy {proxy} answered {event.status_code}")
 
 
-def _send(to: socket.socket, data: bytes, until_s: float) -> None:
+def _send_all(to: socket.socket, data: bytes, until_s: float) -> None:
     rest = memoryview(data)
     while rest:
         to.settimeout(_left_s(until_s))
@@ -258,27 +258,29 @@ def _left_s(until_s: float) -> float:
     return left_s
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it took too long"
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _authority(scheme: str, host: str, port: int) -> str:
-    return _bracketed(host) if port == _PORTS[scheme] else f"{_bracketed(host)}:{port}"
+    return _bracket_host(host) if port == _PORTS[scheme] else f"{_bracket_host(host)}:{port}"
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
 @cache
-def _trust(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """Those whose certificates are believed. Loaded once: it takes longer than a request."""
+def _tls_context(file: str | None, folder: str | None) -> ssl.SSLContext:
+    """The trusted certificates. Loaded once, since loading takes longer than a request."""
     if not file and not folder:
         return ssl.create_default_context(cafile=certifi.where())
     try:
         return ssl.create_default_context(cafile=file or None, capath=folder or None)
     except OSError as error:
         names = " or ".join(name for name, value in (("SSL_CERT_FILE", file), ("SSL_CERT_DIR", folder)) if value)
-        raise Untrusted(f"the certificates that {names} names cannot be read: {_reason(error)}") from error
+        raise UntrustedServer(
+            f"the certificates that {names} names cannot be read: {_describe_error(error)}"
+        ) from error

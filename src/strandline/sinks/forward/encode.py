@@ -1,8 +1,7 @@
 """The rows of a chunk as the bytes of a request, in the two formats of the forward protocol.
 
-The same rows give the same bytes, as long as the libraries that write them are the same. In JSON a
-value is said so that nothing of it is lost: decimals and what JSON has no number for (NaN, Infinity) are texts, bytes
-are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
+The same rows give the same bytes with the same versions of the libraries. JSON keeps every value exactly: decimals, NaN
+and Infinity are texts, bytes are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FORMATS = (ARROW, NDJSON)
 
 _GZIP_LEVEL = 2
 _ZSTD = pa.ipc.IpcWriteOptions(compression="zstd")
-_Said = Callable[[Any], Any]
+_Encoder = Callable[[Any], Any]
 
 
 def encode(rows: pa.RecordBatch, format: str) -> tuple[bytes, Mapping[str, str]]:
@@ -33,14 +32,14 @@ def encode(rows: pa.RecordBatch, format: str) -> tuple[bytes, Mapping[str, str]]
     if ROW in rows.schema.names:
         rows = rows.drop_columns([ROW])
     if format == ARROW:
-        return stream(rows), {"Content-Type": ARROW_TYPE}
-    body = gzip.compress(_lines(rows), _GZIP_LEVEL, mtime=0)
+        return arrow_stream(rows), {"Content-Type": ARROW_TYPE}
+    body = gzip.compress(_json_lines(rows), _GZIP_LEVEL, mtime=0)
     return body, {"Content-Type": NDJSON_TYPE, "Content-Encoding": "gzip"}
 
 
-def stream(rows: pa.RecordBatch) -> bytes:
+def arrow_stream(rows: pa.RecordBatch) -> bytes:
     """Rows as an Arrow IPC stream."""
-    # A slice, or rows out of a filter, would be written with what happens to lie around them.
+    # Copied: a slice would be written together with the rows around it.
     rows = pa.RecordBatch.from_arrays([pa.concat_arrays([each]) for each in rows.columns], schema=rows.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_ZSTD) as writer:
@@ -48,36 +47,36 @@ def stream(rows: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _lines(rows: pa.RecordBatch) -> bytes:
-    columns = [_values(column) for column in rows.columns]
+def _json_lines(rows: pa.RecordBatch) -> bytes:
+    columns = [_json_values(column) for column in rows.columns]
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     names = rows.schema.names
     return "".join(encode(dict(zip(names, row, strict=True))) + "\n" for row in zip(*columns, strict=True)).encode()
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _json_values(column: pa.Array) -> list[Any]:
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
-    say = _said(column.type)
-    # Times become texts here: Python does not know all years that a column may hold.
-    values = column.cast(_timeless(column.type)).to_pylist()
+    say = _json_encoder(column.type)
+    # Times become texts in Arrow: Python does not support every year that a column may hold.
+    values = column.cast(_times_as_text(column.type)).to_pylist()
     return values if say is None else [None if value is None else say(value) for value in values]
 
 
-def _timeless(kind: pa.DataType) -> pa.DataType:
+def _times_as_text(kind: pa.DataType) -> pa.DataType:
     if pt.is_temporal(kind):
         return pa.string()
     if pt.is_list(kind):
-        return pa.list_(_timeless(kind.value_type))
+        return pa.list_(_times_as_text(kind.value_type))
     if pt.is_struct(kind):
-        return pa.struct([pa.field(each.name, _timeless(each.type), each.nullable) for each in kind])
+        return pa.struct([pa.field(each.name, _times_as_text(each.type), each.nullable) for each in kind])
     if pt.is_map(kind):
-        return pa.map_(_timeless(kind.key_type), _timeless(kind.item_type))
+        return pa.map_(_times_as_text(kind.key_type), _times_as_text(kind.item_type))
     return kind
 
 
-def _said(kind: pa.DataType) -> _Said | None:
-    """How values of a type are said in JSON; None when they are said as they are."""
+def _json_encoder(kind: pa.DataType) -> _Encoder | None:
+    """The function that makes JSON values of a type; None when values stay unchanged."""
     if pt.is_timestamp(kind):
         return lambda text: text.replace(" ", "T", 1)
     if pt.is_decimal(kind):
@@ -85,39 +84,43 @@ def _said(kind: pa.DataType) -> _Said | None:
     if pt.is_binary(kind):
         return lambda data: base64.b64encode(data).decode()
     if pt.is_floating(kind):
-        return _number
+        return _encode_float
     if pt.is_list(kind):
-        return _list(_said(kind.value_type) or _same)
+        return _list_encoder(_json_encoder(kind.value_type) or _keep_value)
     if pt.is_struct(kind):
-        return _struct({each.name: _said(each.type) or _same for each in kind})
+        return _struct_encoder({each.name: _json_encoder(each.type) or _keep_value for each in kind})
     if pt.is_map(kind):
-        return _map(_said(kind.key_type) or _same, _said(kind.item_type) or _same, pt.is_string(kind.key_type))
+        return _map_encoder(
+            _json_encoder(kind.key_type) or _keep_value,
+            _json_encoder(kind.item_type) or _keep_value,
+            pt.is_string(kind.key_type),
+        )
     return None
 
 
-def _same(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value
 
 
-def _number(value: float) -> float | str:
+def _encode_float(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _list(say: _Said) -> _Said:
+def _list_encoder(say: _Encoder) -> _Encoder:
     return lambda values: [None if value is None else say(value) for value in values]
 
 
-def _struct(says: Mapping[str, _Said]) -> _Said:
+def _struct_encoder(says: Mapping[str, _Encoder]) -> _Encoder:
     return lambda fields: {n: None if value is None else says[n](value) for n, value in fields.items()}
 
 
-def _map(say_key: _Said, say: _Said, is_object: bool) -> _Said:
+def _map_encoder(say_key: _Encoder, say: _Encoder, is_object: bool) -> _Encoder:
     """An object where the keys are texts, else a list of pairs."""
 
-    def said(pairs: list[tuple[Any, Any]]) -> Any:
-        told = [(say_key(key), None if value is None else say(value)) for key, value in pairs]
-        return dict(told) if is_object else [list(pair) for pair in told]
+    def encode_pairs(pairs: list[tuple[Any, Any]]) -> Any:
+        encoded = [(say_key(key), None if value is None else say(value)) for key, value in pairs]
+        return dict(encoded) if is_object else [list(pair) for pair in encoded]
 
-    return said
+    return encode_pairs

@@ -1,4 +1,4 @@
-"""What the sending end of the forward protocol has to know of a receiver: where it is, and how it is spoken to."""
+"""What the sending end of the forward protocol needs to know of a receiver: its address and settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from strandline.sinks.proxy import proxy_secrets
 
 @dataclass(frozen=True)
 class Secrets:
-    """What is the user's in every request, as it is: headers, and the parameters of the address."""
+    """The user's part of every request, resolved: headers, and the parameters of the address."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     params: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def texts(self) -> list[str]:
-        """What nobody's words may repeat: these, and the login at the proxy that the request went through."""
+        """The texts that no message may repeat: these, and the login at the proxy."""
         return [*self.headers.values(), *self.params.values(), *proxy_secrets()]
 
 
@@ -52,5 +52,5 @@ class Endpoint(Protocol):
     def body_format(self) -> str: ...
 
     def secrets(self) -> Secrets:
-        """The headers and parameters that are the user's, read anew."""
+        """The user's headers and parameters, read again."""
         ...

@@ -1,18 +1,19 @@
 """The lane of an HTTP sink: one batch, chunk after chunk.
 
-A chunk is sent when the one before it is acknowledged. What was acknowledged is durable at the receiver, so there is
-nothing to finish. The lane stops and asks for its rule to be saved
+A chunk is sent after the one before it was acknowledged. Acknowledged rows are durable at the receiver, so there is
+nothing to finish. The lane stops to have its rule saved
 
 - before the first chunk for a receiver that knows chunks by their keys: a repeated batch must be cut the same way;
-- when such a receiver finds a chunk too large: smaller ones are new keys, and what is done must not be sent under them;
-- when a receiver refuses rows: they are on record before anything is sent without them. Otherwise a crash in between
-  would leave rows that are neither there nor dead letters, or send the others again under another key.
+- when such a receiver finds a chunk too large: smaller chunks have new keys, and acknowledged rows must not be sent
+  again under them;
+- when a receiver refuses rows: they are recorded before other rows are sent without them. Otherwise a crash in between
+  would leave rows that are neither delivered nor dead letters, or send the others again under another key.
 
-A receiver that keeps positions is asked for them before rows that it refuses are given up: those of them that it has,
-from a request whose answer was lost, are no dead letters.
+Before refused rows become dead letters, a receiver that keeps positions is asked for them: it may have some of the rows
+already, from a request whose answer was lost.
 
-After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips what it has, row by row;
-any other one gets the same chunks under the same keys."""
+After a crash: the batch is repeated by the saved rule. A receiver that keeps positions skips the rows that it has; any
+other receiver gets the same chunks under the same keys."""
 
 from __future__ import annotations
 
@@ -30,19 +31,18 @@ from strandline.model.change import RefusedRows
 from strandline.model.definition import MAX_VNODES
 from strandline.sinks.contract import Batch, Producer, Result
 from strandline.sinks.forward import encode, protocol
-from strandline.sinks.forward.chunks import Chunk, Cutter, Rule, positions_of
+from strandline.sinks.forward.chunks import Chunk, CutRule, Cutter, parse_positions
 from strandline.sinks.forward.client import Connection, Reply
 from strandline.sinks.forward.endpoint import Endpoint, Secrets
 
-# A chunk of which more rows are refused, one by one, is cut in half; one that goes on so from its first rows on, or is
-# no longer than a few of those, is refused as a whole.
+# When this many rows of a chunk were refused, one by one, the chunk is halved; if the next rows are refused too, or the
+# chunk is short, it is refused as a whole.
 NAMED_ROWS = 16
 
 
 @dataclass(frozen=True)
 class HttpLane:
-    """Sends one batch. `secrets` are as they are on the driver: a task may lack the variable or the file that holds
-    one."""
+    """Sends one batch. `secrets` come from the driver: a task may lack the variable or file of a secret."""
 
     sink: Endpoint
     producer: Producer
@@ -56,11 +56,11 @@ class HttpLane:
             yield _Run(self).result(batches)
 
     @property
-    def rule(self) -> Rule:
-        """The saved rule: a sink's new settings are for batches that are not begun."""
+    def rule(self) -> CutRule:
+        """The saved rule, or one from the sink's settings for a new batch."""
         if self.batch.cuts is not None:
-            return Rule.from_dict(self.batch.cuts)
-        return Rule(self.sink.chunk_rows, self.sink.chunk_bytes)
+            return CutRule.from_dict(self.batch.cuts)
+        return CutRule(self.sink.chunk_rows, self.sink.chunk_bytes)
 
 
 class _Run:
@@ -69,13 +69,13 @@ class _Run:
     def __init__(self, lane: HttpLane) -> None:
         self._sink = lane.sink
         self._producer = lane.producer
-        self._line = Connection(lane.sink, lane.secrets)
+        self._connection = Connection(lane.sink, lane.secrets)
         self._cutter = Cutter(lane.batch, lane.rule)
         self._rows = 0
         self._dead: list[RefusedRows] = []
 
     def result(self, batches: Iterable[pa.RecordBatch]) -> Result:
-        rule: Rule | None = None
+        rule: CutRule | None = None
         error: StrandlineError | None = None
         try:
             rule = self._deliver(batches)
@@ -86,21 +86,21 @@ class _Run:
         except Exception as failure:
             error = Internal(f"a lane failed: {type(failure).__name__}: {failure}")
         finally:
-            self._line.close()
+            self._connection.close()
         return Result(
             rows=self._rows,
-            # Of a lane that is run again the last run counts them, from the batch's beginning on.
+            # Only the last run of a lane counts them; it sees the whole batch.
             withheld=self._cutter.withheld if rule is None and error is None else 0,
-            bytes=self._line.bytes,
-            requests=self._line.requests,
-            retries=self._line.retries,
+            bytes=self._connection.bytes,
+            requests=self._connection.requests,
+            retries=self._connection.retries,
             dead=tuple(self._dead),
             cuts=None if rule is None else rule.to_dict(),
             error=error,
         )
 
-    def _deliver(self, batches: Iterable[pa.RecordBatch]) -> Rule | None:
-        """Send what the batch holds; the rule to save, when that has to come first."""
+    def _deliver(self, batches: Iterable[pa.RecordBatch]) -> CutRule | None:
+        """Send the rows of the batch; returns a rule that must be saved before the rest."""
         for chunk in self._cutter.chunks(batches):
             if self._sink.keeps_positions:
                 rule = self._send_by_position(chunk)
@@ -111,82 +111,80 @@ class _Run:
                 return rule
         return None
 
-    def _send_by_position(self, chunk: Chunk) -> Rule | None:
-        """A chunk to a receiver that keeps positions; one without rows moves them, too. `waiting` is the rest of it, in
-        order: nothing is sent before all that lies in front of it is acknowledged."""
-        waiting = chunk.parts()
+    def _send_by_position(self, chunk: Chunk) -> CutRule | None:
+        """Send a chunk to a receiver that keeps positions; a chunk without rows moves positions too. `waiting` is its
+        rest, in order: each part waits for the acknowledgement of the one before."""
+        waiting = chunk.split_vnodes()
         while waiting:
             chunk = waiting.pop(0)
-            answer = self._post(chunk)
+            answer = self._post_chunk(chunk)
             if answer.is_ack:
-                self._acknowledged(chunk)
+                self._count_acknowledged(chunk)
                 continue
             smaller = self._cut_refused(chunk, answer)
             if len(smaller) == 1:
-                return self._refused(chunk, answer)
-            waiting[:0] = [part for each in smaller for part in each.parts()]
+                return self._record_refusal(chunk, answer)
+            waiting[:0] = [part for each in smaller for part in each.split_vnodes()]
         return None
 
     def _cut_refused(self, chunk: Chunk, answer: Reply) -> list[Chunk]:
-        """What to send instead of a chunk that was refused; itself alone when that is final. Positions know rows, not
-        chunks, so it may be cut anywhere."""
+        """The smaller chunks to send instead of a refused one; only the chunk itself when the refusal is final.
+        Positions are of rows, not chunks, so it may be cut anywhere."""
         rows = chunk.rows.num_rows
         if answer.status == protocol.TOO_LARGE and rows > 1:
             self._cutter.shrink(bytes=chunk.bytes // 2)
             return chunk.halves()
         if not rows:
-            raise self._line.stopped(answer)
-        if _is_for_halves(chunk, answer):
+            raise self._connection.unexpected_answer(answer)
+        if _should_halve(chunk, answer):
             self._cutter.shrink(rows=rows // 2)
             return chunk.halves()
-        # A row that is there must not become a dead letter.
-        return chunk.pieces(held_positions(self._line, self._sink, self._producer))
+        # A row that the receiver has must not become a dead letter.
+        return chunk.split_held(held_positions(self._connection, self._sink, self._producer))
 
-    def _send_by_key(self, chunk: Chunk) -> Rule | None:
-        """A chunk to a receiver that knows chunks by their keys: what it refuses is never sent in another way than a
-        saved rule says, not even when the receiver is put right meanwhile."""
-        answer = self._post(chunk)
+    def _send_by_key(self, chunk: Chunk) -> CutRule | None:
+        """Send a chunk to a receiver that knows chunks by their keys. Refused rows are sent again only as a saved rule
+        says, even if the receiver would take them now."""
+        answer = self._post_chunk(chunk)
         if answer.is_ack:
-            self._acknowledged(chunk)
+            self._count_acknowledged(chunk)
             return None
         if answer.status == protocol.TOO_LARGE and chunk.rows.num_rows > 1:
             self._cutter.shrink(bytes=chunk.bytes // 2)
             return replace(self._cutter.rule, done=chunk.start)
-        if _is_for_halves(chunk, answer):
-            return self._cutter.rule.smaller(chunk)
-        return self._refused(chunk, answer)
+        if _should_halve(chunk, answer):
+            return self._cutter.rule.halve(chunk)
+        return self._record_refusal(chunk, answer)
 
-    def _refused(self, chunk: Chunk, answer: Reply) -> Rule:
-        """The rule to save for what is dead now: the row that is named, or all of the chunk. Nothing is sent before it
-        is saved."""
-        row = _named(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
-        self._dead.append(_dead(chunk, row, answer))
-        return self._cutter.rule.past(chunk, row)
+    def _record_refusal(self, chunk: Chunk, answer: Reply) -> CutRule:
+        """Note the refused row, or the whole chunk, as dead; returns the rule without it, to be saved before the rest
+        is sent."""
+        row = _refused_row(chunk, answer) if len(chunk.missing) < NAMED_ROWS else None
+        self._dead.append(_refused_rows(chunk, row, answer))
+        return self._cutter.rule.skip_refused(chunk, row)
 
-    def _post(self, chunk: Chunk) -> Reply:
+    def _post_chunk(self, chunk: Chunk) -> Reply:
         data, headers = encode.encode(chunk.rows, self._sink.body_format)
-        told = {protocol.KEY_HEADER: chunk.key(self._producer.generation)}
+        headers = {**headers, protocol.KEY_HEADER: chunk.key(self._producer.generation)}
         if self._sink.keeps_positions:
-            told[protocol.CHUNK_HEADER] = json.dumps(self._described(chunk))
-        answer = self._line.post(data, {**headers, **told})
+            facts = {**describe_producer(self._producer), "is_first": chunk.is_first, "ranges": chunk.ranges}
+            headers[protocol.CHUNK_HEADER] = json.dumps(facts)
+        answer = self._connection.post(data, headers)
         if answer.status == protocol.CONFLICT:
-            raise self._conflict(chunk, answer)
+            raise self._gap_conflict(chunk, answer)
         if answer.status == protocol.GONE:
             raise (
-                outlived(self._producer, self._sink, answer)
+                outlived_conflict(self._producer, self._sink, answer)
                 if self._sink.keeps_positions
-                else self._line.stopped(answer)
+                else self._connection.unexpected_answer(answer)
             )
         return answer
 
-    def _described(self, chunk: Chunk) -> dict[str, Any]:
-        return {**described(self._producer), "is_first": chunk.is_first, "ranges": chunk.ranges}
-
-    def _acknowledged(self, chunk: Chunk) -> None:
+    def _count_acknowledged(self, chunk: Chunk) -> None:
         crash_point("sink.chunk_acked")
         self._rows += chunk.rows.num_rows
 
-    def _conflict(self, chunk: Chunk, answer: Reply) -> Conflict:
+    def _gap_conflict(self, chunk: Chunk, answer: Reply) -> Conflict:
         consumer, url = self._producer.consumer, self._sink.url
         if not self._sink.keeps_positions:
             return Conflict(
@@ -196,7 +194,7 @@ class _Run:
                 url=url,
                 status=protocol.CONFLICT,
             )
-        held = positions_of(answer.error.get("positions"), max(chunk.of.vnodes) + 1) or {}
+        held = parse_positions(answer.error.get("positions"), max(chunk.of.vnodes) + 1) or {}
         gaps = [
             (vnode, begin, held.get(vnode))
             for first, last, *begin, _, _ in chunk.ranges
@@ -218,8 +216,8 @@ class _Run:
         )
 
 
-def described(producer: Producer) -> dict[str, Any]:
-    """What a header says of who sends."""
+def describe_producer(producer: Producer) -> dict[str, Any]:
+    """The sender, as the headers name it."""
     source = {
         "lake": producer.lake_id,
         "consumer": producer.consumer,
@@ -230,21 +228,21 @@ def described(producer: Producer) -> dict[str, Any]:
 
 
 def held_positions(line: Connection, sink: Endpoint, producer: Producer) -> dict[int, tuple[int, int]]:
-    """The position of each vnode at a receiver that keeps them: what lies before it is done, what follows is not there.
-    Asked before a batch and, when rows are refused, within one."""
+    """The position of each vnode at a receiver that keeps them: it has everything before, and nothing after. Asked
+    before a batch, and again when rows are refused."""
     answer = line.ask_positions({"sink": producer.sink, "life": str(producer.life)})
     if answer.status == protocol.GONE:
-        raise outlived(producer, sink, answer)
-    told = answer.document
-    held = positions_of(told.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(told, dict) else None
+        raise outlived_conflict(producer, sink, answer)
+    found = answer.document
+    held = parse_positions(found.get("positions"), MAX_VNODES) if answer.is_ack and isinstance(found, dict) else None
     if held is not None:
         return held
     if answer.is_ack or answer.status in (protocol.NOT_FOUND, 405):
-        raise _not_a_receiver(producer, sink, answer)
-    raise line.stopped(answer)
+        raise _wrong_receiver(producer, sink, answer)
+    raise line.unexpected_answer(answer)
 
 
-def _not_a_receiver(producer: Producer, sink: Endpoint, answer: Reply) -> Invalid:
+def _wrong_receiver(producer: Producer, sink: Endpoint, answer: Reply) -> Invalid:
     table = sink.url.rsplit("/", 1)[-1]
     make = (
         f"The sink's mark did not move. The table has to exist there: strandline table create {table} --schema … --key"
@@ -265,13 +263,13 @@ def _not_a_receiver(producer: Producer, sink: Endpoint, answer: Reply) -> Invali
     )
 
 
-def outlived(producer: Producer, sink: Endpoint, answer: Reply) -> Conflict:
-    """A newer life of the same sink has sent there: what this one would send are older rows."""
+def outlived_conflict(producer: Producer, sink: Endpoint, answer: Reply) -> Conflict:
+    """The error when a newer life of the sink has sent rows there: those of this life are older."""
     newest = answer.error.get("life")
-    newer = f"begun {_moment(newest)}, " if type(newest) is int else ""
+    newer = f"begun {_format_life(newest)}, " if type(newest) is int else ""
     return Conflict(
-        f"{sink.url} takes nothing more of this life of sink {producer.consumer!r}, begun {_moment(producer.life)}: a"
-        f" newer life, {newer}has sent rows there. This lake or its state was put back from a copy, or another copy of"
+        f"{sink.url} takes no more of this life of sink {producer.consumer!r}, begun {_format_life(producer.life)}: a"
+        f" newer life, {newer}has sent rows there. This lake or its state was restored from a copy, or another copy of"
         " the lake sends there",
         hint=f"To send the table again, as the newest life: strandline mark reset {producer.consumer}",
         consumer=producer.consumer,
@@ -282,30 +280,30 @@ def outlived(producer: Producer, sink: Endpoint, answer: Reply) -> Conflict:
     )
 
 
-def _moment(life: int) -> str:
-    """When a life began, for people; its number when that is no time of our days."""
+def _format_life(life: int) -> str:
+    """When a life began, for people; the bare number when it is not a valid time."""
     try:
         return dt.datetime.fromtimestamp(life / 1000, dt.UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         return str(life)
 
 
-def _named(chunk: Chunk, answer: Reply) -> int | None:
-    """The one row that is refused; None when all are."""
+def _refused_row(chunk: Chunk, answer: Reply) -> int | None:
+    """The number of the one refused row; None when all are refused."""
     row = answer.row
     is_usable = row is not None and 0 <= row < chunk.rows.num_rows
     return row if is_usable and answer.status != protocol.TOO_LARGE else None
 
 
-def _is_for_halves(chunk: Chunk, answer: Reply) -> bool:
+def _should_halve(chunk: Chunk, answer: Reply) -> bool:
     """Whether to halve a chunk: many of its rows were refused already, and as many good rows lie before the next."""
-    row = _named(chunk, answer)
+    row = _refused_row(chunk, answer)
     is_long = chunk.rows.num_rows > 2 * NAMED_ROWS
     return len(chunk.missing) >= NAMED_ROWS and is_long and row is not None and row >= NAMED_ROWS
 
 
-def _dead(chunk: Chunk, row: int | None, answer: Reply) -> RefusedRows:
+def _refused_rows(chunk: Chunk, row: int | None, answer: Reply) -> RefusedRows:
     identities = chunk.identities(row)
     return RefusedRows(
-        chunk.at(row or 0), identities.num_rows, encode.stream(identities), answer.message, answer.status
+        chunk.at(row or 0), identities.num_rows, encode.arrow_stream(identities), answer.message, answer.status
     )

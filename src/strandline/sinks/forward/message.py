@@ -1,4 +1,4 @@
-"""What a sender says of the rows in a request: who it is, and which positions of its table they are.
+"""The headers of a request with rows: the sender, and the positions of the rows in its table.
 
 A position is (seq, index) within a vnode of the sender's table, packed into one number that orders as the pair does.
 """
@@ -17,7 +17,7 @@ from strandline.model.definition import MAX_VNODES
 from strandline.sinks.forward.protocol import CHUNK_HEADER, INDEX, INDEX_BITS, INDEXES, REPLAY_HEADER, SEQS, VERSION
 from strandline.sinks.forward.refusal import malformed, other_version
 
-_LIVES = 1 << 53
+_MAX_LIVES = 1 << 53
 _SINK = re.compile(r"[A-Za-z0-9_.-]{1,200}\Z")
 
 Numbers = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ def unpack(position: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Sender:
-    """One life of a sink. A sink that starts again has a higher `life`; the log keeps the highest that has sent."""
+    """One life of a sink. A sink that starts again has a higher `life`; the log keeps the highest life that sent."""
 
     sink: str
     life: int
@@ -42,8 +42,8 @@ class Sender:
     def of(sink: object, life: object) -> Sender:
         if not isinstance(sink, str) or not _SINK.match(sink):
             raise malformed(f"sink is {sink!r:.220}; expected 1 to 200 of A-Z a-z 0-9 _ . -")
-        if type(life) is not int or not 0 <= life < _LIVES:
-            raise malformed(f"life is {life!r:.40}; expected a number from 0 to {_LIVES - 1}")
+        if type(life) is not int or not 0 <= life < _MAX_LIVES:
+            raise malformed(f"life is {life!r:.40}; expected a number from 0 to {_MAX_LIVES - 1}")
         return Sender(sink, life)
 
     @property
@@ -71,7 +71,7 @@ class Replay:
 
     @staticmethod
     def parse(text: str) -> Replay:
-        facts = _facts(text, REPLAY_HEADER)
+        facts = _parse_header(text, REPLAY_HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         as_of = facts.get("as_of")
         if type(as_of) is not int or not 0 <= as_of < SEQS:
@@ -92,7 +92,7 @@ class Places:
 
 @dataclass(frozen=True)
 class ChunkHeader:
-    """The header `Strandline-Chunk`: for each vnode of `ranges`, the rows from one position on and before another."""
+    """The header `Strandline-Chunk`: the first position of each vnode's rows and the one behind the last."""
 
     sender: Sender
     is_first: bool
@@ -100,7 +100,7 @@ class ChunkHeader:
 
     @staticmethod
     def parse(text: str) -> ChunkHeader:
-        facts = _facts(text, CHUNK_HEADER)
+        facts = _parse_header(text, CHUNK_HEADER)
         sender = Sender.of(facts.get("sink"), facts.get("life"))
         if not isinstance(facts.get("is_first"), bool):
             raise malformed(f"is_first is {facts.get('is_first')!r:.40}; expected true or false")
@@ -109,7 +109,7 @@ class ChunkHeader:
             raise malformed("ranges is not a list of one range or more")
         found: dict[int, tuple[int, int]] = {}
         for one in ranges:
-            first, last, start, end = _checked(one)
+            first, last, start, end = _parse_range(one)
             for vnode in range(first, last + 1):
                 if vnode in found:
                     raise malformed(f"vnode {vnode} is in two ranges")
@@ -117,27 +117,27 @@ class ChunkHeader:
         return ChunkHeader(sender, facts["is_first"], found)
 
     def places(self, vnodes: Numbers, seqs: Numbers, indexes: Numbers) -> Places:
-        """The places of the body's rows, which must lie in the ranges and rise within each vnode."""
-        _refuse(vnodes, "_vnode", (vnodes < 0) | (vnodes >= MAX_VNODES), "expected a vnode of the chunk")
-        _refuse(seqs, "_seq", (seqs < 0) | (seqs >= SEQS), f"expected 0 to {SEQS - 1}")
-        _refuse(indexes, INDEX, (indexes < 0) | (indexes >= INDEXES), f"expected 0 to {INDEXES - 1}")
+        """The checked places of the body's rows: they lie in the ranges and rise within each vnode."""
+        _refuse_rows(vnodes, "_vnode", (vnodes < 0) | (vnodes >= MAX_VNODES), "expected a vnode of the chunk")
+        _refuse_rows(seqs, "_seq", (seqs < 0) | (seqs >= SEQS), f"expected 0 to {SEQS - 1}")
+        _refuse_rows(indexes, INDEX, (indexes < 0) | (indexes >= INDEXES), f"expected 0 to {INDEXES - 1}")
         positions = seqs << INDEX_BITS | indexes
         starts, ends = np.zeros(MAX_VNODES, np.int64), np.full(MAX_VNODES, -1, np.int64)
         for vnode, (start, end) in self.ranges.items():
             starts[vnode], ends[vnode] = start, end
-        _refuse(vnodes, "_vnode", ends[vnodes] < 0, "expected a vnode of the chunk")
+        _refuse_rows(vnodes, "_vnode", ends[vnodes] < 0, "expected a vnode of the chunk")
         is_outside = (positions < starts[vnodes]) | (positions >= ends[vnodes])
-        _refuse(seqs, "_seq", is_outside, "the row is outside of the chunk's range")
+        _refuse_rows(seqs, "_seq", is_outside, "the row is outside of the chunk's range")
         order = np.argsort(vnodes, kind="stable")
         by_vnode, rising = vnodes[order], positions[order]
         is_late = np.zeros(len(vnodes), np.bool_)
         is_late[order[1:]] = (by_vnode[1:] == by_vnode[:-1]) & (rising[1:] <= rising[:-1])
-        _refuse(seqs, "_seq", is_late, "the row comes after one of its vnode with the same or a later position")
+        _refuse_rows(seqs, "_seq", is_late, "an earlier row of its vnode has the same or a later position")
         return Places(vnodes, positions)
 
     def split(self, places: Places, cuts: list[int]) -> list[ChunkHeader]:
-        """The chunk as one for each part of its rows; `cuts` are where parts begin, from 0 on. Applied one after the
-        other they say the same; only the first may begin where nothing is known, so no other can do without it."""
+        """One chunk for each part of the rows; `cuts` are the first rows of the parts, from 0 on. Applied in order they
+        have the same effect. Only the first may be `is_first`, so a later one is refused without it."""
         chunks: list[ChunkHeader] = []
         starts = {vnode: start for vnode, (start, _) in self.ranges.items()}
         for cut in [*cuts[1:], len(places.vnodes)]:
@@ -151,7 +151,7 @@ class ChunkHeader:
         return chunks
 
 
-def _facts(text: str, header: str) -> dict[str, Any]:
+def _parse_header(text: str, header: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -164,7 +164,7 @@ def _facts(text: str, header: str) -> dict[str, Any]:
     return facts
 
 
-def _checked(one: Any) -> tuple[int, int, int, int]:
+def _parse_range(one: Any) -> tuple[int, int, int, int]:
     is_whole = isinstance(one, list) and len(one) == 6 and all(type(number) is int for number in one)
     if is_whole:
         first, last, from_seq, from_index, to_seq, to_index = one
@@ -180,7 +180,7 @@ def _checked(one: Any) -> tuple[int, int, int, int]:
     )
 
 
-def _refuse(values: Numbers, column: str, is_wrong: npt.NDArray[np.bool_], why: str) -> None:
+def _refuse_rows(values: Numbers, column: str, is_wrong: npt.NDArray[np.bool_], why: str) -> None:
     if is_wrong.any():
         row = int(is_wrong.argmax())
         raise malformed(f"row {row}, column {column!r}: {values[row]}: {why}", row=row, column=column)

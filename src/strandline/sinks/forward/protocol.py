@@ -1,7 +1,7 @@
 """The words of the forward protocol, once for both ends: headers, body types, and what each status means.
 
-A sender acts by the status alone. `REFUSED` is for good: the rows become dead letters. `TOO_LARGE` asks for fewer rows,
-`AGAIN` for another attempt. After any other one the sender keeps its rows, and a person has to look.
+A sender acts by the status alone. `REFUSED` is final: the rows become dead letters. `TOO_LARGE` asks for fewer rows,
+`AGAIN` for another attempt. After any other status the sender keeps its rows, and a person has to act.
 """
 
 from __future__ import annotations
@@ -24,4 +24,4 @@ INVALID, BUSY, FAULT, UNAVAILABLE = 422, 429, 500, 503
 REFUSED = frozenset({MALFORMED, INVALID})
 AGAIN = frozenset({TOO_SLOW, 425, BUSY, FAULT, 502, UNAVAILABLE, 504})
 DECIDED = REFUSED | {CONFLICT, GONE, TOO_LARGE}
-"""Answers to rows that their sender handles itself."""
+"""Statuses that a sender handles without a person."""

@@ -9,7 +9,7 @@ from strandline.sinks.forward import protocol
 
 
 class Refusal(Exception):
-    """A request that is answered with a status of its own, because HTTP has a finer word than the error's kind."""
+    """A refused request with its own HTTP status, which is more precise than the error's kind."""
 
     def __init__(self, status: int, error: StrandlineError) -> None:
         super().__init__(status, error)
@@ -21,7 +21,7 @@ Failure = StrandlineError | Refusal
 
 
 def malformed(message: str, **fields: Any) -> Refusal:
-    """The body or a header is not what it says it is."""
+    """The body or a header is not of the declared form."""
     return Refusal(protocol.MALFORMED, Invalid(message, **fields))
 
 
@@ -34,12 +34,12 @@ def forbidden(message: str, hint: str) -> Refusal:
 
 
 def outlived(message: str, **fields: Any) -> Refusal:
-    """The sender is an older life of a sink of which a newer one has sent rows already."""
+    """A newer life of the sender's sink has sent rows already."""
     return Refusal(protocol.GONE, Conflict(message, hint="Nothing was applied.", **fields))
 
 
 def other_version(message: str) -> Refusal:
-    """The sender speaks another version: it must wait for the upgrade, not give its rows up."""
+    """The sender speaks another version. It must keep its rows and wait for the upgrade."""
     hint = "Nothing was applied. Upgrade the older side: pip install -U strandline"
     return Refusal(protocol.NOT_READY, Conflict(message, hint=hint))
 
@@ -49,13 +49,13 @@ def too_slow(message: str) -> Refusal:
 
 
 def unprepared(error: Invalid, hint: str) -> Refusal:
-    """The table is not ready for a sender's rows, whichever they are: that sender must wait, not give them up."""
+    """The table cannot take any rows of the sender yet. The sender must keep its rows and wait."""
     told = {name: value for name, value in error.fields.items() if name != "row"}
     return Refusal(protocol.NOT_READY, Conflict(error.message, hint=hint, **told))
 
 
 def too_wide(message: str, hint: str, **fields: Any) -> Refusal:
-    """The body has too many columns, or names of them: fewer rows would not help, so it is not 413."""
+    """The body has too many columns or too long names. Not 413, since fewer rows would not help."""
     return Refusal(protocol.NOT_READY, Conflict(message, hint=hint, **fields))
 
 

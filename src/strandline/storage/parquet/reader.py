@@ -15,7 +15,8 @@ _READ_ROWS = 512
 
 
 def open_file(storage: Storage, path: str, *, is_coded: bool = False) -> pq.ParquetFile:
-    """`FileNotFoundError` when there is none; `ValueError` or `OSError`, also later on, when it is damaged."""
+    """Open a file; with `is_coded`, texts stay in its dictionaries. `FileNotFoundError` when it is missing; a damaged
+    file raises `ValueError` or `OSError`, now or later."""
     if not is_coded:
         return pq.ParquetFile(storage.input(path), page_checksum_verification=True)
     metadata = pq.read_metadata(storage.input(path))
@@ -23,14 +24,14 @@ def open_file(storage: Storage, path: str, *, is_coded: bool = False) -> pq.Parq
         storage.input(path),
         metadata=metadata,
         read_dictionary=_coded_columns(metadata),
-        # A JSON column is not read into a dictionary otherwise.
+        # Otherwise a JSON column is not read into a dictionary.
         arrow_extensions_enabled=False,
         page_checksum_verification=True,
     )
 
 
 def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
-    """The texts that have a dictionary in every group."""
+    """The text columns with a dictionary in every row group."""
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     return [
         metadata.schema.column(at).path
@@ -42,10 +43,10 @@ def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
 
 
 def batches(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows, as many at a time as take about `BATCH_BYTES`, or `_READ_ROWS` if these take more.
+    """The rows in batches of about `BATCH_BYTES`, or of `_READ_ROWS` rows where these take more.
 
-    A footer does not tell how much its rows take: a dictionary holds a wide value once. So few are read at a time, and
-    joined."""
+    A footer does not tell the size of rows in memory: a dictionary holds a wide value once. So a few rows are read at a
+    time, and joined."""
     read: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in file.iter_batches(_READ_ROWS, columns=columns):
@@ -60,7 +61,7 @@ def batches(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Itera
 
 
 def coded_batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The same of a file that was opened so: texts with a dictionary stay in it, and the others bound the batch."""
+    """The rows of a file opened with `is_coded`: texts stay in dictionaries, the other columns limit the batch."""
     coded = set(_coded_columns(file.metadata))
     for at in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(at)

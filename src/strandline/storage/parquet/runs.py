@@ -1,4 +1,4 @@
-"""Runs of rows that share their cluster columns: where they begin, and their keys."""
+"""Runs of rows with equal cluster columns: their first rows and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Runs = Sequence[tuple[int, tuple[Any, ...]]]
 
 
 def runs_of(batch: pa.RecordBatch, cluster_by: Sequence[str]) -> Runs:
-    """Where rows with another cluster key begin, and those keys."""
+    """The first row and the cluster key of each run."""
     if not cluster_by:
         return []
     columns = [dense_values(batch.column(name)) for name in cluster_by]
@@ -23,7 +23,7 @@ def runs_of(batch: pa.RecordBatch, cluster_by: Sequence[str]) -> Runs:
 
 
 def run_starts(columns: Sequence[pa.Array]) -> list[int]:
-    """Where rows begin that differ from the row before them in one of the columns."""
+    """The rows that differ from the row before them in one of the columns."""
     differs = np.zeros(len(columns[0]), bool)
     differs[:1] = True
     for column in columns:
@@ -33,7 +33,7 @@ def run_starts(columns: Sequence[pa.Array]) -> list[int]:
 
 
 def hashable(values: pa.Array) -> list[Any]:
-    """Values of which equal ones are equal in Python: times as numbers, since Python does not know all years."""
+    """Python values that are equal when the values are. Times become numbers: Python does not know all years."""
     if pt.is_temporal(values.type):
         values = values.view(pa.int32() if pt.is_date32(values.type) else pa.int64())
     return [value if value == value else "NaN" for value in values.to_pylist()]

@@ -1,4 +1,4 @@
-"""What a file's footer says of its rows, as Delta keeps it in an add action: counts, and bounds that are true."""
+"""The statistics of a file as Delta keeps them in an add action: counts, and bounds that hold for every row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STATS_COLUMNS = 32
 _STATS_CHARS = 64
 
 
-def bounded(schema: pa.Schema) -> list[str] | bool:
-    """The leaves of a file whose bounds its footer holds, as a Parquet writer takes them: all but floats. Bounds of
-    floats leave NaN out, which counts as larger than every number: a reader that skips by them would lose rows, or take
-    a condition to be true of all."""
+def bounded_columns(schema: pa.Schema) -> list[str] | bool:
+    """The leaves that get bounds in the footer, as a Parquet writer takes them: all but floats. Bounds of floats leave
+    out NaN, which counts as larger than every number: a reader that relies on them would lose rows, or take a
+    condition to hold for all of them."""
     leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
     return True if all(is_bounded for _, is_bounded in leaves) else [name for name, is_bounded in leaves if is_bounded]
 
@@ -60,15 +60,19 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
                 try:
                     low, high = stats.min, stats.max
                 except (ValueError, OverflowError):
-                    # A time outside the years that Python knows.
+                    # A time outside of Python's years.
                     unknown.add(name)
                     continue
                 lows[name] = min(lows.get(name, low), low)
                 highs[name] = max(highs.get(name, high), high)
             elif stats.null_count != chunks.num_rows:
                 unknown.add(name)
-    low_texts = {n: v for n in lows if n not in unknown and (v := _low(lows[n], schema.field(n).type)) is not None}
-    high_texts = {n: v for n in highs if n not in unknown and (v := _high(highs[n], schema.field(n).type)) is not None}
+    low_texts = {
+        n: v for n in lows if n not in unknown and (v := _low_bound(lows[n], schema.field(n).type)) is not None
+    }
+    high_texts = {
+        n: v for n in highs if n not in unknown and (v := _high_bound(highs[n], schema.field(n).type)) is not None
+    }
     return {
         "numRecords": metadata.num_rows,
         "minValues": low_texts,
@@ -77,18 +81,18 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def _low(value: Any, kind: pa.DataType) -> Any:
-    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound(value, kind)
+def _low_bound(value: Any, kind: pa.DataType) -> Any:
+    return value[:_STATS_CHARS] if pt.is_string(kind) else _bound_text(value, kind)
 
 
-def _high(value: Any, kind: pa.DataType) -> Any:
-    """A bound from above: a long string has none that is short, so it is left out."""
+def _high_bound(value: Any, kind: pa.DataType) -> Any:
+    """An upper bound; none for a long string, which has no short one."""
     if pt.is_string(kind):
         return value if len(value) <= _STATS_CHARS else None
-    return _bound(value, kind)
+    return _bound_text(value, kind)
 
 
-def _bound(value: Any, kind: pa.DataType) -> Any:
+def _bound_text(value: Any, kind: pa.DataType) -> Any:
     if pt.is_binary(kind) or pt.is_boolean(kind) or pt.is_decimal(kind):
         return None
     if pt.is_timestamp(kind):

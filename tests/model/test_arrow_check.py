@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from receiving import ARROW, NDJSON, arrow, asking
-from strandline.model import soundness
+from strandline.model import arrow_check
 from strandline.server.app import make_app
 from strandline.tables.rejects import Rejects
 from support import nothing_written, refused
@@ -410,6 +410,6 @@ def test_what_is_taken_comes_back_equal_through_spark(tmp_path_factory, spark):
 
 def test_sound_tables_are_looked_at_without_their_values(monkeypatch):
     """A bulk load pays for Arrow's own check alone: nothing is looked at value by value."""
-    monkeypatch.setattr(soundness, "_find", lambda *_: pytest.fail("values were looked at one by one"))
-    assert soundness.first_unsound(pa.table({"id": range(1000), "v": ["x"] * 1000})) is None
-    assert soundness.first_unreadable(pa.table({"id": range(1000), "v": ["x"] * 1000})) is None
+    monkeypatch.setattr(arrow_check, "_find_value", lambda *_: pytest.fail("values were looked at one by one"))
+    assert arrow_check.find_invalid(pa.table({"id": range(1000), "v": ["x"] * 1000})) is None
+    assert arrow_check.find_unreadable(pa.table({"id": range(1000), "v": ["x"] * 1000})) is None

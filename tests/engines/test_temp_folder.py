@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from strandline.engines import spill
+from strandline.engines import temp_folder
 from support import environment
 
 HOLD = """
@@ -69,7 +69,7 @@ def test_what_a_killed_process_spilled_is_removed_by_the_next_and_a_living_one_k
     assert len(folders(place)) == 2
     dead.send_signal(signal.SIGKILL)
     dead.communicate(timeout=30)
-    code = "from strandline.engines import spill; print(spill.new_folder())"
+    code = "from strandline.engines import temp_folder; print(temp_folder.new_folder())"
     subprocess.run([sys.executable, "-c", code], env=environment(TMPDIR=str(place)), check=True, timeout=60)
     assert folders(place) == [folder.name]
     assert len(os.listdir(folder)) == 2
@@ -87,19 +87,23 @@ def test_a_folder_that_is_being_made_and_what_only_looks_like_one_stay(tmp_path,
     (place / "strandline-spill-link").symlink_to(other)
     (place / "strandline-spill-file").touch()
     os.utime(old, (time.time() - 7200,) * 2)
-    spill._remove_dead()
-    assert folders(place) == ["strandline-spill-file", "strandline-spill-link", "strandline-spill-new"]
+    temp_folder._remove_dead()
+    assert folders(place) == [
+        "strandline-spill-file",
+        "strandline-spill-link",
+        "strandline-spill-new",
+    ]
     assert os.listdir(other) == ["lock"]
 
 
 def test_a_forked_child_leaves_the_folder_of_its_parent():
-    folder = os.path.dirname(spill.new_folder())
+    folder = os.path.dirname(temp_folder.new_folder())
     child = os.fork()
     if not child:
         code = 1
         try:
-            spill._remove(folder, os.getppid())
-            code = 0 if os.path.dirname(spill.new_folder()) != folder and os.path.exists(folder) else 1
+            temp_folder._remove(folder, os.getppid())
+            code = 0 if os.path.dirname(temp_folder.new_folder()) != folder and os.path.exists(folder) else 1
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

@@ -1,8 +1,8 @@
-"""Whether every engine can read what comes in: looked at before anything is written.
+"""Check Arrow data before it is written: every engine must be able to read each value.
 
-Arrow comes from many hands, and is taken as it stands: text may not be UTF-8, a decimal may have more digits than its
-type, offsets may lead outside of their buffer. DuckDB and Spark fail on such a value, for every row of its file, or
-read something else. Times lie in DuckDB's range: beyond it are its infinities, and times on which a cast ends it.
+Arrow data from elsewhere may break Arrow's rules: text that is not UTF-8, a decimal with more digits than its type,
+offsets outside of their buffer. On such a value DuckDB and Spark fail for its whole file, or read another value. Times
+must lie in DuckDB's range: outside of it are its infinities, and times whose cast ends the DuckDB instance.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from strandline.errors import Invalid
 _DAYS = (-(2**31) + 2, 2**31 - 2)
 _MICROS = (-9_223_372_022_400_000_000, 2**63 - 2)
 
-_Found = tuple[int, str, str] | None
-"""The row of a value at fault, its path, and what is wrong."""
+_Finding = tuple[int, str, str] | None
+"""The row of a faulty value, its path, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,20 @@ class Fault:
         return Invalid(f"row {row}, column {self.path!r}: {self.why}", row=row, column=self.column)
 
 
-def first_unsound(table: pa.Table) -> Fault | None:
-    """The first value that breaks Arrow's own rules, in a table of whatever types. Costs little: bulk loads pay it."""
-    return _first(table, _unsound)
+def find_invalid(table: pa.Table) -> Fault | None:
+    """The first value that breaks Arrow's own rules, in a table of any types. Cheap enough for bulk loads."""
+    return _find_fault(table, _find_invalid)
 
 
-def first_unreadable(table: pa.Table) -> Fault | None:
-    """The first value that Arrow may hold and some engine cannot read, in a sound table of stored types."""
-    return _first(table, lambda chunk, name: _find(chunk, name, _outside) if _has_limits(chunk.type) else None)
+def find_unreadable(table: pa.Table) -> Fault | None:
+    """The first value that some engine cannot read, in a valid table of stored types."""
+    return _find_fault(
+        table, lambda chunk, name: _find_value(chunk, name, _find_out_of_range) if _has_limits(chunk.type) else None
+    )
 
 
-def shown(value: pa.Scalar) -> object:
-    """A value for a message, also one that Python has no word for."""
+def python_value(value: pa.Scalar) -> object:
+    """The Python value of a scalar for a message; a number or a text where Python has none."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -60,7 +62,7 @@ def shown(value: pa.Scalar) -> object:
         return value.value if pt.is_temporal(kind) else f"a {kind} that cannot be shown"
 
 
-def _first(table: pa.Table, look: Callable[[pa.Array, str], _Found]) -> Fault | None:
+def _find_fault(table: pa.Table, look: Callable[[pa.Array, str], _Finding]) -> Fault | None:
     for name, column in zip(table.column_names, table.columns, strict=True):
         start = 0
         for chunk in column.chunks:
@@ -72,17 +74,17 @@ def _first(table: pa.Table, look: Callable[[pa.Array, str], _Found]) -> Fault | 
     return None
 
 
-def _unsound(array: pa.Array, name: str) -> _Found:
-    said = _complaint(array)
+def _find_invalid(array: pa.Array, name: str) -> _Finding:
+    said = _validation_error(array)
     if said is None:
         return None
-    if _is_shaped(array):
-        # None when the value lies under a null or outside of a slice, where nobody reads it.
-        return _find(array, name, _ill_formed)
-    return 0, name, f"this is not sound Arrow data: {said}"
+    if _has_valid_layout(array):
+        # None when the value lies under a null or outside of the slice: nobody reads it there.
+        return _find_value(array, name, _find_malformed)
+    return 0, name, f"this is not valid Arrow data: {said}"
 
 
-def _complaint(array: pa.Array) -> str | None:
+def _validation_error(array: pa.Array) -> str | None:
     try:
         array.validate(full=True)
         return None
@@ -90,57 +92,59 @@ def _complaint(array: pa.Array) -> str | None:
         return str(error).splitlines()[0]
 
 
-def _is_shaped(array: pa.Array) -> bool:
-    """Whether all lengths, offsets and counts are true, so that the values can be looked at one by one."""
+def _has_valid_layout(array: pa.Array) -> bool:
+    """Whether lengths, offsets and null counts are right, so that values can be read one by one."""
     try:
         array.validate()
-        return _has_offsets(array)
+        return _has_valid_offsets(array)
     except (pa.ArrowException, ValueError):
         return False
 
 
-def _has_offsets(array: pa.Array) -> bool:
+def _has_valid_offsets(array: pa.Array) -> bool:
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _has_offsets(array.storage)
+        return _has_valid_offsets(array.storage)
     if pt.is_dictionary(kind):
         array.indices.validate(full=True)
         ends = pc.min_max(array.indices)
         low, high = ends["min"].as_py(), ends["max"].as_py()
-        return (low is None or 0 <= low <= high < len(array.dictionary)) and _has_offsets(array.dictionary)
+        return (low is None or 0 <= low <= high < len(array.dictionary)) and _has_valid_offsets(array.dictionary)
     if pt.is_struct(kind):
         bare = pa.Array.from_buffers(pa.struct([]), len(array), array.buffers()[:1], offset=array.offset)
         is_counted = bare.null_count == array.null_count
-        return is_counted and all(_has_offsets(array.field(at)) for at in range(kind.num_fields))
+        return is_counted and all(_has_valid_offsets(array.field(at)) for at in range(kind.num_fields))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
-        # The same offsets over values that cannot be wrong.
+        # The same offsets over nulls, which cannot be wrong themselves.
         lists = pa.large_list(pa.null()) if pt.is_large_list(kind) else pa.list_(pa.null())
-        bare = _rebuilt(array, lists, [pa.nulls(len(array.values))])
+        bare = _reinterpret(array, lists, [pa.nulls(len(array.values))])
         bare.validate(full=True)
-        return bare.null_count == array.null_count and _has_offsets(array.values)
+        return bare.null_count == array.null_count and _has_valid_offsets(array.values)
     if pt.is_fixed_size_list(kind):
-        return _has_offsets(array.values)
+        return _has_valid_offsets(array.values)
     if _is_text(kind):
         _as_binary(array).validate(full=True)
         return True
     return not pt.is_nested(kind)
 
 
-def _find(array: pa.Array, path: str, test: Callable[[pa.Array], tuple[int, str] | None]) -> _Found:
-    """The first value in an array of true offsets, however deep, that a test of plain arrays finds."""
+def _find_value(array: pa.Array, path: str, test: Callable[[pa.Array], tuple[int, str] | None]) -> _Finding:
+    """The first value at any depth that `test` finds; the array's offsets are valid."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _find(array.storage, path, test)
+        return _find_value(array.storage, path, test)
     if pt.is_dictionary(kind):
-        return _find(array.dictionary.take(array.indices), path, test)
+        return _find_value(array.dictionary.take(array.indices), path, test)
     if pt.is_struct(kind):
-        # The first row among its fields.
-        inner = (_find(child, f"{path}.{field.name}", test) for field, child in zip(kind, array.flatten(), strict=True))
+        # Of the findings in its fields, the one in the first row.
+        inner = (
+            _find_value(child, f"{path}.{field.name}", test) for field, child in zip(kind, array.flatten(), strict=True)
+        )
         return min(filter(None, inner), key=lambda found: found[0], default=None)
     if pt.is_map(kind):
-        return _find(_rebuilt(array, pa.list_(array.values.type), [array.values]), path, test)
+        return _find_value(_reinterpret(array, pa.list_(array.values.type), [array.values]), path, test)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        inside = _find(array.flatten(), f"{path}[]", test)
+        inside = _find_value(array.flatten(), f"{path}[]", test)
         if inside is None:
             return None
         ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()))
@@ -149,15 +153,15 @@ def _find(array: pa.Array, path: str, test: Callable[[pa.Array], tuple[int, str]
     return None if found is None else (found[0], path, found[1])
 
 
-def _ill_formed(array: pa.Array) -> tuple[int, str] | None:
-    said = _complaint(array)
+def _find_malformed(array: pa.Array) -> tuple[int, str] | None:
+    said = _validation_error(array)
     if said is None:
         return None
-    # Of a plain array a slice is looked at alone, so halving finds the first.
+    # The check of a plain array's slice covers that slice alone, so halving finds the first value.
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
-        if _complaint(array.slice(low, middle - low)) is None:
+        if _validation_error(array.slice(low, middle - low)) is None:
             low = middle
         else:
             high = middle
@@ -166,12 +170,12 @@ def _ill_formed(array: pa.Array) -> tuple[int, str] | None:
     return low, said
 
 
-def _outside(array: pa.Array) -> tuple[int, str] | None:
+def _find_out_of_range(array: pa.Array) -> tuple[int, str] | None:
     kind = array.type
     limits: tuple[int | Decimal, int | Decimal]
     if pt.is_decimal(kind):
-        # The lowest number of 128 bits has no absolute value, and passes Arrow's own check.
-        limits, unit, numbers = _digits(kind), "", array
+        # Arrow's own check passes the lowest 128-bit number, which has no absolute value.
+        limits, unit, numbers = _decimal_limits(kind), "", array
     elif pt.is_date32(kind):
         limits, unit, numbers = _DAYS, "days", array.view(pa.int32())
     elif pt.is_timestamp(kind):
@@ -181,12 +185,12 @@ def _outside(array: pa.Array) -> tuple[int, str] | None:
     ends = pc.min_max(numbers)
     for end in (ends["min"], ends["max"]):
         if end.is_valid and not limits[0] <= end.as_py() <= limits[1]:
-            why = f"has more digits than {kind}" if not unit else f"{unit} from 1970 lie outside of what DuckDB reads"
+            why = f"has more digits than {kind}" if not unit else f"{unit} from 1970 are outside of DuckDB's range"
             return pc.index(numbers, end).as_py(), f"{end.as_py()} {why}"
     return None
 
 
-def _digits(kind: pa.DataType) -> tuple[Decimal, Decimal]:
+def _decimal_limits(kind: pa.DataType) -> tuple[Decimal, Decimal]:
     most = Decimal((0, (9,) * kind.precision, -kind.scale))
     return -most, most
 
@@ -204,12 +208,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _as_binary(array: pa.Array) -> pa.Array:
     if array.type in (pa.string_view(), pa.binary_view()):
-        return _rebuilt(array, pa.binary_view())
+        return _reinterpret(array, pa.binary_view())
     is_large = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
-    return _rebuilt(array, pa.large_binary() if is_large else pa.binary())
+    return _reinterpret(array, pa.large_binary() if is_large else pa.binary())
 
 
-def _rebuilt(array: pa.Array, kind: pa.DataType, children: list[pa.Array] | None = None) -> pa.Array:
-    """The same buffers as another type."""
+def _reinterpret(array: pa.Array, kind: pa.DataType, children: list[pa.Array] | None = None) -> pa.Array:
+    """An array of another type over the same buffers."""
     buffers = array.buffers()[: 2 if children else None]
     return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=children)

@@ -1,10 +1,10 @@
-"""Work in DuckDB that ends when its caller wants it to: on Ctrl-C, when its time is over, or when the process has
-become too large, since DuckDB's own limit leaves out the values that functions make.
+"""Run work in DuckDB that can be stopped: by Ctrl-C, after a time limit, or when the process grows too large. DuckDB's
+own memory limit does not count the values that functions make.
 
-DuckDB runs in a thread of its own while the caller waits, since a thread that is inside DuckDB hears no signal. To
-stop it, DuckDB is asked to interrupt the work's own cursor and no other. Work that does not listen (a single function
-call can take hours) is left behind: the caller goes on, the thread ends at the next interrupt that it hears, closes its
-cursor, and its result is dropped.
+DuckDB runs in a thread of its own while the caller waits, since a thread inside DuckDB gets no signal. To stop the
+work, its cursor alone is interrupted. Work that does not react (a single function call can take hours) is abandoned:
+the caller goes on; the thread ends at the next interrupt that it notices and closes its cursor; its result is
+dropped.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from strandline.errors import Internal, Invalid, Unavailable
 
 T = TypeVar("T")
 
-# How long the caller waits for work that was asked to stop: nobody who presses Ctrl-C notices it.
+# How long the caller waits for work that was interrupted: too short to notice after Ctrl-C.
 _PATIENCE_S = 0.2
 _AGAIN_S = 0.05
-# How often the caller looks at the memory, and how much of it may come from elsewhere.
+# How often the caller measures the memory, and how much other threads may add.
 _LOOK_S = 0.02
 _SPARE_BYTES = 128 << 20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Watch(Generic[T]):
+class StoppableWork(Generic[T]):
     """One piece of work, and the way to stop it."""
 
     was_any_stopped = False
 
-    def __init__(self, act: Callable[[Watch[T]], T]) -> None:
+    def __init__(self, act: Callable[[StoppableWork[T]], T]) -> None:
         self._act = act
-        # Held until the work is done. Not an event: an interrupt in the middle of its wait breaks it for both sides.
+        # Held until the work is done. Not an event: an interrupt during its wait breaks it for both sides.
         self._gate = threading.Lock()
         self._is_done = False
         self._lock = threading.Lock()
@@ -56,12 +56,12 @@ class Watch(Generic[T]):
         try:
             yield
         finally:
-            # Not interrupted from here on: it rolls back and is closed.
+            # From here on the cursor rolls back and is closed: it must not be interrupted.
             with self._lock:
                 self._cursor = None
 
     def check(self) -> None:
-        """Go no further when nobody waits any more."""
+        """Raise when the work was stopped: nobody waits for it."""
         if self._is_stopped:
             raise Internal("this work was stopped")
 
@@ -70,12 +70,12 @@ class Watch(Generic[T]):
         until_s = time.monotonic() + timeout_s
         until_bytes = _resident_bytes() + most_bytes + _SPARE_BYTES
         try:
-            _thread.start_new_thread(_do, ([self],))
+            _thread.start_new_thread(_do_work, ([self],))
             while not self._gate.acquire(timeout=_LOOK_S):
                 if time.monotonic() >= until_s:
                     raise Unavailable(
                         f"the query took longer than its limit of {timeout_s:g} s and was stopped",
-                        hint="Ask for less, or raise the limit: timeout_s=… in Python, --timeout … in a command.",
+                        hint="Select less, or raise the limit: timeout_s=… in Python, --timeout … in a command.",
                         timeout_s=timeout_s,
                     )
                 if _resident_bytes() > until_bytes:
@@ -91,7 +91,7 @@ class Watch(Generic[T]):
             raise self._error
         return cast(T, self._result)
 
-    def _do(self) -> threading.Lock:
+    def _do_work(self) -> threading.Lock:
         self._is_started = True
         try:
             self._result = self._act(self)
@@ -103,12 +103,12 @@ class Watch(Generic[T]):
     def _stop(self) -> None:
         self._is_stopped = True
         if self._is_started:
-            Watch.was_any_stopped = True
+            StoppableWork.was_any_stopped = True
             _thread.start_new_thread(self._interrupt_until_done, ())
             self._gate.acquire(timeout=_PATIENCE_S)
 
     def _interrupt_until_done(self) -> None:
-        """Again and again, also when nobody waits any more: a statement that begins just now forgets an interrupt."""
+        """Interrupt again and again, even without a caller: a statement that is just starting ignores an interrupt."""
         while not self._is_done:
             with self._lock:
                 if self._cursor is not None:
@@ -116,26 +116,28 @@ class Watch(Generic[T]):
             time.sleep(_AGAIN_S)
 
 
-def _do(box: list[Watch[Any]]) -> None:
-    """Do the work that is in the box. When the gate opens, this thread holds nothing of it any more: whoever holds an
-    object of DuckDB last closes it, and a thread that does so while the interpreter ends aborts the process."""
-    gate = box.pop()._do()
+def _do_work(box: list[StoppableWork[Any]]) -> None:
+    """Do the work in the box. When the gate opens, this thread refers to no object of the work: the last holder of a
+    DuckDB object closes it, and a thread that does so while the interpreter ends aborts the process."""
+    gate = box.pop()._do_work()
     gate.release()
 
 
-def watched(act: Callable[[Watch[T]], T], timeout_s: float | None = None, most_bytes: int | None = None) -> T:
-    """What `act` returns or raises; `Unavailable` when it takes longer than `timeout_s`, `Invalid` when the process
-    grows by more than `most_bytes` meanwhile."""
-    return Watch(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
+def run_stoppable(
+    act: Callable[[StoppableWork[T]], T], timeout_s: float | None = None, most_bytes: int | None = None
+) -> T:
+    """The result of `act`; `Unavailable` when it takes longer than `timeout_s`, `Invalid` when the process grows by
+    more than `most_bytes` meanwhile."""
+    return StoppableWork(act).result(inf if timeout_s is None else timeout_s, inf if most_bytes is None else most_bytes)
 
 
 def was_work_stopped() -> bool:
-    """Whether work was ever stopped in this process: a thread may still be inside DuckDB, or hold a cursor."""
-    return Watch.was_any_stopped
+    """Whether work was ever stopped in this process: then a thread may still be inside DuckDB."""
+    return StoppableWork.was_any_stopped
 
 
 def _resident_bytes() -> int:
-    """What the process takes now; 0 where the system does not tell."""
+    """The memory of the process; 0 where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as stream:
             return int(stream.read().split()[1]) * _PAGE_BYTES

@@ -1,8 +1,9 @@
-"""A private folder for what does not fit into memory: readable by its owner alone, gone when the process ends.
+"""A private temporary folder for data that does not fit into memory. Only its owner can read it.
 
-A process has one such folder. Its name cannot be guessed, and a file `lock` in it stays locked while the process lives.
+A process has one folder and removes it at its end. The name cannot be guessed, and a file `lock` in the folder stays
+locked while the process lives.
 
-After a crash: the folder stays, and its lock is free. The next process of the same user that needs a folder removes it.
+After a crash: the folder stays, with a free lock. The next process of the same user that needs a folder removes it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from strandline.errors import Unavailable
 
 _PREFIX = "strandline-spill-"
 _LOCK = "lock"
-_NEW_S = 3600.0  # a younger folder without a lock may be in the making
+_NEW_S = 3600.0  # a younger folder without a lock may be new
 _making = threading.Lock()
 
 
 def new_folder() -> str:
-    """The path of a folder that is not there yet, inside a folder that only this user can enter."""
+    """The path of a folder yet to be made, inside a folder that only this user can enter."""
     with _making:
-        # A forked child has a folder of its own: its parent's goes with the parent.
+        # A forked child gets its own folder: the parent removes its own at its end.
         return os.path.join(_private_folder(os.getpid()), uuid.uuid4().hex)
 
 
@@ -42,13 +43,13 @@ def _private_folder(owner: int) -> str:
             folder = tempfile.mkdtemp(prefix=_PREFIX)
         except OSError as error:
             raise Unavailable(
-                f"there is no folder for what does not fit into memory: {error}",
+                f"no folder can be made for data that does not fit into memory: {error}",
                 hint="Name one that this user may write: TMPDIR=/folder",
             ) from error
         descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have taken the folder for a dead one's before it was locked.
+            # Another process may have removed the folder as a dead one's before it was locked.
             is_ours = os.fstat(descriptor).st_nlink > 0
         except BlockingIOError:
             is_ours = False
@@ -60,7 +61,7 @@ def _private_folder(owner: int) -> str:
 
 
 def _remove(folder: str, owner: int) -> None:
-    # A forked child runs what its parent registered.
+    # A forked child inherits this call from its parent.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -86,7 +87,7 @@ def _remove_if_dead(folder: str) -> None:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The lock goes first: whoever made the folder and finds it gone makes another one.
+        # The lock goes first: a process that just made the folder finds its lock gone and makes another folder.
         os.unlink(os.path.join(folder, _LOCK))
         shutil.rmtree(folder, ignore_errors=True)
     except BlockingIOError:
