@@ -132,7 +132,7 @@ class Compaction:
                 while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
                     if not (found := self._fold_vnodes(merge, chosen, work.engine, receipt)):
                         self._folded |= set(chosen)
-                        receipt.facts["upto"] = merge.seq
+                        receipt.upto = merge.seq
                         break
                     self.degraded |= found
             finally:

@@ -39,8 +39,9 @@ class LaneEnd:
 @dataclass(kw_only=True)
 class Receipt:
     """What a run did. `rows` and `bytes` were written or sent, `rows_read` and `bytes_read` were read for it;
-    `withheld` rows were not sent, `dead` ones were refused for good. `facts` are a consumer's own. `ends` says how
-    lanes ended, by their vnodes; a lane that is missing there is done."""
+    `withheld` rows were not sent, `dead` ones were refused for good. `upto` is the seq that marks reached which the
+    effect itself carries, None when it moved none. `facts` are a consumer's own. `ends` says how lanes ended, by their
+    vnodes; a lane that is missing there is done."""
 
     rows: int = 0
     bytes: int = 0
@@ -52,6 +53,7 @@ class Receipt:
     retries: int = 0
     files: int = 0
     jobs: int = 0
+    upto: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     ends: dict[tuple[int, ...], LaneEnd] = field(default_factory=dict)
 
@@ -73,7 +75,6 @@ class ConsumerReport(Receipt):
     kind: str
     destination: str
     after: int | None = None
-    upto: int | None = None
     replays: int = 0
     is_full: bool = False
     is_new: bool = False

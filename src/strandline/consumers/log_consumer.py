@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from strandline.consumers.contract import LaneStart, Receipt
 from strandline.consumers.ranges import Ranges
@@ -26,7 +26,7 @@ class LogConsumer(ABC):
     gets the same work again, with the same `work.token`. An effect bound to the token, such as `table.upsert(…,
     token=work.token)`, counts once."""
 
-    kind: ClassVar[str]
+    kind: str
     lanes: int = 1
     """Into how many lanes a large range may be cut. Each has its own vnodes and succeeds or fails alone."""
 

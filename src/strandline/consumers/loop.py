@@ -85,7 +85,7 @@ def run_own(
     step: Step = _ignore_step,
 ) -> None:
     """Do the works of a consumer whose effect carries its own mark. What is done is in the report, also when a later
-    work fails; a receipt says in its facts from which seq (`after`) to which (`upto`) its marks moved."""
+    work fails."""
     lost = 0
     with _measure_time(report):
         while works:
@@ -93,8 +93,8 @@ def run_own(
                 for work in works:
                     receipt = consumer.run(work)
                     report.add(receipt)
-                    if "upto" in receipt.facts:
-                        report.reach(work.after, receipt.facts["upto"])
+                    if receipt.upto is not None:
+                        report.reach(work.after, receipt.upto)
                     report.errors += [end.error for end in receipt.ends.values() if end.error is not None]
                     step(work.extent.rows, consumer.name)
                 break

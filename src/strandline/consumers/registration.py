@@ -121,11 +121,8 @@ class _DeclaredElsewhere(LogConsumer):
 
     def __init__(self, record: ConsumerRecord, table: TableStore) -> None:
         super().__init__(record.name, table.name, start=record.definition["start"])
+        self.kind = record.kind
         self._record = record
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self._record.kind
 
     @property
     def destination(self) -> str:

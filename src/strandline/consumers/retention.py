@@ -56,7 +56,7 @@ class Retention:
 
     def run(self, work: Work) -> Receipt:
         seq = expire(self._table)
-        return Receipt(facts={} if seq is None else {"seq": seq, "upto": seq})
+        return Receipt(upto=seq, facts={} if seq is None else {"seq": seq})
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,8 @@ class SinkConsumer(LogConsumer):
     def __init__(self, sink: SinkDef) -> None:
         super().__init__(sink.name, sink.table, start=sink.start)
         self.sink = sink
+        self.kind, self.lanes = sink.to.kind, sink.to.lanes
         self._work: _SinkWork | None = None
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self.sink.to.kind
-
-    @property
-    def lanes(self) -> int:  # type: ignore[override]
-        return self.sink.to.lanes
 
     @property
     def destination(self) -> str:
