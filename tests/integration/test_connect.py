@@ -61,7 +61,7 @@ import strandline.consumers.work as work
 work.DELIVERY, ranges.LANE_ROWS = DriverLimit(-1, -1), 5
 lake.sink("files", "items", to=sl.ParquetSink(sys.argv[3]))
 lake.sink("central", "clustered", to=sl.HttpSink(sys.argv[4], receiver="any", lanes=2))
-assert {work["engine"] for sink in lake.plan().to_dict()["consumers"] for work in sink["works"]} == {"spark"}
+assert {work.engine for sink in lake.plan().sinks for work in sink.works} == {"spark"}
 report = lake.tick(only=["files", "central"])
 assert report.is_well, report
 answers["sent"] = {sink.name: sink.rows for sink in report.sinks}
