@@ -147,7 +147,7 @@ def measure_digests(base: pa.Table, batches: common.Batches, repeats: int, folde
         if round_ == WARMUPS:
             spent.clear()
         with (
-            mock.patch.object(commits, "sealed", seal),
+            mock.patch.object(commits, "seal_actions", seal),
             mock.patch.object(DigestStream, "write", timed("tap", DigestStream.write)),
             mock.patch.object(CommitChain, "sees_later", timed("look", CommitChain.sees_later)),
         ):
