@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # How many test processes run side by side; each has a Spark session and servers of its own.
-JOBS ?= 2
+JOBS ?= 3
 
 .PHONY: help demo test lint types tests soak chaos bench report format lock clean java
 

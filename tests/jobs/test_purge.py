@@ -7,28 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.storage import delta as deltas
+from folding import NOW, again, fill
 from strandline.storage.commits import CommitLog
 from strandline.tables.rejects import Rejects
 from support import ITEMS, by_id, claimed_files, data_files, files_below, refused, rows_of
-
-NOW = {"keep": 0, "grace": 0}
-
-
-@pytest.fixture
-def unrested(monkeypatch):
-    """Commit files may be cleaned away however young they are."""
-    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
-
-
-def again(table):
-    """The same table as another process would open it."""
-    return sl.Lake(table.log.storage.uri).table(table.name)
-
-
-def fill(table, commits=4, start=0):
-    for at in range(start, start + commits):
-        table.upsert([{"id": at, "name": f"n{at}"}, {"id": -1, "name": f"last{at}"}])
 
 
 def ingest(lake, tmp_path, name, text):

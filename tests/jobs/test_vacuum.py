@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from folding import NOW, again, fill
 from strandline.consumers import compaction
 from strandline.jobs import vacuum as vacuums
 from strandline.storage import delta as deltas
@@ -18,24 +19,6 @@ from strandline.tables.log import prepare
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import Rejects
 from support import ITEMS, by_id, claimed_files, data_files, files_below, python, refused, rows_of
-
-NOW = {"keep": 0, "grace": 0}
-
-
-@pytest.fixture
-def unrested(monkeypatch):
-    """Commit files may be cleaned away however young they are."""
-    monkeypatch.setattr(deltas, "RESTED_S", -1.0)
-
-
-def again(table):
-    """The same table as another process would open it."""
-    return sl.Lake(table.log.storage.uri).table(table.name)
-
-
-def fill(table, commits=4, start=0):
-    for at in range(start, start + commits):
-        table.upsert([{"id": at, "name": f"n{at}"}, {"id": -1, "name": f"last{at}"}])
 
 
 def states(table, seqs=None):
@@ -382,7 +365,7 @@ def test_a_damaged_pointer_never_costs_a_live_row(worn, damage, opened):
     """Damage, vacuum as hard as it goes, repair: everything that could be read can be read."""
     part, pattern, act = DAMAGE[damage]
     folder = commit_file(worn, part, 0).parent
-    seqs = range(worn.oldest, worn.head + 1)
+    seqs = {worn.oldest, worn.oldest + 1, (worn.oldest + worn.head) // 2, worn.head - 1, worn.head}
     expected = states(worn, seqs)
     paths = sorted(folder.glob(pattern))
     assert paths, "the damage is real"

@@ -70,3 +70,9 @@ def changes(rows: Iterable[dict[str, Any]], columns: pa.Schema = PARTS) -> list[
     """What a destination holds of these rows, in an order of its own."""
     names = ["_op", "_seq", *columns.names]
     return sorted((tuple(row.get(name) for name in names) for row in rows if row["_op"] != WITHHELD), key=repr)
+
+
+ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
+FIRST = new_batch(0, 5)
+SECOND = new_batch(5, 9)
+MORE = [upsert(7, 3, 0), delete(9, 4, 2), *upserts(9, range(30, 34))]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+
+from deltalake import DeltaTable
 
 from strandline.model import types as schemas
 from strandline.storage.delta import DeltaLog
@@ -27,3 +30,7 @@ def file(name: str) -> DataFile:
 def add(log: DeltaLog, *names: str, **txns: int) -> object:
     """Commit files of these names."""
     return log.commit("WRITE", lambda snapshot, now: Draft(add=[file(name) for name in names], txns=txns))
+
+
+def table_at(place: str | Path, **options: object) -> DeltaTable:
+    return DeltaTable(str(place), **options)

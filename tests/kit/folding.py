@@ -6,6 +6,7 @@ import datetime as dt
 
 import pyarrow as pa
 
+import strandline as sl
 from strandline.consumers.compaction_plan import plan
 from strandline.model.keys import hash_keys, vnode_of
 
@@ -30,3 +31,16 @@ def due(table, **options):
 
 def rows_by_key(table, rows):
     return {name: pa.array([row[name] for row in rows], table.schema.field(name).type) for name in table.definition.key}
+
+
+NOW = {"keep": 0, "grace": 0}
+
+
+def again(table):
+    """The same table as another process would open it."""
+    return sl.Lake(table.log.storage.uri).table(table.name)
+
+
+def fill(table, commits=4, start=0):
+    for at in range(start, start + commits):
+        table.upsert([{"id": at, "name": f"n{at}"}, {"id": -1, "name": f"last{at}"}])

@@ -18,9 +18,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
 import strandline as sl
+from strandline.model.types import JSON
 from strandline.server.app import make_app
+from strandline.server.body import decode
 from strandline.server.memory_cost import Weight
-from support import start_python
+from strandline.sinks.forward.refusal import Refusal
+from support import ITEMS, start_python
 
 ARROW = "application/vnd.apache.arrow.stream"
 NDJSON = "application/x-ndjson"
@@ -151,3 +154,26 @@ def served(folder: str, *, crash: str = "", **options: Any) -> Iterator[Served]:
     finally:
         process.kill()
         process.communicate(timeout=10)
+
+
+def weight(most=64 * MIB, *, rows=1_000_000, columns=4096):
+    return Weight(most, rows, columns)
+
+
+def refusal(data, form, limit=None):
+    with pytest.raises(Refusal) as caught:
+        body = decode(data, form, limit or weight())
+        body.rows(ITEMS)
+    return caught.value.status
+
+
+SHAPES = pa.schema(
+    [
+        ("id", pa.int64()), ("f", pa.float64()), ("h", pa.float32()), ("t", pa.string()), ("y", pa.bool_()),
+        ("i", pa.int16()), ("d", pa.decimal128(9, 2)), ("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32()),
+        ("l", pa.list_(pa.int32())), ("r", pa.struct([("x", pa.int64()), ("s", pa.string())])), ("j", JSON),
+    ]
+)  # fmt: skip
+
+
+WITH_HAND = pa.schema([*SHAPES, ("b", pa.binary()), ("m", pa.map_(pa.string(), pa.int32()))])

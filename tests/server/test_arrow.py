@@ -11,12 +11,24 @@ from hypothesis import strategies as st
 
 import receiving
 import strandline as sl
-from receiving import ARROW, MIB, NDJSON, arrow, asking, chunk_of, error_of, light, post
+from receiving import (
+    ARROW,
+    MIB,
+    NDJSON,
+    SHAPES,
+    arrow,
+    asking,
+    chunk_of,
+    error_of,
+    light,
+    post,
+    refusal,
+    weight,
+)
 from strandline.model.definition import TableDef
 from strandline.model.types import JSON
 from strandline.server.app import make_app
 from strandline.server.body import BodyFormat, decode
-from strandline.server.memory_cost import Weight
 from strandline.server.requests import make_posts
 from strandline.sinks.forward.refusal import Refusal
 from support import ITEMS, by_id, nothing_written, rows_of
@@ -80,20 +92,6 @@ def test_streams_that_were_tampered_with_are_refused_and_nothing_worse():
             assert not isinstance(error, Refusal) or error.status in (400, 413)
 
 
-MIB = 1 << 20
-
-
-def weight(most=64 * MIB, *, rows=1_000_000, columns=4096):
-    return Weight(most, rows, columns)
-
-
-def refusal(data, form, limit=None):
-    with pytest.raises(Refusal) as caught:
-        body = decode(data, form, limit or weight())
-        body.rows(ITEMS)
-    return caught.value.status
-
-
 def test_dictionaries_that_grow_batch_by_batch_are_bounded():
     kind = pa.dictionary(pa.int32(), pa.string())
     sink = pa.BufferOutputStream()
@@ -106,23 +104,6 @@ def test_dictionaries_that_grow_batch_by_batch_are_bounded():
     data = sink.getvalue().to_pybytes()
     assert refusal(data, BodyFormat(True, False), weight(4 * MIB)) == 413
     assert decode(data, BodyFormat(True, False), weight(1024 * MIB)).count == 299
-
-
-SHAPES = pa.schema(
-    [
-        ("id", pa.int64()), ("f", pa.float64()), ("h", pa.float32()), ("t", pa.string()), ("y", pa.bool_()),
-        ("i", pa.int16()), ("d", pa.decimal128(9, 2)), ("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32()),
-        ("l", pa.list_(pa.int32())), ("r", pa.struct([("x", pa.int64()), ("s", pa.string())])), ("j", JSON),
-    ]
-)  # fmt: skip
-
-
-WITH_HAND = pa.schema([*SHAPES, ("b", pa.binary()), ("m", pa.map_(pa.string(), pa.int32()))])
-
-
-@pytest.fixture
-def shapes(lake):
-    return lake.create_table("shapes", SHAPES, key=["id"]), lake.create_table("hand", WITH_HAND, key=["id"])
 
 
 def _state(table):

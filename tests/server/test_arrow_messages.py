@@ -5,25 +5,10 @@ import struct
 import pyarrow as pa
 import pytest
 
-from receiving import arrow
+from receiving import MIB, arrow, refusal, weight
 from strandline.server.arrow_messages import FlatTable, schema_size
 from strandline.server.body import BodyFormat, decode
-from strandline.server.memory_cost import Weight
 from strandline.sinks.forward.refusal import Refusal
-from support import ITEMS
-
-MIB = 1 << 20
-
-
-def weight(most=64 * MIB, *, rows=1_000_000, columns=4096):
-    return Weight(most, rows, columns)
-
-
-def refusal(data, form, limit=None):
-    with pytest.raises(Refusal) as caught:
-        body = decode(data, form, limit or weight())
-        body.rows(ITEMS)
-    return caught.value.status
 
 
 def _shared_field(count, size):

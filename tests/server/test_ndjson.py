@@ -9,35 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from receiving import NDJSON, asking, chunk_of, lines, row_at
-from strandline.model.types import JSON
+from receiving import NDJSON, SHAPES, asking, chunk_of, lines, row_at, weight
 from strandline.server import ndjson
 from strandline.server.app import make_app
-from strandline.server.memory_cost import Weight
 from strandline.sinks.forward.refusal import Refusal
 from support import nothing_written, rows_of
 
-MIB = 1 << 20
 PLAIN = {"Content-Type": NDJSON}
-
-
-def weight(most=64 * MIB, *, rows=1_000_000, columns=4096):
-    return Weight(most, rows, columns)
-
-
-SHAPES = pa.schema(
-    [
-        ("id", pa.int64()), ("f", pa.float64()), ("h", pa.float32()), ("t", pa.string()), ("y", pa.bool_()),
-        ("i", pa.int16()), ("d", pa.decimal128(9, 2)), ("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32()),
-        ("l", pa.list_(pa.int32())), ("r", pa.struct([("x", pa.int64()), ("s", pa.string())])), ("j", JSON),
-    ]
-)  # fmt: skip
-WITH_HAND = pa.schema([*SHAPES, ("b", pa.binary()), ("m", pa.map_(pa.string(), pa.int32()))])
-
-
-@pytest.fixture
-def shapes(lake):
-    return lake.create_table("shapes", SHAPES, key=["id"]), lake.create_table("hand", WITH_HAND, key=["id"])
 
 
 @pytest.mark.parametrize(

@@ -14,32 +14,31 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 import strandline as sl
 from deliveries import (
+    FIRST,
+    MORE,
     PARTS,
     PRODUCER,
+    ROWS,
+    SECOND,
     again,
     changes,
-    delete,
     deliver,
     new_batch,
     run_lanes,
     upsert,
-    upserts,
     withheld,
 )
+from deltas import table_at
 from strandline.model.types import storage_schema
 from strandline.sinks import contract
 from strandline.sinks.delta import DeltaDelivery, DeltaSink
 from support import BUCKET, environment, is_commit, options_for, proxied, python, refused
 
-ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
-FIRST = new_batch(0, 5)
-SECOND = new_batch(5, 9)
-MORE = [upsert(7, 3, 0), delete(9, 4, 2), *upserts(9, range(30, 34))]
 APP = f"strandline/{PRODUCER.generation}"
 
 
@@ -51,10 +50,6 @@ def place(tmp_path):
 @pytest.fixture
 def delivery(place):
     return DeltaSink(place).open(PRODUCER)
-
-
-def table_at(place, **options):
-    return DeltaTable(str(place), **options)
 
 
 def held(place, **options):

@@ -12,21 +12,18 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from deliveries import (
+    FIRST,
     PRODUCER,
+    ROWS,
     changes,
-    delete,
     deliver,
     new_batch,
     run_lanes,
-    upsert,
-    upserts,
 )
+from deltas import table_at
 from strandline.sinks.delta import DeltaSink
 from strandline.sinks.delta_types import holds
 from support import files_below, refused
-
-ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
-FIRST = new_batch(0, 5)
 
 
 @pytest.fixture
@@ -37,10 +34,6 @@ def place(tmp_path):
 @pytest.fixture
 def delivery(place):
     return DeltaSink(place).open(PRODUCER)
-
-
-def table_at(place, **options):
-    return DeltaTable(str(place), **options)
 
 
 def held(place, **options):

@@ -9,24 +9,19 @@ import pytest
 
 import strandline as sl
 from deliveries import (
+    FIRST,
     PRODUCER,
+    ROWS,
     batches_of,
     changes,
-    delete,
     deliver,
-    new_batch,
     run_lanes,
-    upsert,
-    upserts,
 )
 from strandline.sinks.contract import Result
 from strandline.sinks.files import FileLane, clear_unfinished, collect_files, translate_errors
 from strandline.sinks.parquet import ParquetSink
 from strandline.storage.local import LocalStorage
 from support import files_below, refused
-
-ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
-FIRST = new_batch(0, 5)
 
 
 @pytest.fixture

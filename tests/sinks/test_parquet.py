@@ -17,8 +17,12 @@ import pytest
 
 import strandline as sl
 from deliveries import (
+    FIRST,
+    MORE,
     PARTS,
     PRODUCER,
+    ROWS,
+    SECOND,
     again,
     changes,
     delete,
@@ -33,11 +37,6 @@ from strandline.model.types import JSON
 from strandline.sinks import contract
 from strandline.sinks.parquet import MANIFESTS, ParquetDelivery, ParquetSink
 from support import BUCKET, files_below, is_completion, is_part, options_for, proxied, python, refused
-
-ROWS = [*upserts(3, range(9)), delete(5, 2, 1), upsert(5, 20, 0)]
-FIRST = new_batch(0, 5)
-SECOND = new_batch(5, 9)
-MORE = [upsert(7, 3, 0), delete(9, 4, 2), *upserts(9, range(30, 34))]
 
 
 @pytest.fixture
