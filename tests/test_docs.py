@@ -30,7 +30,7 @@ def test_readme_example_prints_what_readme_says(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_care_print_what_the_page_says(tmp_path: Path) -> None:
-    text = (DOCS / "care.md").read_text()
+    text = (DOCS / "maintenance.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -38,7 +38,7 @@ def test_the_examples_of_care_print_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_every_setting_of_a_table_is_documented() -> None:
-    text = (DOCS / "care.md").read_text()
+    text = (DOCS / "maintenance.md").read_text()
     care = {**TableSettings().shown(), "time": "none"}
     assert [name for name, value in care.items() if f"| `{name}` | {value} |" not in text] == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,7 +16,7 @@ from strandline.consumers.compaction_plan import CompactPlan
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.retention import Retention
-from strandline.errors import Invalid
+from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
@@ -27,8 +27,9 @@ from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
 from strandline.model.schema_text import parse_schema
 from strandline.model.settings import TableSettings
-from strandline.pipeline import redelivery, runner
+from strandline.pipeline import commands, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
+from strandline.pipeline.commands import ResetReport, RetireReport
 from strandline.pipeline.plan import Plan, plan_of
 from strandline.pipeline.recover_marks import RecoveredSink, adopt_state
 from strandline.pipeline.redelivery import ReplayReport
@@ -274,9 +275,16 @@ class Lake(Context):
         those sinks alone. Errors of a sink are in its report."""
         return runner.tick(self, only, progress=progress)
 
-    def run(self, *, every: object = "10s", stop: threading.Event | None = None) -> None:
-        """Tick until `stop` is set, once in `every`. A slow sink does not delay the others."""
-        runner.run(self, duration.seconds(every, "every"), stop=stop)
+    def run(
+        self,
+        *,
+        every: object = "10s",
+        stop: threading.Event | None = None,
+        on_report: Callable[[TickReport | StrandlineError], None] = lambda report: None,
+    ) -> None:
+        """Tick until `stop` is set, once in `every`. A slow sink does not delay the others. `on_report` is called with
+        the report of each tick, or with the error that ended it."""
+        runner.run(self, duration.seconds(every, "every"), stop=stop, on_report=on_report)
 
     def _choose_tables(self, names: Sequence[str]) -> list[str]:
         return [self.catalog.refresh().get(check_name(name)).name for name in dict.fromkeys(names)] or self.tables()
@@ -288,6 +296,15 @@ class Lake(Context):
     def add_sink(self, sink: SinkDef) -> AddedSink:
         """Keep a declared sink in the state: every tick of the lake serves it, also in another program."""
         return add_sink(self, sink)
+
+    def reset_sink(self, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
+        """Start a sink again: with the current table, with the next change (`head`), or with the changes after a
+        seq."""
+        return commands.reset(self, name, start, dry_run=dry_run)
+
+    def retire_sink(self, name: str, *, dry_run: bool = False) -> RetireReport:
+        """Retire a sink: it sends nothing more, and the log is no longer kept for it."""
+        return commands.retire(self, name, dry_run=dry_run)
 
     def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
         """After the state was lost or restored from an old copy: ask every destination how far it has come, and

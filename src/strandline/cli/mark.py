@@ -56,20 +56,18 @@ def reset(
     """Start a sink again: by default the table as it is will be sent once more. Asks first.
 
     The sink begins a new life: to its destination it is another sender."""
-    from strandline.pipeline import commands
-
     if head and to is not None:
         raise typer.BadParameter("give --to or --head, not both")
     start: Start = HEAD if head else BACKFILL if to is None else to
     lake = call.lake()
     (sink,) = sinks.find(call, lake, [name])
-    planned = commands.reset(lake, name, start, dry_run=True)
+    planned = lake.reset_sink(name, start, dry_run=True)
     will = _describe_reset(planned, sink)
     if dry_run:
         return preview(will, asdict(planned))
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} starts again", table=planned.table)
-    done = commands.reset(lake, name, start)
+    done = lake.reset_sink(name, start)
     begins = f"It begins with: {call.command(f'tick {name}')}"
     return Answer(asdict(done), f"Sink {name} is in life {done.life} now. {begins}")
 
@@ -93,14 +91,12 @@ def _describe_reset(planned: ResetReport, sink: ConsumerStatus) -> str:
 
 def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False) -> Answer:
     """Retire a sink: it sends nothing more, and the log is no longer kept for it. Asks first."""
-    from strandline.pipeline import commands
-
     lake = call.lake()
     (sink,) = sinks.find(call, lake, [name])
     again = f"To start it again: {call.command(f'mark reset {name}')}"
     if sink.is_retired and not sink.error:
         raise Invalid(f"sink {name!r} is retired already", hint=again, consumer=name)
-    planned = commands.retire(lake, name, dry_run=True)
+    planned = lake.retire_sink(name, dry_run=True)
     rest = "Everything was sent" if planned.lag.is_none else _describe_loss(planned.lag)
     will = f"Sink {name!r} ({planned.table} → {planned.destination}) retires. {rest}; the log is no longer kept for it."
     data = {**asdict(planned), "lag": planned.lag.to_dict()}
@@ -108,7 +104,7 @@ def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False
         return preview(will, data)
     if not yes:
         call.confirm(f"{will} Go on?", f"sink {name!r} is retired", table=planned.table)
-    commands.retire(lake, name)
+    lake.retire_sink(name)
     return Answer(data, f"Sink {name} is retired. {again}")
 
 

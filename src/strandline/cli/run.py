@@ -35,8 +35,6 @@ def run(
 
     The first signal waits for the tick under way; a second one stops at once. Prints the ticks that did something;
     with --json one document a line."""
-    from strandline.pipeline import runner
-
     every_s = parse_length(every, "--every")
     if not every_s:
         raise typer.BadParameter("--every must be longer than 0s")
@@ -45,7 +43,7 @@ def run(
     voice.say(f"A tick of {lake.storage.uri} every {duration.to_text(every_s)}; times are UTC. Ctrl-C ends it.")
     # Not in the main thread: that one hears the signals, also while a tick is busy in a library.
     with _stop_on_signal() as stop, ThreadPoolExecutor(1) as worker:
-        worker.submit(runner.run, lake, every_s, stop=stop, on_report=voice.tell).result()
+        worker.submit(lake.run, every=every_s, stop=stop, on_report=voice.tell).result()
     # Each tick was printed as it ended.
     raise typer.Exit
 

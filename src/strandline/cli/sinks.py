@@ -24,7 +24,7 @@ def choose(call: Call, lake: sl.Lake, names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in known:
             way = f"Sinks: {', '.join(known)}" if known else no_sinks(call)
-            raise NotFound(f"there is no sink {name!r}", hint=way, consumer=name)
+            raise NotFound(f"there is no sink or other consumer {name!r}", hint=way, consumer=name)
     return list(dict.fromkeys(names)) if names else known
 
 

@@ -24,7 +24,10 @@ def tick(
     call: Call,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SINK", help="The sinks; without a name all of them, then care for the tables."),
+        typer.Argument(
+            metavar="CONSUMER",
+            help="Sinks or other consumers, as `plan` names them; without a name all, then compaction and expiry.",
+        ),
     ] = None,
     dry_run: DryRun = False,
 ) -> Answer:
@@ -32,7 +35,7 @@ def tick(
 
     Ends with 1 when a sink or a table failed, a named sink is retired, or a destination only refused rows."""
     lake = call.lake()
-    chosen = sinks.choose(call, lake, names) if names else None
+    chosen = names or None
     if dry_run:
         return preview_tick(call, lake, chosen)
     with progress_bar("Sending") as progress:

@@ -120,8 +120,8 @@ def check_horizon(table: TableStore, horizon: int) -> None:
     held = find_blocker(table)
     if held is not None and held.before < horizon:
         raise Conflict(
-            f"sink {held.consumer!r} has not acknowledged changes of table {table.name!r} after seq {held.seq}, with"
-            f" times from {expiry.moment(held.before).isoformat(sep=' ')} on",
+            f"consumer {held.consumer!r} has not acknowledged changes of table {table.name!r} after seq {held.seq},"
+            f" with times from {expiry.moment(held.before).isoformat(sep=' ')} on",
             hint=f"Nothing was hidden. Send them first: strandline tick {held.consumer}",
             table=table.name,
             consumer=held.consumer,

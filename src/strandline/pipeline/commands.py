@@ -141,10 +141,10 @@ def _find_consumer(context: Context, name: str) -> tuple[ConsumerState, Consumer
     found = known.get(name, ConsumerState())
     if found.consumer is None:
         ran = [each for each, state in known.items() if state.consumer is not None]
-        hint = f"Sinks that have run: {', '.join(ran) or 'none'}"
+        hint = f"These have run: {', '.join(ran) or 'none'}"
         if name in known:
-            raise Conflict(f"sink {name!r} has not run yet: it has no marks", hint=hint, consumer=name)
-        raise NotFound(f"there is no sink {name!r}", hint=hint, consumer=name)
+            raise Conflict(f"{name!r} has not run yet: it has no marks", hint=hint, consumer=name)
+        raise NotFound(f"there is no sink or other consumer {name!r}", hint=hint, consumer=name)
     return found, found.consumer
 
 

@@ -14,7 +14,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.plan import ConsumerPlan, plan_marked
 from strandline.consumers.retention import Retention
 from strandline.errors import NotFound
-from strandline.pipeline.resolve import table_plans
+from strandline.pipeline.resolve import split_names, table_plans
 from strandline.tables.broken import BrokenTable
 
 
@@ -60,16 +60,16 @@ class Plan:
 
 def plan_of(context: Context, names: Sequence[str] | None = None) -> Plan:
     """What a tick of the lake, or of these consumers alone, would do now."""
-    if names is not None:
-        return Plan(tuple(marked_plans(context, names)))
-    plans, broken = table_plans(context)
-    return Plan((*marked_plans(context), *(plan for _, plan in plans)), tuple(broken))
+    marked, of_tables = split_names(names)
+    plans, broken = table_plans(context, of_tables)
+    return Plan((*marked_plans(context, marked), *(plan for _, plan in plans)), tuple(broken))
 
 
 def marked_plans(context: Context, names: Sequence[str] | None = None) -> list[ConsumerPlan]:
-    """The plans of these consumers with marks in the state, each once, or of all of them."""
+    """The plans of these consumers with marks in the state, or of all of them."""
     known = context.consumer_states()
     for name in names or ():
         if name not in known:
-            raise NotFound(f"there is no sink {name!r}", hint=f"Sinks: {', '.join(known) or 'none'}", consumer=name)
-    return [plan_marked(context, name, known[name]) for name in (known if names is None else dict.fromkeys(names))]
+            hint = f"There are: {', '.join(known) or 'no sinks'}; {Compaction.kind}/TABLE, {Retention.kind}/TABLE"
+            raise NotFound(f"there is no sink or other consumer {name!r}", hint=hint, consumer=name)
+    return [plan_marked(context, name, known[name]) for name in (known if names is None else names)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from strandline.consumers.compaction import Compaction
@@ -21,17 +22,31 @@ def table_consumers(context: Context, name: str) -> list[Consumer]:
     return [Retention(table), Compaction(table)]
 
 
-def table_plans(context: Context) -> tuple[list[tuple[Consumer, ConsumerPlan]], list[BrokenTable]]:
-    """The due retentions and compactions, and the tables that cannot be planned."""
+def table_plans(
+    context: Context, names: Sequence[str] | None = None
+) -> tuple[list[tuple[Consumer, ConsumerPlan]], list[BrokenTable]]:
+    """The due retentions and compactions, and the tables that cannot be planned; with names, of those consumers."""
 
     def plan_table(name: str) -> list[tuple[Consumer, ConsumerPlan]]:
-        return [(each, plan_own(each, context)) for each in table_consumers(context, name)]
+        chosen = [each for each in table_consumers(context, name) if names is None or each.name in names]
+        return [(each, plan_own(each, context)) for each in chosen]
 
-    found = [try_table(name, partial(plan_table, name)) for name in context.tables()]
+    of_tables = context.tables() if names is None else [context.table(name.partition("/")[2]).name for name in names]
+    found = [try_table(name, partial(plan_table, name)) for name in dict.fromkeys(of_tables)]
     broken = [each for each in found if isinstance(each, BrokenTable)]
     plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].is_due]
     # Expiry first, so that expired rows are not folded.
     return sorted(plans, key=lambda pair: isinstance(pair[0], Compaction)), broken
+
+
+def split_names(names: Sequence[str] | None) -> tuple[list[str] | None, list[str] | None]:
+    """The chosen consumers: those with marks in the state, and those of tables (`compaction/TABLE`). None for all."""
+    if names is None:
+        return None, None
+    chosen: tuple[list[str], list[str]] = [], []
+    for name in dict.fromkeys(names):
+        chosen[name.partition("/")[0] in (Retention.kind, Compaction.kind) and "/" in name].append(name)
+    return chosen
 
 
 def active_sinks(context: Context) -> dict[str, SinkDef]:

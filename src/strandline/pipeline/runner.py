@@ -22,7 +22,7 @@ from strandline.consumers.plan import ConsumerPlan
 from strandline.consumers.retention import Retention
 from strandline.errors import Internal, StrandlineError
 from strandline.pipeline.plan import marked_plans
-from strandline.pipeline.resolve import table_plans
+from strandline.pipeline.resolve import split_names, table_plans
 from strandline.progress import Progress, silent
 from strandline.sinks.definition import KINDS
 from strandline.state.leases import LENGTH_S
@@ -85,7 +85,8 @@ def tick(
 ) -> TickReport:
     """One pass over every consumer that is behind, then over the tables; with names, over those consumers alone."""
     started_s = time.monotonic()
-    plans = _make_plans(context, names)
+    marked, of_tables = split_names(names)
+    plans = _make_plans(context, marked)
     step = sum_steps(progress, sum(plan.rows for plan in plans))
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer")
     try:
@@ -94,7 +95,7 @@ def tick(
     finally:
         # An interrupted tick does not wait for its consumers: their intents are saved.
         pool.shutdown(wait=False, cancel_futures=True)
-    done, broken = ((), ()) if names is not None else _run_tables(context, progress)
+    done, broken = _run_tables(context, of_tables, progress)
     return TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3))
 
 
@@ -121,7 +122,7 @@ def run(
                 begin = partial(run_marked, context, lease_s=lease_s, step=step)
                 working |= {plan.name: pool.submit(begin, plan) for plan in plans}
                 _wait_for(working, stop, started_s + every_s)
-                done, broken = _run_tables(context, progress)
+                done, broken = _run_tables(context, None, progress)
                 reports = (*_take_finished(working), *done)
                 took_s = round(time.monotonic() - started_s, 3)
                 on_report(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
@@ -155,9 +156,11 @@ def _make_plans(context: Context, names: Sequence[str] | None) -> list[ConsumerP
     return found
 
 
-def _run_tables(context: Context, progress: Progress) -> tuple[tuple[ConsumerReport, ...], tuple[BrokenTable, ...]]:
-    """Run the due retentions and compactions; an error of one table stops no other."""
-    plans, broken = table_plans(context)
+def _run_tables(
+    context: Context, names: Sequence[str] | None, progress: Progress
+) -> tuple[tuple[ConsumerReport, ...], tuple[BrokenTable, ...]]:
+    """Run the due retentions and compactions, with names only those; an error of one table stops no other."""
+    plans, broken = table_plans(context, names)
     if not plans:
         return (), tuple(broken)
     step = sum_steps(progress, sum(plan.rows for _, plan in plans))

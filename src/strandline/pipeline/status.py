@@ -274,7 +274,7 @@ def _list_degraded(table: TableStore) -> tuple[str, ...]:
 
 
 def _expiry_blocker(table: TableStore) -> str | None:
-    """The sink that keeps rows beyond their retention, in words."""
+    """The consumer that keeps rows beyond their retention, in words."""
     retention_s = table.definition.settings.retention
     if retention_s is None:
         return None
@@ -285,7 +285,7 @@ def _expiry_blocker(table: TableStore) -> str | None:
     horizon = micros(horizon_for(retention_s, dt.datetime.now(dt.UTC)))
     if held is None or held.before >= horizon:
         return None
-    return f"sink {held.consumer!r}, which has not acknowledged the changes after seq {held.seq}"
+    return f"consumer {held.consumer!r}, which has not acknowledged the changes after seq {held.seq}"
 
 
 def _is_one_batch_of_upserts(unfolded: Sequence[tuple[int, DataFile]]) -> bool:

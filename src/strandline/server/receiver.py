@@ -39,7 +39,7 @@ from strandline.sinks.forward import positions
 from strandline.sinks.forward.message import ChunkHeader, Replay, Sender
 from strandline.sinks.forward.protocol import CHUNK_HEADER, KEY_HEADER, REPLAY_HEADER, TOO_LARGE
 from strandline.sinks.forward.refusal import Refusal, malformed, too_large
-from strandline.table import Table
+from strandline.tables.store import TableStore
 
 _CHECKERS = min(8, (os.cpu_count() or 1) + 2)
 _COMMITTERS = 32
@@ -168,7 +168,7 @@ class Receiver:
 
     async def _receive_request(
         self, name: str, head: RequestHead, stream: AsyncIterator[bytes], claim: Claim
-    ) -> Outcome | tuple[Table, list[Post]]:
+    ) -> Outcome | tuple[TableStore, list[Post]]:
         most, length = self._limits.body_bytes, head.length or 0
         summed = HashedBody(stream, head.form.name)
         pieces = summed.pieces()
@@ -187,7 +187,7 @@ class Receiver:
 
     def _check_request(
         self, name: str, head: RequestHead, key: Key | None, data: bytearray | None, claim: Claim
-    ) -> Outcome | tuple[Table, list[Post]]:
+    ) -> Outcome | tuple[TableStore, list[Post]]:
         """The request's rows, ready for a commit, or its outcome when it was applied before. Runs in a thread. `data`
         is None for a body that is too large."""
         table = self._find_table(name)
@@ -234,7 +234,7 @@ class Receiver:
             raise
 
     def _find_outcome(
-        self, table: Table, head: RequestHead, key: Key | None, data: bytearray | None, claim: Claim
+        self, table: TableStore, head: RequestHead, key: Key | None, data: bytearray | None, claim: Claim
     ) -> Outcome | None:
         """The outcome of a request that was applied before; None for a new one."""
         txns = table.log.refresh().snapshot.txns
@@ -265,11 +265,10 @@ class Receiver:
             data, head.form, Weight(limits.weight_bytes, limits.body_rows, limits.body_columns, claim.hold)
         )
 
-    def _find_table(self, name: str) -> Table:
-        self._lake.catalog.refresh().get(name)
-        return self._lake.table(name)
+    def _find_table(self, name: str) -> TableStore:
+        return self._lake.open_table(self._lake.catalog.refresh().get(name))
 
-    async def _commit_posts(self, table: Table, posts: Sequence[Post]) -> Outcome:
+    async def _commit_posts(self, table: TableStore, posts: Sequence[Post]) -> Outcome:
         generation = table.entry.generation
         queue = self._queues.get(generation)
         if queue is None:

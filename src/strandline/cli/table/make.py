@@ -33,7 +33,7 @@ def create(
     ] = None,
 ) -> Answer:
     """Make an empty table."""
-    care = parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
+    settings = parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
     table = call.lake().create_table(
         name,
         schema,
@@ -41,8 +41,8 @@ def create(
         cluster_by=parse_names(cluster_by),
         vnodes=vnodes or VNODES,
         version=version_column,
-        time=care.pop("time", None),
-        **care,
+        time=settings.pop("time", None),
+        **settings,
     )
     facts = table.describe()
     data = {"table": name, **{word: facts[word] for word in ("generation", "key", "time", "settings", "columns")}}
