@@ -656,7 +656,7 @@ def test_status_says_what_retention_waits_for(run: Run) -> None:
     table = lake.create_table("events", schema, key=["id"], time="at", retention="1d")
     run("sink", "add", "archive", "events", "--to", "out")
     table.upsert([{"id": 1, "at": dt.datetime(2024, 1, 31, tzinfo=dt.UTC)}])
-    assert "events: rows past their retention stay, because of sink 'archive'" in run("status")
+    assert "events: rows past their retention stay, because of consumer 'archive'" in run("status")
     run("tick")
     assert "retention" not in run("status")
 

@@ -73,23 +73,6 @@ def test_rows_of_a_table_that_nobody_reads_expire_in_a_tick(lake: sl.Lake) -> No
     assert table.to_arrow().column("id").to_pylist() == [2]
 
 
-def test_a_tick_of_a_tables_compaction_folds_that_table_alone(lake: sl.Lake) -> None:
-    for name in ("events", "others"):
-        table = lake.create_table(name, "id:int64, n:int64", key=["id"], vnodes=1, fold_files=2)
-        for n in range(5):
-            table.upsert([{"id": 1, "n": n}])
-    [planned] = lake.plan(only=["compaction/events", "compaction/events"]).consumers
-    assert (planned.name, planned.table) == ("compaction/events", "events")
-    report = lake.tick(only=[planned.name])
-    assert [(each.name, each.upto) for each in report.compacted] == [("compaction/events", 5)]
-    assert lake.plan().compact == ("others",)
-    assert lake.tick(only=["retention/others"]).is_idle
-    for wrong in ("compaction/none", "compaction", "events"):
-        with pytest.raises(sl.NotFound) as refused:
-            lake.tick(only=[wrong])
-        assert wrong.rpartition("/")[2] in refused.value.message
-
-
 def test_a_destination_that_never_answers_holds_no_other_sink_up(lake: sl.Lake, items: sl.Table, place: Path) -> None:
     items.upsert(rows(1))
     with socket.create_server(("127.0.0.1", 0)) as silent:
