@@ -32,6 +32,37 @@ def test_importing_loads_neither_spark_nor_iceberg():
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+HEAVY = [
+    "deltalake",
+    "duckdb",
+    "fastapi",
+    "numpy",
+    "obstore",
+    "pandas",
+    "pyarrow",
+    "pyiceberg",
+    "pyspark",
+    "sqlalchemy",
+    "sqlglot",
+    "uvicorn",
+]
+LOADED = "import sys\n{}\nprint(*sys.modules)"
+
+
+def test_importing_loads_no_library_and_little_of_python():
+    loaded = python(LOADED.format("import strandline")).stdout.split()
+    ours = [name for name in loaded if name.partition(".")[0] in ("strandline", "typing", "dataclasses", *HEAVY)]
+    assert ours == ["strandline"]
+
+
+def test_the_version_and_the_help_load_no_heavy_library():
+    for word in ("--version", "--help"):
+        code = f"from strandline.cli import main\ntry: main(['{word}'])\nexcept SystemExit: pass"
+        loaded = python(LOADED.format(code)).stdout.split()
+        assert "strandline.cli.parser" in loaded
+        assert [name for name in HEAVY if name in loaded] == []
+
+
 SMALL = """
 import json, sys
 import pyarrow as pa

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from strandline.errors import Conflict, Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError, Unavailable
-from strandline.model.change import Commit
-
+# Not from `typing`: this module loads before the command line hears Ctrl-C. Type checkers know the name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from strandline.consumers.contract import Receipt
     from strandline.consumers.log_consumer import LogConsumer
     from strandline.consumers.work import Work
+    from strandline.errors import (
+        Conflict,
+        Corrupt,
+        Internal,
+        Invalid,
+        NotFound,
+        NotRetained,
+        StrandlineError,
+        Unavailable,
+    )
     from strandline.lake import Lake
+    from strandline.model.change import Commit
     from strandline.pipeline.runner import TickReport
     from strandline.sinks.delta import DeltaSink
     from strandline.sinks.http import HttpSink
@@ -44,27 +52,38 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Commit": "strandline.model.change",
+    "Conflict": "strandline.errors",
+    "Corrupt": "strandline.errors",
     "DeltaSink": "strandline.sinks.delta",
     "HistoryEntry": "strandline.table",
     "HttpSink": "strandline.sinks.http",
     "IcebergSink": "strandline.sinks.iceberg",
+    "Internal": "strandline.errors",
+    "Invalid": "strandline.errors",
     "Lake": "strandline.lake",
     "LogConsumer": "strandline.consumers.log_consumer",
+    "NotFound": "strandline.errors",
+    "NotRetained": "strandline.errors",
     "ParquetSink": "strandline.sinks.parquet",
     "Receipt": "strandline.consumers.contract",
+    "StrandlineError": "strandline.errors",
     "Table": "strandline.table",
     "TickReport": "strandline.pipeline.runner",
+    "Unavailable": "strandline.errors",
     "Work": "strandline.consumers.work",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Load the front when it is asked for: Spark tasks import parts of this package and need only pyarrow."""
+def __getattr__(name: str) -> object:
+    """Load a name when it is asked for: `import strandline` costs a millisecond, and Spark tasks, which import parts of
+    this package, need only pyarrow."""
     if name not in _HOMES:
         raise AttributeError(f"module 'strandline' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    found: object = getattr(import_module(_HOMES[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ import strandline as sl
 from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
+from strandline.interrupts import STOPPED, Interruptible, say_stopped
 
 DEFAULT_LAKE = "./lake"
 
@@ -181,8 +182,9 @@ def _make_option(name: str, annotation: Any, default: object) -> inspect.Paramet
 
 def _run(call: Call, act: Callable[[], Answer]) -> int:
     try:
-        answer = act()
-        print_answer(answer, is_json=call.is_json)
+        with Interruptible():
+            answer = act()
+            print_answer(answer, is_json=call.is_json)
         return 0 if answer.is_well else 1
     except StrandlineError as error:
         return _fail(call, error.kind, error.message, _find_hint(call, error), error.fields)
@@ -191,15 +193,13 @@ def _run(call: Call, act: Callable[[], Answer]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print_error(
-            "Stopped", "on your request", "The next run goes on from what is there: run it again.", {}, is_json=False
-        )
+        say_stopped()
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
             # Python would wait for these threads. Their work may be killed at any moment.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(130)
-        return 130
+            os._exit(STOPPED)
+        return STOPPED
     except OSError as error:
         return _fail(call, "Unavailable", str(error), None, {})
     except (typer.Exit, typer.Abort, typer.BadParameter):
