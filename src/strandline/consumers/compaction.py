@@ -88,7 +88,7 @@ class Compaction:
             return ()
         log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
         rows = sum(need.rows + need.base_rows for need in due)
-        is_small = self._limit.holds(rows=rows, raw_bytes=sum(need.base_bytes for need in due) + log_bytes)
+        is_small = self._limit.takes(rows=rows, raw_bytes=sum(need.base_bytes for need in due) + log_bytes)
         size = len(due) if is_small else SPARK_VNODES
         engine = "driver" if is_small else "spark"
         return [self._make_work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]

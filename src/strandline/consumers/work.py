@@ -104,4 +104,4 @@ class Work:
 
 def engine_for(extent: RangeSize) -> str:
     """The engine for a range of this size."""
-    return "driver" if DELIVERY.holds(rows=extent.rows, raw_bytes=extent.raw_bytes) else "spark"
+    return "driver" if DELIVERY.takes(rows=extent.rows, raw_bytes=extent.raw_bytes) else "spark"

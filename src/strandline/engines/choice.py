@@ -1,11 +1,17 @@
 """The choice between the driver and Spark: how much work this process does itself, with DuckDB.
 
-Spark takes about ten seconds to start. The driver finishes work within these limits sooner than that.
+Spark takes about ten seconds to start. The driver finishes work within these limits sooner than that. The environment
+variable `STRANDLINE_ENGINE` (`driver` or `spark`) decides for every job of the process instead.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+
+from strandline.errors import Invalid
+
+ENGINE = "STRANDLINE_ENGINE"
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,13 @@ class DriverLimit:
 
     def holds(self, *, rows: int = 0, raw_bytes: int = 0) -> bool:
         return rows <= self.rows and raw_bytes <= self.raw_bytes
+
+    def takes(self, *, rows: int = 0, raw_bytes: int = 0) -> bool:
+        """Whether the driver does this work: as the environment says, else when the limit holds it."""
+        forced = os.environ.get(ENGINE, "auto")
+        if forced not in ("auto", "driver", "spark"):
+            raise Invalid(f"{ENGINE} is {forced!r}; expected auto, driver or spark")
+        return forced == "driver" or (forced == "auto" and self.holds(rows=rows, raw_bytes=raw_bytes))
 
 
 # Rows from files to files: DuckDB merges and sorts them in columns, and spills to disk.

@@ -60,7 +60,7 @@ def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:
         changed = [file for _, file in then.log.files(then.seq, then.log.head)]
         if not changed:
             return Commit(then.log.head, 0)
-        is_small = limit.holds(rows=sum(f.rows for f in changed), raw_bytes=sum(f.raw_bytes for f in changed))
+        is_small = limit.takes(rows=sum(f.rows for f in changed), raw_bytes=sum(f.raw_bytes for f in changed))
         return (_restore_on_driver if is_small else _restore_on_spark)(table, then)
 
     return until_landed(attempt)

@@ -90,7 +90,7 @@ def export(source: ExportSource, destination: Destination, *, dry_run: bool, pro
 def _is_small(source: ExportSource) -> bool:
     if not BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes):
         source.measure_rows()
-    return BULK.holds(rows=source.rows, raw_bytes=source.raw_bytes)
+    return BULK.takes(rows=source.rows, raw_bytes=source.raw_bytes)
 
 
 def _write_on_driver(
