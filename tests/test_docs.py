@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,25 +14,6 @@ from strandline.model.settings import TableSettings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-
-
-def test_readme_example_prints_what_readme_says(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    code = re.search(r"```python\n(.*?)```", text, re.S)
-    output = re.search(r"```text\n(.*?)```", text, re.S)
-    assert code and output
-    ran = subprocess.run(
-        [sys.executable, "-c", code.group(1)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == output.group(1)
-
-
-def test_the_examples_of_care_print_what_the_page_says(tmp_path: Path) -> None:
-    text = (DOCS / "maintenance.md").read_text()
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "".join(re.findall(r"```text\n(.*?)```", text, re.S))
 
 
 def test_every_setting_of_a_table_is_documented() -> None:

@@ -122,7 +122,9 @@ class PageRun:
             case "Strandline":
                 self.printed = f"{sl.Lake('./lake').sql(text).to_pylist()}\n"
             case other:
-                raise AssertionError(f"{where}: no engine {other!r}; begin with -- DuckDB, -- Spark SQL or -- Strandline")
+                raise AssertionError(
+                    f"{where}: no engine {other!r}; begin with -- DuckDB, -- Spark SQL or -- Strandline"
+                )
 
     def _run_console(self, shell: Shell, text: str, where: str) -> None:
         parts = re.split(r"^\$ ", text, flags=re.M)
@@ -168,7 +170,7 @@ class Shell:
         if command.startswith(_SERVICES):
             return self._start_service(command), 0
         assert self._bash.stdin and self._bash.stdout
-        self._bash.stdin.write(f"{command}\necho \"--end-$?-\"\n")
+        self._bash.stdin.write(f'{command}\necho "--end-$?-"\n')
         self._bash.stdin.flush()
         printed = ""
         for line in self._bash.stdout:
