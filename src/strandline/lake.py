@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
 from strandline.jobs.ingest.source import Kind
+from strandline.jobs.ingest.text_options import TextOptions, TextSettings
 from strandline.jobs.leftovers import Leftover, leftovers, sweep
 from strandline.jobs.vacuum import VacuumReport
 from strandline.model import duration
@@ -139,14 +140,15 @@ class Lake(Context):
         again: bool = False,
         dry_run: bool = False,
         kind: Kind | None = None,
-        delimiter: str | None = None,
         progress: Progress = silent,
+        **text: Unpack[TextSettings],
     ) -> IngestReport:
         """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
         rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
-        the format of files whose names do not show it, `delimiter` separates the fields of CSV files."""
+        the format of files whose names do not show it. `text` are options for text files, such as `delimiter` and
+        `types`: see `TextSettings`."""
         return ingest(
             self,
             name,
@@ -156,7 +158,7 @@ class Lake(Context):
             again=again,
             dry_run=dry_run,
             kind=kind,
-            delimiter=delimiter,
+            text=TextOptions.of(text),
             progress=progress,
         )
 

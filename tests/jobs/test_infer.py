@@ -12,6 +12,7 @@ import strandline as sl
 from ingested import actions
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.source import find
+from strandline.jobs.ingest.text_options import TextOptions
 from support import refused
 
 
@@ -61,7 +62,7 @@ def types(tmp_path):
     def told(name, content, *, is_tolerant=False):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         (source,) = find([str(tmp_path / name)], None)
-        return {field.name: str(field.type) for field in infer(source, None, is_tolerant=is_tolerant)}
+        return {field.name: str(field.type) for field in infer(source, TextOptions(), is_tolerant=is_tolerant)}
 
     return told
 

@@ -36,6 +36,9 @@ def ingest(
         Literal["jsonl", "csv", "parquet"] | None,
         typer.Option("--format", help="What the files are, if their names do not say."),
     ] = None,
+    types: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help='Types of columns of a new table: "zip:string, id:int64"')
+    ] = None,
     delimiter: Annotated[str | None, typer.Option(metavar="C", help="What separates the fields of CSV files.")] = None,
 ) -> Answer:
     """Load files into a table. A file is loaded once: later calls load only what is new."""
@@ -56,8 +59,9 @@ def ingest(
             again=again,
             dry_run=dry_run,
             kind=file_format,
-            delimiter=delimiter,
             progress=progress,
+            types=types,
+            delimiter=delimiter,
         )
     return Answer(report, _tell(call, report))
 

@@ -26,6 +26,7 @@ from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text import Format, delimiter_of, header_of
+from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.types import JSON, canonical_schema, relax_schema
 
 _SAMPLE_ROWS = 10_000
@@ -44,23 +45,27 @@ _INTEGER_CHARS = 20
 _DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 
 
-def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -> pa.Schema:
-    """The schema of a Parquet file, or the types of the first rows of a text file. `is_tolerant` skips bad rows."""
+def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False) -> pa.Schema:
+    """The schema of a Parquet file, or the types of the first rows of a text file. `is_tolerant` skips bad rows.
+    Types that `options` says are not inferred."""
     if source.kind == "parquet":
         with open_parquet(source) as file:
-            return _canonical_schema(file.schema_arrow, source)
+            return _canonical_schema(options.override(file.schema_arrow, source.uri), source)
     columns: dict[str, list[Any]]
     type_of: Callable[[Any], pa.DataType]
     if source.kind == "csv":
-        columns, type_of = _csv_columns(source, delimiter), _csv_type
+        columns, type_of = _csv_columns(source, options.delimiter), _csv_type
     else:
         columns, type_of = _jsonl_columns(source, is_tolerant), _json_type
-    fields = []
+    fields: list[pa.Field] = []
     for name, values in columns.items():
+        if name in options.types.names:
+            fields.append(options.types.field(name))
+            continue
         found = Counter(map(type_of, values))
         if is_tolerant and len(found) > 1 and type_of is _json_type and found.keys() != {pa.int64(), pa.float64()}:
             found = Counter(dict(found.most_common(1)))
-        fields.append((name, _common_type(name, set(found), type_of is _csv_type, source)))
+        fields.append(pa.field(name, _common_type(name, set(found), type_of is _csv_type, source)))
     schema = pa.schema(fields)
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
@@ -74,7 +79,7 @@ def infer(source: Source, delimiter: str | None, *, is_tolerant: bool = False) -
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
-    return _canonical_schema(schema, source)
+    return _canonical_schema(options.override(schema, source.uri), source)
 
 
 def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:

@@ -20,12 +20,14 @@ from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, plan
 from strandline.jobs.ingest.source import Kind, Source, find
+from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.definition import TableDef
 from strandline.progress import Progress, silent
 from strandline.tables.collection import Tables
 from strandline.tables.store import TableStore
 
 _ATTEMPTS = 10
+_SNIFFED = TextOptions()
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def ingest(
     again: bool = False,
     dry_run: bool = False,
     kind: Kind | None = None,
-    delimiter: str | None = None,
+    text: TextOptions = _SNIFFED,
     progress: Progress = silent,
 ) -> IngestReport:
     """Load files into a table. `create` makes the table from the first file when it is missing."""
@@ -117,9 +119,11 @@ def ingest(
     if table is None and not dry_run:
         assert create is not None
         first = sources[0] if create.key else sources[0].finished()
-        table, is_created = _create_table(lake, name, create, infer(first, delimiter, is_tolerant=rejects))
+        table, is_created = _create_table(lake, name, create, infer(first, text, is_tolerant=rejects))
     else:
         is_created = table is None
+        if table is not None:
+            text.check_types(table.definition.schema, name)
     if table is None:
         assert create is not None
         planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key))
@@ -134,7 +138,7 @@ def ingest(
     with _drop_if_empty(lake, table if is_created else None):
         while True:
             try:
-                _load_files(table, planned, done, rejects, delimiter, progress)
+                _load_files(table, planned, done, rejects, text, progress)
                 break
             except Conflict:
                 sources = find(files, options_of(lake), kind)
@@ -217,13 +221,13 @@ def _load_files(
     planned: IngestPlan,
     done: dict[str, StepResult],
     rejects: bool,
-    delimiter: str | None,
+    text: TextOptions,
     progress: Progress,
 ) -> None:
     for step in planned.steps:
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
-    loader = Loader(table, planned, keep_rejects=rejects, delimiter=delimiter, progress=progress)
+    loader = Loader(table, planned, keep_rejects=rejects, text=text, progress=progress)
     for group in groups(planned):
         try:
             _, finished = loader.load(group)

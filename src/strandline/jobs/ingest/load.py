@@ -22,6 +22,7 @@ from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
 from strandline.jobs.ingest.text import format_of, read_text
+from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
@@ -62,13 +63,13 @@ class Loader:
     """Loads the groups of one plan into one table."""
 
     def __init__(
-        self, table: TableStore, plan: IngestPlan, *, keep_rejects: bool, delimiter: str | None, progress: Progress
+        self, table: TableStore, plan: IngestPlan, *, keep_rejects: bool, text: TextOptions, progress: Progress
     ) -> None:
         self.table = table
         self._plan = plan
         self.rejects = Rejects(table.log.storage, table.entry)
         self.keep_rejects = keep_rejects
-        self.delimiter = delimiter
+        self.text = text
         self._progress = progress
         self._done_bytes = 0
         self._mine: set[str] = set()
@@ -184,7 +185,7 @@ class _Group:
             crash_point("ingest.file_read")
 
     def _read_text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
-        form, header = format_of(step.source, schema, self._loader.delimiter)
+        form, header = format_of(step.source, schema, self._loader.text.delimiter)
         reading = step.reading()
         for found in read_text(reading, form, header):
             yield found
