@@ -54,8 +54,7 @@ def test_a_said_type_needs_its_column_and_does_not_change_a_table(lake: sl.Lake,
 @pytest.mark.parametrize(
     "said",
     [
-        {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": "
-"}, {"delimeter": ","},
+        {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": "\n"}, {"delimeter": ","},
     ],
     ids=str,
 )  # fmt: skip
