@@ -21,7 +21,7 @@ from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
 from strandline.jobs.ingest.source import Kind
-from strandline.jobs.ingest.text_options import TextOptions, TextSettings
+from strandline.jobs.ingest.text_options import TextArguments, TextOptions
 from strandline.jobs.leftovers import Leftover, leftovers, sweep
 from strandline.jobs.vacuum import VacuumReport
 from strandline.model import duration
@@ -141,14 +141,14 @@ class Lake(Context):
         dry_run: bool = False,
         kind: Kind | None = None,
         progress: Progress = silent,
-        **text: Unpack[TextSettings],
+        **text: Unpack[TextArguments],
     ) -> IngestReport:
         """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
         rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
         the format of files whose names do not show it. `text` are options for text files, such as `delimiter` and
-        `types`: see `TextSettings`."""
+        `types`: see `TextArguments`."""
         return ingest(
             self,
             name,

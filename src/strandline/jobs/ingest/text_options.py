@@ -14,7 +14,7 @@ from strandline.model.schema_text import parse_schema, parse_type, type_text
 _NO_TYPES = pa.schema([])
 
 
-class TextSettings(TypedDict, total=False):
+class TextArguments(TypedDict, total=False):
     """The options of `Lake.ingest` for text files.
 
     `types` are the types of some columns of a new table: `{"id": "int64"}`, `"id:int64, zip:string"` or a schema."""
@@ -31,13 +31,13 @@ class TextOptions:
     delimiter: str | None = None
 
     @staticmethod
-    def of(settings: TextSettings) -> TextOptions:
+    def of(settings: TextArguments) -> TextOptions:
         """The checked options."""
         given: dict[str, Any] = dict(settings)
-        unknown = given.keys() - TextSettings.__annotations__.keys()
+        unknown = given.keys() - TextArguments.__annotations__.keys()
         if unknown:
             raise Invalid(
-                f"ingest has no option {min(unknown)!r}", hint=f"Options: {', '.join(TextSettings.__annotations__)}"
+                f"ingest has no option {min(unknown)!r}", hint=f"Options: {', '.join(TextArguments.__annotations__)}"
             )
         _check_sign("delimiter", given.get("delimiter"))
         given["types"] = parse_types(settings.get("types"))
