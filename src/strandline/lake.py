@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Literal, Unpack, cast
 
 import pyarrow as pa
 
@@ -20,15 +19,13 @@ from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
-from strandline.jobs.ingest.source import Kind
+from strandline.jobs.ingest.source import Kind, Paths, list_paths
 from strandline.jobs.ingest.text_options import TextArguments, TextOptions
-from strandline.jobs.leftovers import Leftover, leftovers, sweep
-from strandline.jobs.vacuum import VacuumReport
+from strandline.jobs.lake_vacuum import LakeVacuum, vacuum_lake
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
 from strandline.model.schema_text import parse_schema
-from strandline.model.settings import TableSettings
-from strandline.pipeline import commands, redelivery, runner
+from strandline.pipeline import commands, notebook, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
 from strandline.pipeline.commands import ResetReport, RetireReport
 from strandline.pipeline.plan import Plan, plan_of
@@ -51,15 +48,21 @@ class Lake(Context):
     """The tables in one folder or bucket.
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
-    variables. `state` is the URL of the database that keeps the marks of its sinks, by default a file in a local lake.
-    `spark` is a session to use instead of a new one. `cache_bytes` bounds the memory of DuckDB and of a query's result.
-    Opening writes nothing; the first table makes the lake. Safe to share between threads; any number of processes may
-    work on one lake."""
+    variables. `state` is the URL of the database that keeps the marks of its sinks, or the path of a file, by default
+    in a local lake. `spark` is a session to use instead of a new one. `cache_bytes` bounds the memory of DuckDB and of
+    a query's result. Opening writes nothing; the first table makes the lake. Safe to share between threads; any number
+    of processes may work on one lake."""
 
     table_type = Table
 
     def __repr__(self) -> str:
         return f"Lake({self.storage.uri!r})"
+
+    def _repr_html_(self) -> str:
+        return notebook.lake_html(self)
+
+    def __dir__(self) -> list[str]:
+        return notebook.front_names(self, Context, ["drop", "tables"])
 
     @property
     def exists(self) -> bool:
@@ -76,6 +79,7 @@ class Lake(Context):
         vnodes: int = 16,
         version: str | None = None,
         time: str | None = None,
+        if_exists: Literal["error", "open"] = "error",
         **settings: object,
     ) -> Table:
         """A new table. Without a `key` it is append-only. The schema may be a text: `id:int64, name:string!`.
@@ -83,13 +87,19 @@ class Lake(Context):
         `cluster_by` are columns that repeat together, `vnodes` a power of two: the parallelism of later work. A
         `version` column keeps an older version of a row from replacing a newer one, whatever the order they arrive
         in. A `time` column is what rows expire by. `settings` are for example `retention="90d"` (see
-        `TableSettings`)."""
+        `TableSettings`).
+
+        With `if_exists="open"` an existing table is opened. It gets the columns that it lacks; a table with another
+        key, type or setting is refused."""
         check_name(name)
+        if if_exists not in ("error", "open"):
+            raise Invalid(f"if_exists is {if_exists!r}; expected 'error' or 'open'")
         columns = parse_schema(schema) if isinstance(schema, str) else schema
         definition = TableDef.declare(
             columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
         )
-        return cast(Table, self.create(name, definition))
+        make = self.create if if_exists == "error" else partial(self.open_or_create, settings=settings)
+        return cast(Table, make(name, definition))
 
     def table(self, name: str) -> Table:
         """The table of that name; `NotFound` lists the existing ones."""
@@ -130,7 +140,7 @@ class Lake(Context):
     def ingest(
         self,
         name: str,
-        files: Sequence[str],
+        files: Paths,
         *,
         key: Sequence[str] | None = None,
         cluster_by: Sequence[str] = (),
@@ -152,7 +162,7 @@ class Lake(Context):
         return ingest(
             self,
             name,
-            files,
+            list_paths(files),
             create=None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version),
             rejects=rejects,
             again=again,
@@ -186,21 +196,15 @@ class Lake(Context):
         progress: Progress = silent,
     ) -> LakeVacuum:
         """Vacuum these tables; without names all tables, dropped tables and unfinished files."""
-        for name, length in (("grace", grace), ("keep", keep)):
-            if length is not None:
-                duration.seconds(length, name)
-
-        def act(name: str) -> VacuumReport:
-            return self.table(name).vacuum(grace=grace, keep=keep, dry_run=dry_run, progress=progress)
-
-        tables = tuple(try_table(name, partial(act, name)) for name in self._choose_tables(names))
-        found: list[Leftover] = []
-        if not names:
-            grace_s = duration.seconds(TableSettings().grace if grace is None else grace, "grace")
-            found = leftovers(self.storage, now_s=self.storage.now_s(), grace_s=grace_s)
-            if not dry_run:
-                sweep(self.storage, found)
-        return LakeVacuum(tables, tuple(found), dry_run)
+        return vacuum_lake(
+            self,
+            self._choose_tables(names),
+            grace=grace,
+            keep=keep,
+            with_leftovers=not names,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     def backup(
         self,
@@ -359,22 +363,3 @@ class Lake(Context):
         Ctrl-C ends it. So does `timeout_s`, as `Unavailable`. A result of more than `max_rows` or `max_bytes` is
         `Invalid` as soon as that is known; without `max_bytes`, a quarter of `cache_bytes` is the limit."""
         return query.run(self, statement, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)
-
-
-@dataclass(frozen=True)
-class LakeVacuum:
-    """What a vacuum of a lake did: each table's report, and the leftovers outside of tables."""
-
-    tables: tuple[VacuumReport | BrokenTable, ...]
-    leftovers: tuple[Leftover, ...]
-    is_dry_run: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        gone = [found for found in self.leftovers if found.is_deletable]
-        return {
-            "tables": [table.to_dict() for table in self.tables],
-            "leftovers": [found.to_dict() for found in self.leftovers],
-            "leftover_files": sum(len(found.infos) for found in gone),
-            "leftover_bytes": sum(found.bytes for found in gone),
-            "is_dry_run": self.is_dry_run,
-        }

@@ -14,25 +14,29 @@ from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.compaction_plan import CompactPlan, plan
 from strandline.consumers.retention import ExpiryPlan
-from strandline.errors import Invalid, NotFound, NotRetained
+from strandline.errors import Invalid, NotFound
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.export import ExportReport, export
 from strandline.jobs.export.source import new_source
 from strandline.jobs.ingest.key_text import parse_keys
+from strandline.jobs.pin import pin_table
 from strandline.jobs.purge import PurgePlan, PurgeReport, plan_purge, purge
 from strandline.jobs.restore import RestorePlan, plan_restore, restore
 from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
-from strandline.model.change import DELETE, UPSERT, Commit, Op
+from strandline.model.change import DELETE, UPSERT, Commit, Op, Seq
 from strandline.model.definition import TableDef
 from strandline.model.rows import check_rows, is_spark
 from strandline.model.schema_text import columns_of
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
+from strandline.pipeline import notebook
 from strandline.pipeline.status import TableStatus, table_status
 from strandline.progress import Progress, silent
+from strandline.tables import frames
+from strandline.tables.count import count_rows
 from strandline.tables.horizon import moment
-from strandline.tables.pins import HeldPin, Pin, new_pin
+from strandline.tables.pins import HeldPin, Pin
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import check_frame, write, write_frame
@@ -57,6 +61,38 @@ class Table(TableStore):
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, head={self.head})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table_html(self)
+
+    def __dir__(self) -> list[str]:
+        shared = ["name", "definition", "schema", "oldest", "to_arrow", "to_batches", "to_spark", "changes"]
+        return notebook.front_names(self, TableStore, shared)
+
+    @property
+    def head(self) -> Seq:
+        """The latest seq, a number. The first rows are `show(n)`."""
+        return Seq(super().head)
+
+    def count(self, where: str | None = None, *, at: At = None) -> int:
+        """The number of rows, or of those that fulfil a condition, at a seq or a time (now, by default). Data files are
+        read only if their statistics do not suffice."""
+        merge, _, predicate = self.plan_read(at, where=where)
+        return count_rows(self, merge, predicate)
+
+    def to_pandas(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> Any:
+        """The rows as a pandas DataFrame; see `to_arrow`."""
+        return frames.to_pandas(self.to_arrow(at=at, columns=columns, where=where))
+
+    def to_polars(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> Any:
+        """The rows as a polars DataFrame; see `to_arrow`. polars has to be installed."""
+        return frames.to_polars(self.to_arrow(at=at, columns=columns, where=where))
+
+    def show(
+        self, n: int = 20, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None
+    ) -> None:
+        """Print at most `n` rows, in no promised order."""
+        notebook.print_rows(self.to_arrow(at=at, columns=columns, where=where, limit=n))
 
     def upsert(self, rows: object, *, order_by: str | None = None, token: str | None = None) -> Commit:
         """Insert or replace whole rows by key, as one commit.
@@ -161,36 +197,7 @@ class Table(TableStore):
         """Keep the table readable at a seq until the pin is released, or has not been renewed for `length`.
 
         As a `with` block it renews itself. With a `name`, a later call from any process moves the same pin."""
-        check_text("why", why)
-        length_s = duration.seconds(length, "length")
-        if not length_s:
-            raise Invalid("length is 0; a pin lasts for a time", table=self.name)
-        merge = self.merge(at)
-        before = next((pin for pin in self.pins.all() if pin.name == name), None)
-        pin = new_pin(
-            why,
-            name=name,
-            length_s=length_s,
-            seq=merge.seq,
-            log_version=merge.log.head,
-            baseline_version=merge.baseline.version,
-        )
-
-        def check() -> None:
-            """After this, a process that gives the seq up has either done so already or sees the pin."""
-            self.baseline.note_pin()
-            self.merge(merge.seq)
-
-        self.pins.put(pin)
-        try:
-            check()
-        except NotRetained:
-            if before is None:
-                self.pins.release(pin.name)
-            else:
-                self.pins.put(before)
-            raise
-        return HeldPin(pin, self.pins, check)
+        return pin_table(self, at, name=name, why=why, length=length)
 
     def unpin(self, name: str) -> Pin:
         """End a pin: the next vacuum may trim the seqs that it kept."""

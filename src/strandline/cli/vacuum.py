@@ -17,9 +17,9 @@ from strandline.model import duration
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
+    from strandline.jobs.lake_vacuum import LakeVacuum
     from strandline.jobs.leftovers import Leftover
     from strandline.jobs.vacuum import VacuumReport
-    from strandline.lake import LakeVacuum
 
 
 def vacuum(

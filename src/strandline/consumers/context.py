@@ -39,7 +39,7 @@ class Context(Tables):
         root: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, str] | None = None,
-        state: str | None = None,
+        state: str | os.PathLike[str] | None = None,
         spark: SparkSession | None = None,
         cache_bytes: int | None = None,
     ) -> None:

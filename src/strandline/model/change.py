@@ -6,7 +6,9 @@ Ranges of seqs are always `(after, upto]`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
+
+from strandline.errors import Invalid
 
 Op = Literal["upsert", "delete"]
 UPSERT: Op = "upsert"
@@ -20,6 +22,16 @@ VNODE = "_vnode"
 FATE = "_fate"
 KEPT, GONE, CAME, LOST = range(4)
 """The fate of a row in a fold. A baseline row is kept or gone; a log row came or is lost."""
+
+
+class Seq(int):
+    """A seq that explains itself when it is called: in pandas and Spark `head(n)` is the first rows."""
+
+    def __call__(self, n: int = 5) -> NoReturn:
+        raise Invalid(
+            f"head is the latest seq of the table, {int(self)}, and not a function",
+            hint=f"To see rows: table.show({n}). To read them: table.to_arrow(limit={n}).",
+        )
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,30 @@ class TableDef:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
 
+    def open_as(self, wanted: TableDef, settings: Collection[str]) -> TableDef:
+        """The same table with the columns that only `wanted` has; `Invalid` names the first difference that cannot be
+        made up for. Of the settings only those named in `settings` have to agree. The layout (`vnodes`) may differ."""
+        facts = [("key", self.key, wanted.key), ("version column", self.version, wanted.version)]
+        facts += [("cluster_by", self.cluster_by, wanted.cluster_by)] if wanted.cluster_by else []
+        facts += [("time column", self.time, wanted.time)] if wanted.time is not None else []
+        have, want = self.settings.shown(), wanted.settings.shown()
+        facts += [(f"setting {name}", have[name], want[name]) for name in settings]
+        for what, found, asked in facts:
+            if found != asked:
+                raise Invalid(
+                    f"the table has the {what} {_shown(found)}, not {_shown(asked)}",
+                    hint="Open it without that: lake.table(name). Settings are changed with configure(…).",
+                )
+        fields = []
+        for column in wanted.schema:
+            at = self.schema.get_field_index(column.name)
+            now = column if at < 0 else self.schema.field(at)
+            if column.nullable and not now.nullable:
+                raise Invalid(f"column {column.name!r} is required in the table, and not here", column=column.name)
+            # A table that was widened since is wide enough.
+            fields.append(now if now.type in schemas.wider_types(column.type) else column)
+        return self.evolve(pa.schema(fields))
+
     def drop_column(self, name: str) -> TableDef:
         """The same table without a column. Older files keep the column, so its name cannot be used again."""
         if name not in self.schema.names:
@@ -247,6 +271,10 @@ def check_format(found: int, where: str) -> None:
             hint="Upgrade: pip install -U strandline",
             format=found,
         )
+
+
+def _shown(fact: object) -> str:
+    return ", ".join(fact) if fact and isinstance(fact, tuple) else repr(fact) if fact else "none"
 
 
 def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:

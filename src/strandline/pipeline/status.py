@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -20,15 +20,14 @@ from strandline.consumers.plan import ConsumerPlan, plan_marked, plan_own
 from strandline.consumers.registration import table_of
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
-from strandline.model.change import OP, UPSERT
 from strandline.model.scrub import scrub_text
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.definition import KINDS
 from strandline.state.marks import ConsumerState, SavedReceipt
-from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.count import bound_rows, count_rows
 from strandline.tables.fold_problems import FoldProblems
-from strandline.tables.horizon import expired_rows, horizon_for, micros
+from strandline.tables.horizon import horizon_for, micros
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
@@ -237,12 +236,9 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
     folded_to = min(baseline.marks)
     unfolded = [(seq, file) for seq, file in log.by_seq if seq > folded_to]
     lag_rows = sum(file.rows for _, file in unfolded)
-    rows = sum(file.rows for file in baseline.files()) + lag_rows
-    is_settled = not any(expired_rows(file, definition, merge.horizon) for file in baseline.files())
-    is_plain = not unfolded or not definition.is_keyed or (rows == lag_rows and _is_one_batch_of_upserts(unfolded))
-    is_exact = is_plain and (merge.horizon is None or (is_settled and not unfolded))
+    rows, is_exact = bound_rows(merge)
     if exact and not is_exact:
-        rows, is_exact = table.to_arrow(columns=list(definition.key) or definition.schema.names[:1]).num_rows, True
+        rows, is_exact = count_rows(table, merge), True
     return TableStatus(
         name=table.name,
         key=definition.key,
@@ -286,9 +282,3 @@ def _expiry_blocker(table: TableStore) -> str | None:
     if held is None or held.before >= horizon:
         return None
     return f"consumer {held.consumer!r}, which has not acknowledged the changes after seq {held.seq}"
-
-
-def _is_one_batch_of_upserts(unfolded: Sequence[tuple[int, DataFile]]) -> bool:
-    """Whether all changes are upserts of one commit, by statistics. A commit holds a key once, so they count rows."""
-    ops = {file.stats.get(side, {}).get(OP) for _, file in unfolded for side in ("minValues", "maxValues")}
-    return len({seq for seq, _ in unfolded}) == 1 and ops == {UPSERT}

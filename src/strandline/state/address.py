@@ -18,11 +18,13 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
-EXPECTED = "Expected sqlite:////folder/state.db or postgresql://user@host/database"
+EXPECTED = "Expected postgresql://user@host/database, sqlite:////folder/state.db, or in Python a Path"
 
 
 def parse_url(url: object) -> URL:
-    """The URL of a database that can hold a state; `Invalid` for anything else."""
+    """The URL of a database that can hold a state; a path is that of a SQLite file. `Invalid` for anything else."""
+    if isinstance(url, os.PathLike):
+        url = URL.create("sqlite", database=os.fspath(url))
     try:
         parsed = make_url(url) if isinstance(url, (str, URL)) else None
         if isinstance(url, str):

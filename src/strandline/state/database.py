@@ -73,7 +73,7 @@ class Database:
 
     `timeout_s` bounds how long a call waits for a connection or for another's lock."""
 
-    def __init__(self, url: str | URL, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str | URL | os.PathLike[str], *, timeout_s: float = TIMEOUT_S) -> None:
         self._url = parse_url(url)
         self._timeout_s = timeout_s
         self._secrets = secrets_of(self._url)
@@ -93,7 +93,7 @@ class Database:
             raise
 
     @staticmethod
-    def for_lake(uri: str, is_local: bool, url: str | None = None) -> Database:
+    def for_lake(uri: str, is_local: bool, url: str | os.PathLike[str] | None = None) -> Database:
         """The state of the lake at `uri`: the database at `url`, or a file in the folder of a local lake."""
         if url is not None:
             return Database(url)

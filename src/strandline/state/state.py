@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class State:
         return begun
 
 
-def open_database(storage: Storage, url: str | None) -> Database:
+def open_database(storage: Storage, url: str | os.PathLike[str] | None) -> Database:
     """The state of the lake in `storage`; `Invalid` without the URL that a lake in a bucket needs."""
     if url is None and not storage.is_local:
         record = read_record(storage)

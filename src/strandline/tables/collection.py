@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from strandline.engines.duck import Duck
-from strandline.errors import NotFound
+from strandline.errors import Invalid, NotFound
 from strandline.model.definition import TableDef, check_name
 from strandline.storage.open import open_storage
 from strandline.tables.baseline import Baseline
@@ -64,6 +64,24 @@ class Tables:
             Baseline.create(self.storage, f"{entry.folder}/baseline", name, definition)
 
         return self.open_table(self.catalog.add(check_name(name), prepare))
+
+    def open_or_create(self, name: str, definition: TableDef, settings: Collection[str] = ()) -> TableStore:
+        """The table of that name, with the columns of `definition`; a new one when it is missing. `Invalid` when it
+        differs otherwise; of the settings, only those named in `settings` have to agree."""
+        while name not in self.catalog.refresh().tables:
+            try:
+                return self.create(name, definition)
+            except Invalid:
+                # Another process may have made it a moment ago.
+                if name not in self.catalog.refresh().tables:
+                    raise
+        table = self.table(name)
+        try:
+            table.log.redefine("EVOLVE", lambda found: found.open_as(definition, settings))
+        except Invalid as error:
+            error.fields.setdefault("table", name)
+            raise
+        return table
 
     def drop(self, name: str) -> None:
         """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""

@@ -133,13 +133,23 @@ class TableStore:
                 )
             seen = (baseline.version, log.head)
 
-    def to_arrow(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> pa.Table:
-        """The rows at a seq or a time (now, by default), in no promised order.
+    def to_arrow(
+        self,
+        *,
+        at: At = None,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+    ) -> pa.Table:
+        """The rows at a seq or a time (now, by default), in no promised order, at most `limit` of them.
 
         `where` is an SQL expression over the columns. Files and columns that are not needed are not read."""
-        merge, names, predicate = self._plan_read(at, columns, where)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise Invalid(f"limit is {limit!r}; expected a number of rows, 0 or more")
+        merge, names, predicate = self.plan_read(at, columns, where)
         with self.reading(merge, names, predicate) as relation:
-            table = relation.to_arrow_table(merge.batch_rows(most=131_072))
+            wanted = relation if limit is None else relation.limit(limit)
+            table = wanted.to_arrow_table(merge.batch_rows(most=131_072))
         return schemas.conform(table, _select_schema(merge, names))
 
     def to_batches(
@@ -151,7 +161,7 @@ class TableStore:
         batch_rows: int = 50_000,
     ) -> Iterator[pa.RecordBatch]:
         """The same rows as a stream of batches of at most `batch_rows`, without holding them all."""
-        merge, names, predicate = self._plan_read(at, columns, where)
+        merge, names, predicate = self.plan_read(at, columns, where)
         wanted = _select_schema(merge, names)
         claim = new_pin("read", seq=merge.seq, log_version=merge.log.head, baseline_version=merge.baseline.version)
         with self.pins.held(claim), self.reading(merge, names, predicate) as relation:
@@ -160,7 +170,7 @@ class TableStore:
     def to_spark(self, *, at: At = None, columns: Sequence[str] | None = None, where: str | None = None) -> DataFrame:
         """The same rows as a Spark DataFrame, fixed at that seq. A DataFrame that is used for longer than the table's
         grace time needs a `pin`."""
-        merge, names, predicate = self._plan_read(at, columns, where)
+        merge, names, predicate = self.plan_read(at, columns, where)
         spark = session(self.spark)
         if predicate is not None:
             return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
@@ -264,9 +274,10 @@ class TableStore:
                 self._spark_fold[1].unpersist()
             self._spark_fold = self._spark_frame = None
 
-    def _plan_read(
-        self, at: At, columns: Sequence[str] | None, where: str | None
+    def plan_read(
+        self, at: At = None, columns: Sequence[str] | None = None, where: str | None = None
     ) -> tuple[TableAt, list[str], Predicate | None]:
+        """What a read needs: the table at a moment, the checked names of columns, and the condition."""
         merge = self.merge(at)
         names = schemas.names_of(merge.definition.schema, columns)
         return merge, names, None if where is None else parse(where, merge.definition.schema)

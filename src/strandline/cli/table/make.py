@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def create(
     ] = None,
 ) -> Answer:
     """Make an empty table."""
-    settings = parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())])
+    settings: dict[str, Any] = dict(parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())]))
     table = call.lake().create_table(
         name,
         schema,

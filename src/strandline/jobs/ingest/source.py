@@ -16,6 +16,8 @@ from strandline.errors import Invalid, NotFound
 from strandline.storage.open import LocalStorage, Storage, open_storage
 
 Kind = Literal["jsonl", "csv", "parquet"]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""One path or several."""
 
 _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -23,6 +25,11 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 _WILD = "*?["
 _TAIL_BYTES = 64 << 10
+
+
+def list_paths(files: Paths) -> list[str]:
+    """The paths as texts."""
+    return [os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files)]
 
 
 @dataclass(frozen=True)
