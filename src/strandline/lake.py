@@ -42,6 +42,7 @@ from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
 from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.store import At
 
 
 class Lake(Context):
@@ -354,12 +355,14 @@ class Lake(Context):
         self,
         statement: str,
         *,
+        at: At = None,
         timeout_s: float | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        """The result of one SELECT over the lake's tables, each at its head when the query starts.
+        """The result of one SELECT over the lake's tables, each at its head when the query starts, or `at` a time; with
+        one table also at a seq.
 
         Ctrl-C ends it. So does `timeout_s`, as `Unavailable`. A result of more than `max_rows` or `max_bytes` is
         `Invalid` as soon as that is known; without `max_bytes`, a quarter of `cache_bytes` is the limit."""
-        return query.run(self, statement, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)
+        return query.run(self, statement, at=at, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes)

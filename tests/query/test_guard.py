@@ -56,7 +56,7 @@ REFUSED = [
     "CREATE SECRET (TYPE s3)", "SELECT * FROM read_csv('/etc/passwd')", "SELECT * FROM read_text('/etc/passwd')",
     "SELECT * FROM read_parquet('/tmp/x.parquet')", "SELECT * FROM '/etc/passwd'", "SELECT * FROM '/tmp/x.parquet'",
     "SELECT * FROM glob('/*')", "SELECT * FROM read_blob('/etc/passwd')", "SELECT * FROM duckdb_settings()",
-    "SELECT * FROM duckdb_secrets()", "SELECT * FROM duckdb_tables()", "SELECT * FROM information_schema.tables",
+    "SELECT * FROM duckdb_secrets()", "SELECT * FROM duckdb_tables()", "SELECT * FROM information_schema.views",
     "SELECT * FROM pg_catalog.pg_tables", "SELECT * FROM main.items", "SELECT * FROM memory.main.items",
     "SELECT * FROM system.information_schema.tables", "SELECT * FROM query('SELECT 1')",
     "SELECT * FROM query_table('items')", "SELECT * FROM parquet_metadata('/tmp/x')", "SELECT * FROM sniff_csv('/x')",
@@ -126,7 +126,7 @@ def test_an_error_names_what_the_query_names(both):
     [
         ("EXPLAIN SELECT 1", "plan"), ("PRAGMA version", "DESCRIBE"), ("SET threads = 1", "Settings"),
         ("PIVOT people ON town", "IN"), ("INSERT INTO people VALUES (1)", "upsert"), ("DROP TABLE people", "table"),
-        ("SELECT 1; DELETE FROM people", "upsert"), ("SHOW TABLES", "SHOW table"), ("BEGIN", None),
+        ("SELECT 1; DELETE FROM people", "upsert"), ("SHOW ALL TABLES", "SHOW TABLES"), ("BEGIN", None),
     ],
 )  # fmt: skip
 def test_a_statement_that_is_no_select_is_refused_with_the_way_to_go(both, statement, word):
@@ -143,10 +143,9 @@ def duck(tmp_path):
 def test_every_name_of_a_query_is_replaced_by_one_that_nobody_can_guess(duck):
     text = "WITH mine AS (SELECT id FROM items) SELECT mine.id, i.name FROM mine JOIN items i USING (id)"
     first, again = guard_query(duck, text, ["items", "owners"]), guard_query(duck, text, ["items", "owners"])
-    assert set(first.views.values()) | set(first.views) >= {"items"}
+    assert [read.table for read in first.views] == ["items"]
     assert set(re.findall(r"(?:FROM|JOIN) \(?(\w+)", first.sql)) == set(first.names)
     assert first.sql != again.sql
-    assert "owners" not in {*first.views, *first.views.values()}
     for new, said in first.names.items():
         assert first.unmask(f"no column in {new}") == f"no column in {said}"
 

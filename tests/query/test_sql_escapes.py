@@ -111,3 +111,36 @@ def test_every_path_below_the_lake_is_closed(fort):
     for path in files_below(lake.storage.uri):
         name = os.path.join(lake.storage.uri, path)
         check(lake, f'WITH a AS (FROM "{name}"), "{name}" AS (SELECT 1) FROM a', name)
+
+
+LISTS = [
+    "SHOW TABLES",
+    "SELECT * FROM (SHOW TABLES)",
+    "DESCRIBE SELECT * FROM (SHOW TABLES)",
+    "SUMMARIZE FROM information_schema.tables",
+    "SELECT * FROM information_schema.tables",
+    "SELECT * FROM information_schema.columns",
+    "WITH a AS (FROM information_schema.tables), tables AS (SELECT 1) FROM a",
+    "SELECT * FROM information_schema.tables, information_schema.columns, people",
+]
+
+
+@pytest.mark.parametrize("statement", LISTS)
+def test_a_list_of_tables_shows_the_lake_and_nothing_of_its_engine(fort, statement):
+    lake, targets = fort
+    check(lake, statement, targets["state"])
+    given = attempt(lake, statement).lower()
+    assert not [word for word in ("dropped", "gone", "_fold", "temp", "memory", "system", "duckdb") if word in given]
+
+
+def test_the_past_of_a_table_shows_nothing_that_was_purged_or_dropped(fort):
+    lake, targets = fort
+    read = 0
+    for seq in range(lake.table("people").head + 1):
+        statement = f"SELECT * FROM people AT (VERSION => {seq})"
+        check(lake, statement, targets["state"])
+        try:
+            read += lake.sql(statement).num_rows
+        except sl.NotRetained:
+            continue
+    assert read > 0

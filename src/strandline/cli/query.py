@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, cut, note, plain
-from strandline.cli.options import parse_length
+from strandline.cli.options import parse_length, parse_seq_or_time
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
@@ -24,6 +24,9 @@ def query(
     sql: Annotated[
         str, typer.Argument(metavar="SQL", help="One SELECT over the lake's tables; '-' reads it from stdin.")
     ],
+    at: Annotated[
+        str | None, typer.Option(metavar="SEQ|TIME", help="As of a time; with one table also as of a seq.")
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N rows.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print every row as CSV.")] = False,
     timeout: Annotated[str | None, typer.Option(metavar="30s", help="Stop it after this long.")] = None,
@@ -37,6 +40,7 @@ def query(
         raise typer.BadParameter("give --csv or --json, not both")
     result = call.lake().sql(
         sys.stdin.read() if sql == "-" else sql,
+        at=parse_seq_or_time(at),
         timeout_s=parse_length(timeout, "--timeout"),
         max_rows=max_rows,
         max_bytes=max_bytes,

@@ -1,10 +1,11 @@
 """Rewrite a query from an untrusted user, so that it can read only the lake's tables.
 
 The size of the query is checked (`sql_limits`), then DuckDB parses it into a syntax tree. Names are resolved scope by
-scope: a table is a name of a WITH around it, or a table of the lake. Every table of the lake and every name of a WITH
-gets a new random name, where it is defined and where it is used. So no table name of the query ever reaches DuckDB,
-which would look for a file, a catalog or a Python variable of that name. A name that is resolved wrongly finds nothing.
-Only functions of a list may be called.
+scope: a table is a name of a WITH around it, a table of the lake, or a list of tables (`listing`). Every table of the
+lake (at each seq or time that the query names with AT), every list and every name of a WITH gets a new random name,
+where it is defined and where it is used. So no table name of the query ever reaches DuckDB, which would look for a
+file, a catalog or a Python variable of that name. A name that is resolved wrongly finds nothing. Only functions of a
+list may be called.
 
 The text of the new tree runs. It is parsed and checked again: it may use the new names only.
 """
@@ -24,6 +25,7 @@ from strandline.engines.duck import Duck
 from strandline.errors import Internal, Invalid, NotFound
 from strandline.model.sql_limits import check_sql_size, too_deep
 from strandline.query.functions import SCALAR_FUNCTIONS, TABLE_FUNCTIONS, check_size
+from strandline.query.listing import COLUMNS, NAMES, SCHEMA, TABLES
 
 MOST_LEVELS = 700  # of the tree as JSON; Python reads 1,000
 MOST_TABLES = 10_000  # read by a query, when each name of a WITH counts as its query
@@ -37,7 +39,8 @@ _EXPRESSIONS = {
 }  # fmt: skip
 _FUNCTIONS = SCALAR_FUNCTIONS | TABLE_FUNCTIONS
 _WRITE = "Rows are written with upsert, delete, append or ingest."
-_SHOW = "Columns of a table: SHOW table. All tables: strandline table list, or lake.tables() in Python."
+_SHOW = "Columns of a table: SHOW table. All tables: SHOW TABLES"
+_AT = "Write AT (VERSION => 5) for a seq, or AT (TIMESTAMP => '2024-01-31 12:00') for a time in UTC."
 _HINTS = {
     "EXPLAIN": "A query plan is not shown. Run the query itself.",
     "MULTI": "A PIVOT must list its values: PIVOT … ON column IN (…).",
@@ -51,11 +54,21 @@ _BRACKETS = re.compile(r"[\[\]{}]")
 
 
 @dataclass(frozen=True)
+class TableRead:
+    """A table that a query reads, at a seq or a time; None when the query does not say."""
+
+    table: str
+    at: int | str | None = None
+
+
+@dataclass(frozen=True)
 class GuardedQuery:
-    """A query that may run: its text, the view for each table that it reads, and the original of each new name."""
+    """A query that may run: its text, the view for each table that it reads and for each list of tables, and the
+    original of each new name."""
 
     sql: str
-    views: Mapping[str, str]
+    views: Mapping[TableRead, str]
+    listings: Mapping[str, str]
     names: Mapping[str, str]
 
     def unmask(self, text: str) -> str:
@@ -81,7 +94,7 @@ def guard_query(duck: Duck, statement: object, tables: Iterable[str]) -> Guarded
             _verify_names(_parse_tree(cursor, sql, read), rewriting.names)
         except RecursionError:
             raise too_deep("the query") from None
-    return GuardedQuery(sql, rewriting.views, rewriting.names)
+    return GuardedQuery(sql, rewriting.views, rewriting.listings, rewriting.names)
 
 
 def _fetch_row(cursor: Any, what: str, text: str) -> tuple[str, ...]:
@@ -124,7 +137,8 @@ class _Rewriter:
     deep tree needs no deep calls."""
 
     def __init__(self, tables: Mapping[str, str]) -> None:
-        self.views: dict[str, str] = {}
+        self.views: dict[TableRead, str] = {}
+        self.listings: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self._tables = tables
         self._bound: dict[str, list[_WithName]] = {}
@@ -148,6 +162,8 @@ class _Rewriter:
                 return self._walk_query(item)
             if kind == "table":
                 self._rename_table(item)
+            elif kind == "show tables":
+                _turn_into_table(item, self._name_listing(NAMES))
             elif kind == "function":
                 check_size(item["function_name"].lower(), item.get("arguments", ()))
             elif kind == "table function":
@@ -200,23 +216,16 @@ class _Rewriter:
         given = self._bound.get(said.lower())
         inner = given[-1] if given else None
         is_recurring = [name.lower() for name in schema] == ["recurring"] and inner is not None
-        if (schema and not is_recurring) or node["table_name"] != said:
+        if node["table_name"] != said:
             raise Invalid(f"{'.'.join([*schema, said])}: name tables without a schema")
-        if node.get("at_clause"):
-            raise Invalid(
-                f"AT is not allowed: {said!r} is read at its head", hint="Read earlier rows with to_arrow(at=…)."
-            )
-        if inner is None:
-            table = self._tables.get(said.lower())
-            if table is None:
-                raise NotFound(
-                    f"no table {said!r} in this lake",
-                    hint=f"Tables: {', '.join(sorted(self._tables.values())) or 'none'}",
-                    table=said,
-                )
-            if table not in self.views:
-                self.views[table] = self._new_name(table)
-            inner = _WithName(self.views[table])
+        if inner is not None and node.get("at_clause"):
+            raise Invalid(f"AT is for tables; {said!r} is a name of a WITH", hint=_AT)
+        if [name.lower() for name in schema] == [SCHEMA]:
+            inner, schema = self._find_listing(node, said), []
+        elif schema and not is_recurring:
+            raise Invalid(f"{'.'.join([*schema, said])}: name tables without a schema")
+        elif inner is None:
+            inner = self._find_table(node, said)
         self._inside[-1].reads += max(1, inner.reads)
         if self._inside[-1].reads > MOST_TABLES:
             raise Invalid(
@@ -227,6 +236,30 @@ class _Rewriter:
         node["qualified_name"]["path"] = [*schema, inner.name]
         # Columns may still be qualified with the name that the query uses for the table.
         node["alias"] = node["alias"] or said
+
+    def _find_table(self, node: dict[str, Any], said: str) -> _WithName:
+        table = self._tables.get(said.lower())
+        if table is None:
+            raise NotFound(
+                f"no table {said!r} in this lake",
+                hint=f"Tables: {', '.join(sorted(self._tables.values())) or 'none'}",
+                table=said,
+            )
+        read = TableRead(table, _take_at(node))
+        if read not in self.views:
+            self.views[read] = self._new_name(table)
+        return _WithName(self.views[read])
+
+    def _find_listing(self, node: dict[str, Any], said: str) -> _WithName:
+        if said.lower() not in (TABLES, COLUMNS) or node.get("at_clause"):
+            hint = f"There are {SCHEMA}.{TABLES} and {SCHEMA}.{COLUMNS}, as they are now."
+            raise Invalid(f"{SCHEMA}.{said} cannot be read", hint=hint)
+        return _WithName(self._name_listing(said.lower()))
+
+    def _name_listing(self, what: str) -> str:
+        if what not in self.listings:
+            self.listings[what] = self._new_name(TABLES if what == NAMES else what)
+        return self.listings[what]
 
     def _new_name(self, said: str) -> str:
         # Only small letters, so that DuckDB never writes it in quotes.
@@ -241,7 +274,10 @@ def _verify_names(tree: dict[str, Any], names: Mapping[str, str]) -> None:
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            if _check_node(item) == "table" and item["qualified_name"]["path"][-1] not in names:
+            kind = _check_node(item)
+            if kind == "show tables" or (
+                kind == "table" and (item["qualified_name"]["path"][-1] not in names or item.get("at_clause"))
+            ):
                 raise Internal(f"the query still names {item['qualified_name']['path']} after its names were replaced")
             stack.extend(item.values())
         elif isinstance(item, list):
@@ -268,11 +304,38 @@ def _check_node(node: dict[str, Any]) -> str | None:
         if kind not in _SOURCES:
             raise Invalid(f"the query reads from {kind}, which is not allowed")
         if kind == "SHOW_REF" and node["query"] is None:
+            if (node["show_type"], node["qualified_name"]["path"]) == ("SHOW_SPECIAL", ['"tables"']):
+                return "show tables"
             if node["show_type"] != "SHOW":
-                raise Invalid("SHOW is for one table", hint=_SHOW)
+                raise Invalid("SHOW is for one table, or for TABLES", hint=_SHOW)
             return "table"
         return "table" if kind == "BASE_TABLE" else None
     return None
+
+
+def _turn_into_table(node: dict[str, Any], name: str) -> None:
+    """Make a node of the tree one that reads a table."""
+    kept = {word: node[word] for word in ("alias", "sample", "query_location", "query_location_length")}
+    empty: dict[str, Any] = {"schema_name": "", "catalog_name": "", "column_name_alias": [], "at_clause": None}
+    node.clear()
+    node.update(type="BASE_TABLE", table_name=name, qualified_name={"path": [name]}, **kept, **empty)
+
+
+def _take_at(node: dict[str, Any]) -> int | str | None:
+    """The seq or the time of a table's AT, which leaves the tree."""
+    clause, node["at_clause"] = node.get("at_clause"), None
+    if clause is None:
+        return None
+    value = clause["expr"]
+    while value["class"] == "CAST":
+        value = value["child"]
+    literal = value.get("literal") or {}
+    text = str(literal.get("text", ""))
+    if clause["unit"].upper() == "VERSION" and literal.get("kind") == "INTEGER" and text.isdecimal():
+        return int(text)
+    if clause["unit"].upper() == "TIMESTAMP" and literal.get("kind") == "STRING":
+        return text
+    raise Invalid(f"AT holds no plain {'seq' if clause['unit'].upper() == 'VERSION' else 'time'}", hint=_AT)
 
 
 def _check_function(node: dict[str, Any], allowed: frozenset[str], what: str) -> None:

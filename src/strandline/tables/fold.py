@@ -26,7 +26,7 @@ from strandline.tables.log import LogState
 LogFiles = Sequence[tuple[int, DataFile]]
 
 _names = itertools.count(1)
-_KEPT = 4
+KEPT_FOLDS = 4  # of earlier seqs
 
 
 @dataclass
@@ -68,7 +68,7 @@ class FoldCache:
         kept = self._older.get((marks, seq))
         if kept is None:
             kept = self._older[marks, seq] = self._build_fold(log, marks, seq)
-            if len(self._older) > _KEPT:
+            if len(self._older) > KEPT_FOLDS:
                 _, evicted = self._older.popitem(last=False)
                 self._run_statements(f"DROP TABLE {evicted.name}")
         self._older.move_to_end((marks, seq))

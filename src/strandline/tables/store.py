@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -309,6 +310,11 @@ class TableStore:
             raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time") from error
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=dt.UTC)
+        now_ms = max(time.time() * 1000, self.log.refresh().snapshot.timestamp_ms)
+        if moment.timestamp() * 1000 > now_ms:
+            raise Invalid(
+                f"table {self.name!r} cannot be read at {moment.isoformat()}: that is in the future", table=self.name
+            )
         seq = self.log.delta.version_at(moment.timestamp() * 1000)
         if seq is None:
             oldest = self.oldest
