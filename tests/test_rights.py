@@ -263,7 +263,7 @@ VERBS = {
     ],
     "write": [
         "table drop items --yes", "table rename items other", "table set items keep=2d", "ingest items OUT/in.jsonl",
-        "ingest other OUT/in.jsonl --key id", "compact --all", "vacuum", "vacuum --grace 0s --keep 0s", "tick",
+        "ingest other OUT/in.jsonl --key id", "compact --all", "vacuum", "vacuum --grace 0s --keep 0s --yes", "tick",
         "table restore items --at 1", "table purge items 1 --yes", "table pin items",
         "table drop-column items qty --yes", "table create new --key id --schema id:int64",
         "table import other OUT/in.parquet --key id", "export items LAKE-more/x", "backup LAKE-more/x",

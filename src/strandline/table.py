@@ -237,18 +237,25 @@ class Table(TableStore):
         )
 
     def configure(self, **settings: object) -> TableSettings:
-        """Change the table's settings (see `TableSettings`), or name its `time` column; returns all of them."""
-        return self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
+        """Change the table's settings (see `TableSettings`), or name its `time` column; returns all of them.
 
-    def plan_expiry(self, before: dt.datetime | None = None) -> ExpiryPlan:
-        """The rows that `expire` would hide now; their number is an estimate."""
-        return retention.plan_expiry(self, before)
+        Ask `plan_expiry(retention=…)` first how many rows the next tick would hide; a warning is logged for them."""
+        changed = self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
+        if "retention" in settings:
+            retention.warn_of_retention(self)
+        return changed
+
+    def plan_expiry(self, before: dt.datetime | None = None, **settings: object) -> ExpiryPlan:
+        """The rows that `expire` would hide now, or that the next tick would hide after `configure(**settings)`."""
+        definition = self.definition.with_settings(settings) if settings else None
+        return retention.plan_expiry(self, before, definition=definition)
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:
         """Hide the rows whose time lies before a moment, by default by the setting `retention`; returns the seq
         from which it holds, None when there is nothing to hide. Compaction drops them later. Rows that a sink has not
         acknowledged stay: they hold the retention back, and with `before` they are a `Conflict`."""
-        return retention.expire(self, before)
+        done = retention.expire(self, before)
+        return None if done is None else done.seq
 
     @property
     def hidden_before(self) -> dt.datetime | None:

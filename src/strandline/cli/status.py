@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, Part, Rows, counted, fault, note, size, warning
+from strandline.cli.answer import Answer, Part, Rows, counted, fault, moment, note, size, warning
 from strandline.cli.broken import broken_parts, degraded_parts
 from strandline.cli.verb import Call
 from strandline.tables.broken import BrokenTable
@@ -42,6 +42,12 @@ def _tell(call: Call, found: Status) -> Iterator[Part]:
             yield f"{table.name}: {counted(table.rejects, 'row was', 'rows were')} refused. See: {see}"
         if table.pins:
             yield f"{table.name}: {counted(table.pins, 'pin')}. See: {call.command(f'table pins {table.name}')}"
+        if table.hidden_rows and table.hidden_before is not None:
+            are = counted(table.hidden_rows, "row has expired and is", "rows have expired and are")
+            yield f"{table.name}: {are} hidden, from before {moment(table.hidden_before)} UTC."
+        if table.expiring_rows:
+            hides = f"about {counted(table.expiring_rows, 'row')} that are past their retention"
+            yield warning(f"{table.name}: the next tick hides {hides}.")
         if table.waits_for:
             yield warning(f"{table.name}: rows past their retention stay, because of {table.waits_for}")
     for table in good:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, Part, counted, fault, size, warning
+from strandline.cli.answer import Answer, Part, counted, fault, moment, size, warning
 from strandline.cli.broken import broken_parts
 from strandline.cli.options import DryRun
 from strandline.cli.plan import preview_tick
@@ -102,7 +103,7 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
         rows = f"{counted(report.rows, 'row')}, {report.seconds:.1f} s"
         return f"folded {counted(report.facts['vnodes'], 'vnode')} up to seq {report.upto}: {rows}"
     if report.kind == Retention.kind:
-        return "rows past their time are hidden" if "seq" in report.facts else ""
+        return _describe_expiry(report.facts) if "seq" in report.facts else ""
     extras = [
         *([f"{counted(report.withheld, 'row')} withheld"] if report.withheld else []),
         *([f"{counted(report.dead, 'row')} refused"] if report.dead else []),
@@ -113,3 +114,10 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
         much = [counted(report.rows, "row"), *([size(report.bytes)] if report.kind in KINDS else []), seqs]
         return what + "; ".join([", ".join([*much, f"{report.seconds:.1f} s"]), *extras])
     return "" if report.error is not None else f"at seq {report.upto:,}; nothing had to be sent"
+
+
+def _describe_expiry(facts: Mapping[str, Any]) -> str:
+    """How many rows an expiry has hidden."""
+    about = "" if facts["is_hidden_exact"] else "about "
+    before = moment(dt.datetime.fromisoformat(facts["before"]))
+    return f"hid {about}{counted(facts['hidden_rows'], 'row')} from before {before} UTC, from seq {facts['seq']} on"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, counted, note, size, warning
+from strandline.cli.answer import Answer, Part, counted, moment, note, size, warning
 from strandline.cli.broken import broken_data, broken_parts
-from strandline.cli.options import DryRun, TableNames, parse_length
+from strandline.cli.options import DryRun, TableNames, Yes, parse_length
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 from strandline.model import duration
+from strandline.model.settings import TableSettings
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
@@ -32,19 +33,55 @@ def vacuum(
         str | None,
         typer.Option(metavar="TIME", help="How long a file must be unneeded to go, instead of the table's setting."),
     ] = None,
+    yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
     """Trim the log behind what must stay readable, and delete the files that nothing needs.
 
-    Without names also what lies outside of tables: files of dropped ones, unfinished files. Ends with 1 when a table
-    could not be done."""
+    Without names also what lies outside of tables: files of dropped ones, unfinished files. It asks before --keep or
+    --grace give up more than the settings of a table do. Ends with 1 when a table could not be done."""
     keep_s, grace_s = parse_length(keep, "--keep"), parse_length(grace, "--grace")
     lake = call.lake()
+    if not (yes or dry_run) and (keep_s is not None or grace_s is not None):
+        found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=True)
+        if losses := list(_list_losses(lake, found, keep_s, grace_s)):
+            lost = ", ".join(dict.fromkeys(table for table, _ in losses))
+            question = "\n".join([*(text for _, text in losses), "Give this up for good?"])
+            call.confirm(question, "history is given up", table=lost)
     with progress_bar("Vacuuming") as progress:
         found = lake.vacuum(names or (), grace=grace_s, keep=keep_s, dry_run=dry_run, progress=progress)
     data = {**found.to_dict(), "lake": lake.storage.uri, "tables": [broken_data(table) for table in found.tables]}
     is_broken = any(isinstance(table, BrokenTable) for table in found.tables)
     return Answer(data, _tell(call, lake, found), is_well=not is_broken)
+
+
+def _list_losses(
+    lake: sl.Lake, found: LakeVacuum, keep_s: float | None, grace_s: float | None
+) -> Iterator[tuple[str, str]]:
+    """What --keep and --grace would give up that the settings keep: the table, and the loss in words."""
+    for each in found.tables:
+        if isinstance(each, BrokenTable):
+            continue
+        table = lake.table(each.table)
+        settings = table.definition.settings
+        if keep_s is not None and keep_s < settings.keep and each.given_up is not None:
+            yield each.table, f"{each.table}: {_describe_span(table, *each.given_up)} can no longer be read."
+        if grace_s is not None and grace_s < settings.grace and each.deleted_files:
+            much = f"{counted(each.deleted_files, 'file')}, {size(each.deleted_bytes)}, go"
+            since = f"reads that began in the last {duration.to_text(settings.grace)} may fail"
+            yield each.table, f"{each.table}: {much} at once; {since}."
+    if grace_s is not None and grace_s < TableSettings().grace:
+        for leftover in found.leftovers:
+            if leftover.is_dropped and leftover.is_deletable:
+                name = leftover.table or leftover.where
+                yield name, f"{name}: the dropped table can no longer be brought back."
+
+
+def _describe_span(table: sl.Table, first: int, last: int) -> str:
+    """Seqs, with the times of their commits where these are known."""
+    seqs = f"seq {first}" if first == last else f"seqs {first} to {last}"
+    times = [entry.at for entry in table.history() if first <= entry.seq <= last]
+    return f"{seqs} (from {moment(min(times))} to {moment(max(times))} UTC)" if times else seqs
 
 
 def _tell(call: Call, lake: sl.Lake, found: LakeVacuum) -> Iterator[Part]:

@@ -8,18 +8,24 @@ acknowledged; file statistics give the times of changes.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strandline.consumers.contract import Receipt
 from strandline.consumers.feed import RangeSize
 from strandline.consumers.work import NOTHING, Work
-from strandline.errors import Conflict, Invalid
+from strandline.engines.choice import BULK
+from strandline.errors import Conflict, Invalid, StrandlineError
+from strandline.model.definition import TableDef
 from strandline.state.marks import ConsumerState
 from strandline.storage.snapshot import DataFile
 from strandline.tables import horizon as expiry
 from strandline.tables.collection import Tables
+from strandline.tables.merge import TableAt
 from strandline.tables.store import TableStore
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,32 +55,111 @@ class Retention:
             return ()
         before = expiry.moment(horizon)
         head, definition = self._table.head, self._table.definition
-        extent = RangeSize(0, plan_expiry(self._table, before).rows, 0, 0)
+        extent = RangeSize(0, plan_expiry(self._table, before, is_counted=False).rows, 0, 0)
         vnodes = (tuple(range(definition.vnodes)),)
         why = f"rows from before {before.isoformat(sep=' ', timespec='seconds')}"
         return [Work(self._table, head, head, NOTHING, vnodes, extent, definition.schema_id, "driver", why=why)]
 
     def run(self, work: Work) -> Receipt:
-        seq = expire(self._table)
-        return Receipt(upto=seq, facts={} if seq is None else {"seq": seq})
+        done = expire(self._table)
+        if done is None:
+            return Receipt()
+        facts = {"seq": done.seq, "before": done.before.isoformat()}
+        return Receipt(
+            upto=done.seq, facts={**facts, "hidden_rows": done.hidden_rows, "is_hidden_exact": done.is_exact}
+        )
 
 
 @dataclass(frozen=True)
 class ExpiryPlan:
-    """The rows that an expiry would hide: those whose time lies `before` a moment; `rows` is an estimate."""
+    """The rows that an expiry would hide: `rows` of the `total` visible rows have a time that lies `before` a moment.
+    Without `is_exact` both numbers come from statistics, and count a row again for each of its changes."""
 
     before: dt.datetime
     rows: int
+    total: int
+    is_exact: bool
 
 
-def plan_expiry(table: TableStore, before: dt.datetime | None = None) -> ExpiryPlan:
-    """What an expiry would hide, from statistics alone; by default by the setting `retention`."""
+@dataclass(frozen=True)
+class Expired:
+    """An expiry: from `seq` on the rows from `before` a moment are hidden, `hidden_rows` more than earlier."""
+
+    seq: int
+    before: dt.datetime
+    hidden_rows: int
+    is_exact: bool
+
+
+def plan_expiry(
+    table: TableStore,
+    before: dt.datetime | None = None,
+    *,
+    definition: TableDef | None = None,
+    is_counted: bool = True,
+) -> ExpiryPlan:
+    """What an expiry would hide; by default by the setting `retention`, or by that of another `definition` that the
+    table may get. Rows of a table of up to 2,000,000 are counted; without `is_counted`, and for a larger table,
+    statistics alone tell."""
     merge = table.merge()
+    wanted = definition or merge.definition
     now = dt.datetime.now(dt.UTC)
-    until = before or expiry.horizon_for(merge.definition.settings.retention or 0.0, now)
-    files = [*merge.baseline.files(), *(file for _, file in merge.log_files())]
-    rows = sum(expiry.expired_rows(file, merge.definition, expiry.micros(until)) for file in files)
-    return ExpiryPlan(until, rows)
+    until = before or expiry.horizon_for(wanted.settings.retention or 0.0, now)
+    if before is None and definition is None and (held := find_blocker(table)) is not None:
+        until = min(until, expiry.moment(held.before))
+    horizon = expiry.micros(until)
+    until = until if until.tzinfo else until.replace(tzinfo=dt.UTC)
+    if wanted.time is None:
+        return ExpiryPlan(until, 0, _stored_rows(merge), is_exact=False)
+    guess = _guess_hidden(merge, wanted, horizon)
+    if not is_counted or not BULK.holds(rows=_stored_rows(merge)):
+        return ExpiryPlan(until, guess, _stored_rows(merge), is_exact=False)
+    try:
+        rows, total = count_hidden(table, merge, wanted, horizon)
+    except StrandlineError:
+        # A damaged file must not keep rows from expiring.
+        return ExpiryPlan(until, guess, _stored_rows(merge), is_exact=False)
+    return ExpiryPlan(until, rows, total, is_exact=True)
+
+
+def _stored_rows(merge: TableAt) -> int:
+    return sum(file.rows for file in _files(merge))
+
+
+def _files(merge: TableAt) -> list[DataFile]:
+    return [*merge.base_files(), *(file for _, file in merge.log_files())]
+
+
+def _guess_hidden(merge: TableAt, definition: TableDef, horizon: int) -> int:
+    """How many more rows a horizon hides than the present one, from statistics."""
+    return sum(
+        max(0, expiry.expired_rows(file, definition, horizon) - expiry.expired_rows(file, definition, merge.horizon))
+        for file in _files(merge)
+    )
+
+
+def count_hidden(table: TableStore, merge: TableAt, definition: TableDef, horizon: int) -> tuple[int, int]:
+    """How many visible rows a horizon hides, and how many there are."""
+    alive = expiry.expiry(definition, horizon)
+    assert alive is not None and definition.time is not None
+    with table.reading(merge, [definition.time], None) as relation:
+        found = relation.aggregate(f"count(*) FILTER (WHERE NOT {alive.duckdb}), count(*)").fetchall()[0]
+    return int(found[0]), int(found[1])
+
+
+def warn_of_retention(table: TableStore) -> None:
+    """Log how many rows the next tick hides by the table's retention, if any."""
+    if due_horizon(table) is None:
+        return
+    plan = plan_expiry(table, is_counted=False)
+    _log.warning(
+        "table %s: the next tick hides about %s of %s rows, whose %s lies before %s UTC, for good",
+        table.name,
+        f"{plan.rows:,}",
+        f"{plan.total:,}",
+        table.definition.time,
+        plan.before.isoformat(sep=" ", timespec="seconds"),
+    )
 
 
 def find_blocker(table: TableStore) -> ExpiryBlocker | None:
@@ -107,12 +192,7 @@ def due_horizon(table: TableStore) -> int | None:
     horizon = horizon if held is None else min(horizon, held.before)
     if merge.horizon is not None and horizon <= merge.horizon:
         return None
-    files = [*merge.base_files(), *(file for _, file in merge.log_files())]
-    hides = any(
-        expiry.expired_rows(file, definition, horizon) > expiry.expired_rows(file, definition, merge.horizon)
-        for file in files
-    )
-    return horizon if hides else None
+    return horizon if _guess_hidden(merge, definition, horizon) else None
 
 
 def check_horizon(table: TableStore, horizon: int) -> None:
@@ -129,9 +209,9 @@ def check_horizon(table: TableStore, horizon: int) -> None:
         )
 
 
-def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> int | None:
-    """Hide the rows whose time lies before a moment, by default by the setting `retention`; returns the seq from which
-    it holds, None when there is nothing to hide."""
+def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> Expired | None:
+    """Hide the rows whose time lies before a moment, by default by the setting `retention`; None when there is nothing
+    to hide."""
     definition = table.definition
     definition.check_expires()
     if before is None:
@@ -142,7 +222,7 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> in
                 table=table.name,
             )
         horizon = due_horizon(table)
-        return None if horizon is None else table.log.expire(horizon)
+        return None if horizon is None else _hide_rows(table, horizon)
     if isinstance(before, dt.datetime):
         moment = before
     elif isinstance(before, dt.date):
@@ -159,7 +239,14 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> in
     # A horizon that does not fit the column's type would make every read fail.
     expiry.expiry(definition, horizon)
     check_horizon(table, horizon)
-    return table.log.expire(horizon)
+    return _hide_rows(table, horizon)
+
+
+def _hide_rows(table: TableStore, horizon: int) -> Expired | None:
+    """Commit a horizon. The rows are counted just before."""
+    plan = plan_expiry(table, expiry.moment(horizon))
+    seq = table.log.expire(horizon, rows=plan.rows)
+    return None if seq is None else Expired(seq, plan.before, plan.rows, plan.is_exact)
 
 
 def _earliest_time(file: DataFile, time: str) -> int | None:

@@ -29,7 +29,7 @@ _IMPORTED = "If no import is running, and the catalog/ of a backup does not name
 @dataclass(frozen=True)
 class Leftover:
     """Files of one folder or one kind. With `advice`, a person has to decide about them. `is_lost`: they belong to a
-    table that the catalog does not know."""
+    table that the catalog does not know. `is_dropped`: they belong to a dropped table."""
 
     table: str | None
     what: str
@@ -37,6 +37,7 @@ class Leftover:
     infos: tuple[FileInfo, ...]
     advice: str = ""
     is_lost: bool = False
+    is_dropped: bool = False
 
     @property
     def is_deletable(self) -> bool:
@@ -123,7 +124,8 @@ def _examine_folder(
             what = "of a table that the catalog calls dropped, but its own log does not"
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
         is_due = lives.dropped_ms[generation] < before_s * 1000
-        return [Leftover(name, "of a dropped table", folder, tuple(infos))] if is_due and is_quiet else []
+        found = Leftover(name, "of a dropped table", folder, tuple(infos), is_dropped=True)
+        return [found] if is_due and is_quiet else []
     later = {info.path for info in infos if is_later_commit(info.path)}
     if later == {f"{folder}/{IMPORTED}"} and f"{folder}/{IMPORTING}" in {info.path for info in infos}:
         what = "of an import that did not finish"

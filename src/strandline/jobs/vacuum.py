@@ -47,7 +47,8 @@ class TrimBlocker:
 class VacuumReport:
     """What a vacuum did, or would do. `held_by` keeps the table from being trimmed further; `oldest` is the first seq
     that can be read. `waiting_files` are not needed, but the grace time is not over. `is_held`: the log has changes
-    that stay because of `held_by`. `is_unfolded`: after a fold more could be trimmed."""
+    that stay because of `held_by`. `is_unfolded`: after a fold more could be trimmed. `given_up` are the first and the
+    last seq that could be read before and no longer can."""
 
     table: str
     trimmed_to: int
@@ -65,6 +66,7 @@ class VacuumReport:
     grace_s: float
     keep_s: float
     is_dry_run: bool
+    given_up: tuple[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,6 +140,7 @@ def vacuum(
     baseline, log = merge.baseline, merge.log
     decided = _decide_trim(table, baseline, now_s, keep_s)
     trimmed = [file for seq, file in log.by_seq if seq <= decided.trim_to]
+    oldest_before = table.oldest
     if not dry_run:
         if any(delta.chain.has_gap() for delta in _deltas(table)):
             # Nothing is announced for a table that has lost a commit file it needs.
@@ -168,6 +171,10 @@ def vacuum(
         # Trimmed files would also be deleted at once.
         paths = {f"{log.folder}/{file.path}" for file in trimmed}
         sweeps[0].unneeded += [info for info in storage.list(log.folder) if info.path in paths]
+    oldest = table.oldest
+    if dry_run:
+        kept_from, trim_to = max(decided.version, baseline.kept_from), decided.trim_to if trimmed else 0
+        oldest = table.oldest_after(baseline, kept_from, max(log.trimmed_to, trim_to))
     report = VacuumReport(
         table.name,
         max(log.trimmed_to, decided.trim_to if trimmed else 0),
@@ -185,6 +192,7 @@ def vacuum(
         grace_s,
         keep_s,
         dry_run,
+        (oldest_before, oldest - 1) if oldest > oldest_before else None,
     )
     if not dry_run:
         done = 0

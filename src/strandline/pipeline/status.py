@@ -27,7 +27,7 @@ from strandline.state.marks import ConsumerState, SavedReceipt
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.count import bound_rows, count_rows
 from strandline.tables.fold_problems import FoldProblems
-from strandline.tables.horizon import horizon_for, micros
+from strandline.tables.horizon import horizon_for, micros, moment
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
@@ -36,7 +36,10 @@ _MESSAGE_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One table. Without `is_exact`, `rows` is an upper bound: each change of a key is counted."""
+    """One table. Without `is_exact`, `rows` is an upper bound: each change of a key is counted.
+
+    `hidden_rows` have expired since the table was made; their times lie before `hidden_before`. The next tick hides
+    about `expiring_rows` more."""
 
     name: str
     key: tuple[str, ...]
@@ -58,9 +61,13 @@ class TableStatus:
     pins: int
     degraded: tuple[str, ...]
     waits_for: str | None = None
+    hidden_rows: int = 0
+    hidden_before: dt.datetime | None = None
+    expiring_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "last_commit_at": self.last_commit_at.isoformat()}
+        before = None if self.hidden_before is None else self.hidden_before.isoformat()
+        return {**asdict(self), "last_commit_at": self.last_commit_at.isoformat(), "hidden_before": before}
 
 
 @dataclass(frozen=True)
@@ -260,7 +267,21 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         pins=sum(pin.expires_s > time.time() for pin in table.pins.all(is_strict=False)),
         degraded=_list_degraded(table),
         waits_for=_expiry_blocker(table),
+        hidden_rows=log.hidden_rows,
+        hidden_before=None if merge.horizon is None else moment(merge.horizon).replace(tzinfo=dt.UTC),
+        expiring_rows=_count_expiring(table),
     )
+
+
+def _count_expiring(table: TableStore) -> int:
+    """About how many rows the next tick hides."""
+    if table.definition.settings.retention is None:
+        return 0
+    try:
+        horizon = retention.due_horizon(table)
+        return 0 if horizon is None else retention.plan_expiry(table, moment(horizon), is_counted=False).rows
+    except StrandlineError:
+        return 0
 
 
 def _list_degraded(table: TableStore) -> tuple[str, ...]:

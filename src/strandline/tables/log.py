@@ -45,6 +45,7 @@ Amend = Callable[[Snapshot, Draft], Draft]
 
 TRIM = "trim"
 EPOCH = "epoch"
+HIDDEN = "hidden"
 DROPPED = "strandline.dropped"
 
 
@@ -68,6 +69,11 @@ class LogState:
     def epoch(self) -> int:
         """The epoch of the state that last trimmed the log."""
         return self.snapshot.txns.get(EPOCH, 0)
+
+    @property
+    def hidden_rows(self) -> int:
+        """How many rows have expired since the table was made, as each expiry has counted them."""
+        return self.snapshot.txns.get(HIDDEN, 0)
 
     @property
     def purged(self) -> int:
@@ -259,16 +265,19 @@ class Log:
 
         self.delta.commit("TRIM", build, metrics={"upto": upto})
 
-    def expire(self, horizon: int) -> int | None:
-        """Hide rows whose time lies before a horizon, from the returned seq on; None when they are hidden already."""
+    def expire(self, horizon: int, *, rows: int) -> int | None:
+        """Hide rows whose time lies before a horizon, from the returned seq on; None when they are hidden already.
+        The history shows their number, `rows`, and `hidden_rows` adds it up."""
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             _refuse_dropped(snapshot)
             seq = snapshot.version + 1
             before = horizon_at(snapshot.txns, seq)
-            return None if before is not None and before >= horizon else Draft(txns={horizon_txn(seq): horizon})
+            if before is not None and before >= horizon:
+                return None
+            return Draft(txns={horizon_txn(seq): horizon, HIDDEN: snapshot.txns.get(HIDDEN, 0) + rows})
 
-        landed = self.delta.commit("EXPIRE", build, metrics={"before": horizon})
+        landed = self.delta.commit("EXPIRE", build, metrics={"before": horizon, "rows": rows})
         return None if landed is None else landed.version
 
     def rewrite(self, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:

@@ -88,10 +88,15 @@ class TableStore:
     @property
     def oldest(self) -> int:
         """The oldest seq that can be read."""
-        state, trimmed_to = self.baseline.refresh(), self.log.refresh().trimmed_to
-        if not state.kept_from and not trimmed_to:
+        state = self.baseline.refresh()
+        return self.oldest_after(state, state.kept_from, self.log.refresh().trimmed_to)
+
+    def oldest_after(self, state: BaselineState, kept_from: int, trimmed_to: int) -> int:
+        """The oldest seq that can be read when baseline versions before `kept_from` and changes up to `trimmed_to` are
+        given up."""
+        if not kept_from and not trimmed_to:
             return 0
-        kept = (max(m) for v, m in self.baseline.versions(state) if v >= state.kept_from and min(m) >= trimmed_to)
+        kept = (max(m) for v, m in self.baseline.versions(state) if v >= kept_from and min(m) >= trimmed_to)
         return min(kept, default=max(state.marks))
 
     @property

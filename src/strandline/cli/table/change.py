@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import strandline as sl
-from strandline.cli.answer import Answer, Part, Rows, counted, preview, warning
+from strandline.cli.answer import Answer, Part, Rows, counted, moment, preview, warning
 from strandline.cli.options import DryRun, TableName, Yes, parse_seq_or_time, parse_settings
 from strandline.cli.verb import Call
 from strandline.errors import Invalid, StrandlineError
+
+if TYPE_CHECKING:
+    from strandline.consumers.retention import ExpiryPlan
 
 MEANINGS = {
     "fold_ratio": "fold a vnode when its changes pass this share of its folded rows",
@@ -39,13 +42,18 @@ def set_(
         list[str] | None,
         typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; nothing shows all."),
     ] = None,
+    yes: Yes = False,
 ) -> Answer:
-    """Show a table's settings, or change some."""
+    """Show a table's settings, or change some.
+
+    It asks before it sets a retention by which the next tick hides rows."""
     table = call.table(name)
     asked = parse_settings(changes or ())
     was = _list_settings(table)
+    hidden = 0
     if asked:
         try:
+            hidden = _confirm_retention(call, table, asked, yes=yes)
             table.configure(**asked)
         except Invalid as error:
             if "retention" not in asked or was["time"] != "none" or "time" in asked:
@@ -54,7 +62,8 @@ def set_(
             raise Invalid(error.message, hint=f"Name one: {both}", table=name, **error.fields) from error
     now, after = _list_settings(table), table.definition
     changed = [setting for setting in now if now[setting] != was[setting]]
-    data = {"table": name, "settings": {**after.settings.to_dict(), "time": after.time}, "changed": changed}
+    settings = {**after.settings.to_dict(), "time": after.time}
+    data = {"table": name, "settings": settings, "changed": changed, "expiring_rows": hidden}
     if not asked:
         return Answer(data, Rows(("SETTING", "VALUE", "MEANING"), [(key, now[key], MEANINGS[key]) for key in now]))
     parts = [
@@ -62,8 +71,22 @@ def set_(
         for setting in asked
     ]
     if "retention" in changed and after.settings.retention is not None:
-        parts.append(f"Rows past it are hidden by: {call.command(f'table expire {name}')}")
+        parts.append(f"Rows past it are hidden by the next tick, or: {call.command(f'table expire {name}')}")
     return Answer(data, parts)
+
+
+def _confirm_retention(call: Call, table: sl.Table, asked: Mapping[str, str], *, yes: bool) -> int:
+    """Ask before a retention is set by which the next tick hides rows; returns their number."""
+    if asked.get("retention", "none") == "none":
+        return 0
+    settings: dict[str, Any] = dict(asked)
+    plan = table.plan_expiry(**settings)
+    if plan.rows and not yes:
+        time = asked.get("time", table.definition.time)
+        which = f"{describe_expiry(plan)} of {table.name}, whose {time} lies before {moment(plan.before)} UTC"
+        question = f"The next tick hides {which}, for good. Set retention={asked['retention']}?"
+        call.confirm(question, f"rows of {table.name!r} are past that retention: it is set", table=table.name)
+    return plan.rows
 
 
 def _list_settings(table: sl.Table) -> dict[str, str]:
@@ -124,6 +147,12 @@ def drop_column(
         yield f"Its values go as files are rewritten, {describe_cleanup(call, table)}"
 
     return Answer({**data, "dropped": column, "columns": left}, tell())
+
+
+def describe_expiry(plan: ExpiryPlan) -> str:
+    """How many rows an expiry hides, of how many."""
+    about = "" if plan.is_exact else "about "
+    return f"{about}{plan.rows:,} of {counted(plan.total, 'row')}"
 
 
 def describe_cleanup(call: Call, table: sl.Table) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,12 @@ import strandline as sl
 from strandline.cli.answer import Answer, Part, counted, moment, preview
 from strandline.cli.options import DryRun, TableName, Yes
 from strandline.cli.progress import progress_bar
-from strandline.cli.table.change import describe_cleanup
+from strandline.cli.table.change import describe_cleanup, describe_expiry
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
+    from strandline.consumers.retention import ExpiryPlan
     from strandline.jobs.purge import PurgeReport
 
 
@@ -32,27 +33,40 @@ def expire(
 ) -> Answer:
     """Hide the rows that are past their time, from a new seq on.
 
-    These are rows older than the setting retention, or with --before older than a given time. The latter asks first,
-    because hidden rows do not come back."""
+    These are rows older than the setting retention, or with --before older than a given time. It counts them and asks
+    first, because hidden rows do not come back."""
     table = call.table(name)
     time = table.definition.time
     _check_expires(call, table, is_given=before is not None)
     given = None if before is None else _parse_time(before)
+    plan = table.plan_expiry(given)
+    which = f"{describe_expiry(plan)} of {name}, whose {time} lies before {moment(plan.before)} UTC"
+    data: dict[str, Any] = {"table": name, "time": time, "before": plan.before}
     if dry_run:
-        plan = table.plan_expiry(given)
-        which = f"rows whose {time} lies before {moment(plan.before)} UTC"
-        data = {"table": name, "before": plan.before, "rows": plan.rows}
-        return preview(f"Would hide {which}, about {counted(plan.rows, 'row')}.", data)
-    if given is not None and not yes:
-        question = f"Hide every row of {name} whose {time} lies before {moment(given)} UTC, for good?"
-        call.confirm(question, f"rows of {name!r} expire before a given time", table=name)
+        return preview(f"Would hide {which}.", {**data, **_count(plan)})
+    if (plan.rows or given is not None) and not yes:
+        call.confirm(f"Hide {which}, for good?", f"rows of {name!r} are hidden for good", table=name)
     seq = table.expire(given)
+    if seq is None:
+        return Answer({**data, "before": table.hidden_before, "seq": None, "hidden_rows": 0}, _tell_idle(table))
+    data |= {"before": table.hidden_before, "seq": seq, "hidden_rows": plan.rows, **_count(plan)}
+    done = f"Hid {describe_expiry(plan)} of {name}, whose {time} lies before {moment(plan.before)} UTC"
+    return Answer(
+        data,
+        [f"{done}, from seq {seq} on.", f"Compaction drops them when they are many, {describe_cleanup(call, table)}"],
+    )
+
+
+def _count(plan: ExpiryPlan) -> dict[str, Any]:
+    return {"rows": plan.rows, "total": plan.total, "is_exact": plan.is_exact}
+
+
+def _tell_idle(table: sl.Table) -> str:
     since = table.hidden_before
-    assert since is not None
-    rows = f"{name}: rows whose {time} lies before {moment(since)} UTC are hidden"
-    done = [f"{rows} from seq {seq} on.", f"Compaction drops them when they are many, {describe_cleanup(call, table)}"]
-    data = {"table": name, "time": time, "before": since, "seq": seq}
-    return Answer(data, f"{rows} already; nothing was written." if seq is None else done)
+    if since is None:
+        return f"{table.name}: no row is past its time; nothing was written."
+    rows = f"rows whose {table.definition.time} lies before {moment(since)} UTC"
+    return f"{table.name}: {rows} are hidden already; nothing was written."
 
 
 def _check_expires(call: Call, table: sl.Table, *, is_given: bool) -> None:
