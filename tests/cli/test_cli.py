@@ -296,7 +296,7 @@ def test_query_shows_prints_and_refuses(loaded: Run) -> None:
         assert loaded.json("query", sql, code=1)["error"]["kind"] == kind
     loaded("query", "select 1", "--csv", "--json", code=2)
     for words, way in (
-        (["show tables"], "strandline table list"), ([""], "the query is empty"),
+        (["show databases"], "SHOW TABLES"), ([""], "the query is empty"),
         (["select * from items", "--max-rows", "1"], "(--max-rows)"),
     ):  # fmt: skip
         assert way in loaded("query", *words, code=1)
