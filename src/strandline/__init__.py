@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from strandline.lake import Lake
     from strandline.model.change import Commit
-    from strandline.pipeline.runner import TickReport
+    from strandline.pipeline.report import TickReport
     from strandline.sinks.delta import DeltaSink
     from strandline.sinks.http import HttpSink
     from strandline.sinks.iceberg import IcebergSink
@@ -69,7 +69,7 @@ _HOMES = {
     "Receipt": "strandline.consumers.contract",
     "StrandlineError": "strandline.errors",
     "Table": "strandline.table",
-    "TickReport": "strandline.pipeline.runner",
+    "TickReport": "strandline.pipeline.report",
     "Unavailable": "strandline.errors",
     "Work": "strandline.consumers.work",
 }

@@ -31,8 +31,8 @@ from strandline.pipeline.commands import ResetReport, RetireReport
 from strandline.pipeline.plan import Plan, plan_of
 from strandline.pipeline.recover_marks import RecoveredSink, adopt_state
 from strandline.pipeline.redelivery import ReplayReport
+from strandline.pipeline.report import TickReport
 from strandline.pipeline.resolve import sinks_needing
-from strandline.pipeline.runner import TickReport
 from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
 from strandline.query import sql as query
@@ -255,6 +255,7 @@ class Lake(Context):
             start=start,
         )
         self.check_sink(declared)
+        self.check_state_place()
         self._check_free(name, self.consumers)
         self.declared[name] = declared
         return declared
@@ -265,6 +266,7 @@ class Lake(Context):
         if consumer.kind in (*KINDS, Compaction.kind, Retention.kind):
             raise Invalid(f"the kind {consumer.kind!r} is Strandline's own", hint="Choose another.", kind=consumer.kind)
         consumer.missing_columns(table, is_new=True)
+        self.check_state_place()
         self._check_free(consumer.name, self.declared)
         self.consumers[consumer.name] = consumer
         return consumer
@@ -279,7 +281,8 @@ class Lake(Context):
 
     def tick(self, *, only: Sequence[str] | None = None, progress: Progress = silent) -> TickReport:
         """One pass over every sink that is behind, then over the tables that need folding or expiry; with `only`, over
-        those sinks alone. Errors of a sink are in its report."""
+        those sinks alone. Errors are in the report and in the log (`strandline.pipeline`); the report's
+        `raise_for_errors` raises them."""
         return runner.tick(self, only, progress=progress)
 
     def run(

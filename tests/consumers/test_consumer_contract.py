@@ -28,12 +28,14 @@ def test_marks_that_moved_are_one_range() -> None:
     assert (found.after, found.upto) == (1, 5)
 
 
-def test_a_report_is_well_unless_something_failed_or_everything_was_refused() -> None:
+def test_a_report_is_well_unless_something_failed_or_rows_were_refused() -> None:
     found = report()
     assert found.is_well and found.error is None
     found.dead = 3
     assert found.is_all_refused and not found.is_well
     found.rows = 1
+    assert not found.is_all_refused and not found.is_well
+    found.dead = 0
     assert found.is_well
     found.errors += [sl.Unavailable("away"), sl.Invalid("bad")]
     assert not found.is_well and found.error is found.errors[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import strandline as sl
 from pipelines import rows
 from strandline.sinks.parquet import ParquetSink
@@ -61,3 +63,17 @@ def test_readers_of_a_table_are_its_living_consumers(lake: sl.Lake, items: sl.Ta
         (report,) = lake.tick(only=["archive"]).sinks
         assert report.is_busy
     assert lake.tick(only=["archive"]).sinks[0].rows == 1
+
+
+def test_a_sink_of_a_lake_in_a_bucket_needs_a_place_for_the_state(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a bucket looks to the front; the real store is in test_s3.
+    monkeypatch.setattr(type(lake.storage), "is_local", False)
+    to = ParquetSink(str(tmp_path / "out"))
+    with refused(sl.Invalid) as found:
+        lake.sink("archive", "items", to=to)
+    assert all(word in str(found.value) for word in ("state='sqlite:", "state='postgresql:", "--state"))
+    assert lake.tick().is_idle, "a lake without sinks needs no state"
+    named = sl.Lake(lake.storage.uri, state=f"sqlite:///{tmp_path / 'state.db'}")
+    named.sink("archive", "items", to=to)

@@ -24,7 +24,7 @@ from forks import Armed, Forks, Serving
 from strandline.consumers import ranges
 from strandline.errors import StrandlineError
 from strandline.pipeline import runner
-from strandline.pipeline.runner import TickReport
+from strandline.pipeline.report import TickReport
 from support import Oracle, environment
 
 KEYS = 600

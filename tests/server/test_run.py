@@ -100,7 +100,11 @@ def test_the_verb_says_where_it_listens_and_ends_with_0(lake, items):
     finally:
         process.terminate()
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "", "")
+    assert (process.returncode, out) == (0, "")
+    assert [line.partition("strandline.server: ")[2].partition(",")[0] for line in err.splitlines()] == [
+        "POST /ingest/items 200",
+        "POST /ingest/items 412",
+    ]
     assert by_id(items) == {1: None}
 
 

@@ -14,7 +14,7 @@ from strandline.cli import app
 from strandline.server import auth
 from strandline.server.app import make_app
 from strandline.state.database import Database
-from strandline.state.tokens import Tokens, role_of
+from strandline.state.tokens import Tokens, find_token
 from support import refused
 
 
@@ -28,11 +28,11 @@ def test_a_token_has_its_role_until_it_is_revoked(tokens):
     writer, reader = tokens.add("edge", "writer"), tokens.add("dash", "reader")
     assert writer != reader
     assert [(token.name, token.role) for token in tokens.all()] == [("dash", "reader"), ("edge", "writer")]
-    assert role_of(writer, tokens.hashes()) == "writer"
-    assert role_of(reader, tokens.hashes()) == "reader"
+    assert find_token(writer, tokens.hashes()).role == "writer"
+    assert find_token(reader, tokens.hashes()).role == "reader"
     tokens.revoke("edge")
-    assert role_of(writer, tokens.hashes()) is None
-    assert role_of(reader, tokens.hashes()) == "reader"
+    assert find_token(writer, tokens.hashes()) is None
+    assert find_token(reader, tokens.hashes()).role == "reader"
     with refused(sl.NotFound, token="edge"):
         tokens.revoke("edge")
 
@@ -40,14 +40,14 @@ def test_a_token_has_its_role_until_it_is_revoked(tokens):
 def test_what_is_no_token_has_no_role(tokens):
     secret = tokens.add("edge", "admin")
     for other in ("", secret[:-1], secret + "x", secret.upper(), tokens.hashes()[0].hash, "ä"):
-        assert role_of(other, tokens.hashes()) is None
+        assert find_token(other, tokens.hashes()) is None
 
 
 def test_a_name_is_taken_until_its_token_is_revoked(tokens):
     first = tokens.add("edge", "writer")
     with refused(sl.Invalid, token="edge"):
         tokens.add("edge", "admin")
-    assert role_of(first, tokens.hashes()) == "writer"
+    assert find_token(first, tokens.hashes()).role == "writer"
     tokens.revoke("edge")
     assert tokens.add("edge", "admin") != first
 
@@ -62,7 +62,7 @@ def test_of_threads_that_add_one_name_one_wins(tokens):
     with ThreadPoolExecutor(8) as pool:
         secrets = [secret for secret in pool.map(add, range(8)) if secret]
     assert len(secrets) == 1
-    assert role_of(secrets[0], tokens.hashes()) == "writer"
+    assert find_token(secrets[0], tokens.hashes()).role == "writer"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def run(lake, items):
 def test_the_verbs_add_list_and_revoke(lake, run):
     code, made = run("add", "edge", "--role", "writer")
     assert (code, made["role"]) == (0, "writer")
-    assert role_of(made["token"], Tokens(lake.state.database).hashes()) == "writer"
+    assert find_token(made["token"], Tokens(lake.state.database).hashes()).role == "writer"
     code, listed = run("list")
     assert [(each["name"], each["role"]) for each in listed["tokens"]] == [("edge", "writer")]
     assert made["token"] not in json.dumps(listed)
@@ -114,7 +114,7 @@ def test_that_there_was_a_token_is_kept_for_good(tokens):
     tokens.revoke("edge")
     assert tokens.were_made()
     assert (tokens.all(), tokens.hashes()) == ([], [])
-    assert role_of(secret, tokens.hashes()) is role_of("", tokens.hashes()) is None
+    assert find_token(secret, tokens.hashes()) is find_token("", tokens.hashes()) is None
     for name in ("", "edge"):
         with refused(sl.NotFound):
             tokens.revoke(name)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import strandline
 from strandline.cli.answer import print_error
+from strandline.cli.logs import FORM, LEVEL, Form, Level
 from strandline.cli.verb import APP, DEBUG, JSON, LAKE, PLACE, STATE, GlobalOptions, load_verb
 from strandline.engines.stoppable import was_work_stopped
 
@@ -65,13 +66,15 @@ def _root(
     state: Annotated[str | None, STATE] = None,
     as_json: Annotated[bool, JSON] = False,
     debug: Annotated[bool, DEBUG] = False,
+    log_level: Annotated[Level | None, LEVEL] = None,
+    log_format: Annotated[Form | None, FORM] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     given = {name: value for name, value in (("lake", lake), ("app", app), ("state", state)) if value}
     environment = {name: value for name in PLACE if (value := os.environ.get(f"STRANDLINE_{name.upper()}"))}
-    context.obj = GlobalOptions(given, environment, debug, as_json)
+    context.obj = GlobalOptions(given, environment, debug, as_json, log_level, log_format)
 
 
 def run_words(arguments: Sequence[str] | None = None) -> None:

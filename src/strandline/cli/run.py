@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,7 @@ from strandline.model import duration
 
 if TYPE_CHECKING:
     import strandline as sl
+    from strandline.pipeline.failures import News
 
 
 def run(
@@ -68,11 +70,15 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 
 class _Voice:
     """Prints each tick that did something. Of idle ticks in a row it prints the first, and each that waits for other
-    sinks than the one before."""
+    sinks than the one before. A failure that goes on is printed once, again when it changes, and when it is over."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._waited_for: tuple[str, ...] | None = None
+        # The parts of a tick load late: help lists this verb too.
+        from strandline.pipeline.failures import Failures
+
+        self._failures = Failures()
 
     def say(self, text: str | Text) -> None:
         if not self._call.is_json:
@@ -81,6 +87,14 @@ class _Voice:
 
     def tell(self, heard: sl.TickReport | StrandlineError) -> None:
         now = dt.datetime.now(dt.UTC)
+        news = self._failures.note(heard)
+        if isinstance(heard, StrandlineError):
+            if news.repeated:
+                return
+        else:
+            heard = _leave_out(heard, news)
+            if news.repeated and not heard.consumers and not heard.broken and not news.recovered:
+                return
         before, self._waited_for = self._waited_for, _find_waits(heard)
         if self._waited_for is not None and self._waited_for == before:
             return
@@ -88,7 +102,8 @@ class _Voice:
             document = {"at": now.isoformat(timespec="milliseconds"), **_make_report(heard)}
             sys.stdout.write(json.dumps(plain(document), ensure_ascii=False) + "\n")
             sys.stdout.flush()
-        parts = list(self._describe(heard)) or [Text("Up to date")]
+        again = [Text(f"{name}: works again", "green") for name in news.recovered]
+        parts = [*again, *self._describe(heard)] or [Text("Up to date")]
         self.say(Text.assemble(note(f"{moment(now)}  "), Text("; ").join(parts)))
 
     def _describe(self, heard: sl.TickReport | StrandlineError) -> Iterator[Text]:
@@ -107,6 +122,13 @@ class _Voice:
             yield fault(f"{table.name}: {table.kind}: ", table.message)
         if heard.working:
             yield Text(f"still at work: {', '.join(heard.working)}")
+
+
+def _leave_out(report: sl.TickReport, news: News) -> sl.TickReport:
+    """The report without the failures that are known, unless their consumers did something else as well."""
+    consumers = [each for each in report.consumers if each.name not in news.repeated or each.after is not None]
+    broken = [table for table in report.broken if f"table {table.name}" not in news.repeated]
+    return replace(report, consumers=tuple(consumers), broken=tuple(broken))
 
 
 def _find_waits(heard: sl.TickReport | StrandlineError) -> tuple[str, ...] | None:

@@ -34,7 +34,7 @@ def tick(
 ) -> Answer:
     """Send the new changes to every sink, then fold what is due and let rows expire.
 
-    Ends with 1 when a sink or a table failed, a named sink is retired, or a destination only refused rows."""
+    Ends with 1 when a sink or a table failed, a named sink is retired, or a destination refused rows."""
     lake = call.lake()
     chosen = names or None
     if dry_run:

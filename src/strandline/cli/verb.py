@@ -19,6 +19,7 @@ import typer
 import strandline as sl
 from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
+from strandline.cli.logs import FORM_AFTER, LEVEL_AFTER, Form, Level, set_up_logs
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 from strandline.interrupts import STOPPED, Interruptible, say_stopped
 
@@ -50,6 +51,8 @@ class GlobalOptions:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     is_debug: bool = False
     is_json: bool = False
+    log_level: Level | None = None
+    log_format: Form | None = None
 
     def call(self, after: Mapping[str, str], *, is_json: bool, is_debug: bool) -> Call:
         """One call of a verb, with the options `after` it. Options take precedence over environment variables. An app
@@ -157,6 +160,7 @@ def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> N
         if root.given and not has_lake:
             raise typer.BadParameter(f"{name} takes no --{next(iter(root.given))}")
         after = {option: value for option in PLACE if (value := values.pop(option, None))}
+        set_up_logs(values.pop("log_level") or root.log_level, values.pop("log_format") or root.log_format or "text")
         root = root if has_lake else GlobalOptions(is_debug=root.is_debug, is_json=root.is_json)
         call = root.call(after, is_json=values.pop("as_json"), is_debug=values.pop("debug"))
         raise typer.Exit(_run(call, lambda: function(call.with_app(), **values)))
@@ -166,6 +170,8 @@ def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> N
         *(_make_option(each, Annotated[str | None, option], None) for each, option in PLACE.items() if has_lake),
         _make_option("as_json", Annotated[bool, JSON], False),
         _make_option("debug", Annotated[bool, DEBUG], False),
+        _make_option("log_level", Annotated[Level | None, LEVEL_AFTER], None),
+        _make_option("log_format", Annotated[Form | None, FORM_AFTER], None),
     ]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *shared]

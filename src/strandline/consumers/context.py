@@ -68,6 +68,11 @@ class Context(Tables):
         is_here = self.storage.is_local and self.storage.exists(database.FILE)
         return is_here or self.storage.exists(epoch.FILE)
 
+    def check_state_place(self) -> None:
+        """`Invalid` when the lake lies in a bucket and nobody has said where its state is: no consumer can run."""
+        if not self.storage.is_local and not self.has_state:
+            open_database(self.storage, None)
+
     def consumer_state(self, name: str) -> ConsumerState:
         """A consumer on record: its marks and open intents."""
         return self.state.marks.consumer_states(name).get(name, ConsumerState()) if self.has_state else ConsumerState()

@@ -95,7 +95,8 @@ class ConsumerReport(Receipt):
 
     @property
     def is_well(self) -> bool:
-        return not self.errors and not self.is_all_refused
+        """Whether nothing failed and no row was refused."""
+        return not self.errors and not self.dead
 
     def add(self, receipt: Receipt) -> None:
         """Add the counts of a run."""

@@ -10,21 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport
 from strandline.consumers.loop import Step, collect_errors, report_of, run_marked, run_own, sum_steps
 from strandline.consumers.plan import ConsumerPlan
-from strandline.consumers.retention import Retention
 from strandline.errors import Internal, StrandlineError
+from strandline.pipeline.failures import Failures, News, log_tick
 from strandline.pipeline.plan import marked_plans
+from strandline.pipeline.report import TickReport
 from strandline.pipeline.resolve import split_names, table_plans
 from strandline.progress import Progress, silent
-from strandline.sinks.definition import KINDS
 from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
 from strandline.tables.broken import BrokenTable
@@ -32,52 +29,6 @@ from strandline.tables.broken import BrokenTable
 # A silent destination occupies one thread; the other consumers share the rest.
 AT_ONCE = 16
 _LOOK_S = 0.1
-
-
-@dataclass(frozen=True)
-class TickReport:
-    """What a tick did, for the consumers that had work or failed. `broken` are tables that could not be planned.
-    `working` are consumers that are still running; `run` does not wait for them."""
-
-    consumers: tuple[ConsumerReport, ...]
-    broken: tuple[BrokenTable, ...] = ()
-    seconds: float = 0.0
-    working: tuple[str, ...] = ()
-
-    @property
-    def sinks(self) -> tuple[ConsumerReport, ...]:
-        return tuple(each for each in self.consumers if each.kind in KINDS)
-
-    @property
-    def compacted(self) -> tuple[ConsumerReport, ...]:
-        """The folds of tables."""
-        return tuple(each for each in self.consumers if each.kind == Compaction.kind)
-
-    @property
-    def expired(self) -> tuple[str, ...]:
-        """The tables with newly expired rows."""
-        return tuple(each.table for each in self.consumers if each.kind == Retention.kind and "seq" in each.facts)
-
-    @property
-    def is_well(self) -> bool:
-        return not self.broken and all(each.is_well for each in self.consumers)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that were sent to sinks."""
-        return sum(each.rows for each in self.sinks)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.consumers and not self.broken and not self.working
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "consumers": [each.to_dict() for each in self.consumers],
-            "broken": [each.to_dict() for each in self.broken],
-            "seconds": self.seconds,
-            "working": list(self.working),
-        }
 
 
 def tick(
@@ -96,7 +47,9 @@ def tick(
         # An interrupted tick does not wait for its consumers: their intents are saved.
         pool.shutdown(wait=False, cancel_futures=True)
     done, broken = _run_tables(context, of_tables, progress)
-    return TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3))
+    report = TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3))
+    log_tick(report, News())
+    return report
 
 
 def run(
@@ -110,8 +63,14 @@ def run(
 ) -> None:
     """Tick until `stop` is set, `every_s` from start to start. A slow consumer does not delay the others; it is planned
     again when it is done. An error of a whole tick is reported, and the next tick tries again. In the end the running
-    consumers are waited for."""
+    consumers are waited for. A failure that goes on is logged once."""
     stop = stop or threading.Event()
+    failures = Failures()
+
+    def tell(heard: TickReport | StrandlineError) -> None:
+        log_tick(heard, failures.note(heard))
+        on_report(heard)
+
     working: dict[str, Future[ConsumerReport]] = {}
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer") as pool:
         while not stop.is_set():
@@ -125,15 +84,15 @@ def run(
                 done, broken = _run_tables(context, None, progress)
                 reports = (*_take_finished(working), *done)
                 took_s = round(time.monotonic() - started_s, 3)
-                on_report(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
+                tell(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
             except StrandlineError as error:
-                on_report(error)
+                tell(error)
             except Exception as error:
-                on_report(Internal(f"a tick failed: {type(error).__name__}: {error}"))
+                tell(Internal(f"a tick failed: {type(error).__name__}: {error}"))
             stop.wait(max(0.0, started_s + every_s - time.monotonic()))
         wait(working.values())
     if left := _take_finished(working):
-        on_report(TickReport(left))
+        tell(TickReport(left))
 
 
 def _wait_for(working: Mapping[str, Future[ConsumerReport]], stop: threading.Event, until_s: float) -> None:

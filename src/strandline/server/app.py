@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 import strandline
 from strandline.errors import StrandlineError
 from strandline.lake import Lake
+from strandline.server.access_log import TOKEN, AccessLog
 from strandline.server.auth import Auth
 from strandline.server.connections import limit_pace
 from strandline.server.errors import answer
@@ -57,11 +58,12 @@ def make_app(
     async def failed(_: Request, error: Exception) -> JSONResponse:
         return answer(error)
 
+    app.add_middleware(AccessLog)
     for kind in _FAILURES:
         app.add_exception_handler(kind, failed)
 
     async def allow(request: Request, *roles: Role) -> None:
-        await auth.check(request.headers.get("Authorization"), roles)
+        request.scope[TOKEN] = await auth.check(request.headers.get("Authorization"), roles)
 
     @app.post("/ingest/{table}")
     async def ingest(table: str, request: Request) -> JSONResponse:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from strandline.sinks.forward.refusal import forbidden, unauthorized
-from strandline.state.tokens import Role, TokenHash, Tokens, role_of
+from strandline.state.tokens import Role, TokenHash, Tokens, find_token
 
 _FRESH_S = 1.0
 
@@ -27,19 +27,20 @@ class Auth:
         self._looked_s = -_FRESH_S
         self._lock = asyncio.Lock()
 
-    async def check(self, authorization: str | None, roles: Sequence[Role]) -> None:
-        """Let a request pass that carries a token of one of these roles, or of an admin."""
+    async def check(self, authorization: str | None, roles: Sequence[Role]) -> str | None:
+        """Let a request pass that carries a token of one of these roles, or of an admin; returns the token's name."""
         known = await self._refresh_tokens()
         if not self._is_asking:
-            return
+            return None
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise unauthorized("a token is needed", hint="Send it: Authorization: Bearer TOKEN")
-        role = role_of(secret.strip(), known)
-        if role is None:
+        token = find_token(secret.strip(), known)
+        if token is None:
             raise unauthorized("the token is not known", hint="Create one: strandline token add NAME --role ROLE")
-        if role != "admin" and role not in roles:
-            raise forbidden(f"a {role} may not do this", hint=f"Use a token with the role {roles[0]}.")
+        if token.role != "admin" and token.role not in roles:
+            raise forbidden(f"a {token.role} may not do this", hint=f"Use a token with the role {roles[0]}.")
+        return token.name
 
     async def _refresh_tokens(self) -> Sequence[TokenHash]:
         if self._tokens is None:

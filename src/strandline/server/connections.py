@@ -37,7 +37,7 @@ _OTHER_FILES = 256
 _LEAST = 16
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-_log = logging.getLogger("uvicorn.error")
+_log = logging.getLogger("strandline.server")
 
 
 class ConnectionLimit:
@@ -184,13 +184,15 @@ async def limit_pace(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class RepeatFilter(logging.Filter):
-    """Logs a repeated line only once in a while, with the number of repeats."""
+    """Logs a repeated warning only once in a while, with the number of repeats."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
         cause = record.exc_info[0] if record.exc_info else None
         line = f"{record.msg} {cause}"[:200]
         since_s, count = self._seen.get(line, (-_QUIET_S, 0))

@@ -46,6 +46,8 @@ def serve(
         config = uvicorn.Config(
             app,
             http=protocol_for(limits.get("queue_requests", Limits.queue_requests)),
+            # Its lines go where ours go; see `AccessLog` for the access log.
+            log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -54,14 +56,16 @@ def serve(
             timeout_graceful_shutdown=_STOP_S,
         )
         server = _Server(config, lambda: on_listening(_format_url(host, listener.getsockname()[1])))
-        quiet, log = RepeatFilter(), logging.getLogger("uvicorn.error")
-        log.addFilter(quiet)
+        quiet, logs = RepeatFilter(), [logging.getLogger(name) for name in ("strandline.server", "uvicorn.error")]
+        for log in logs:
+            log.addFilter(quiet)
         before = {each: signal.signal(each, server.handle_exit) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             # At its end it raises the signal again; our handlers treat this as a second request to stop.
             server.run(sockets=[listener])
         finally:
-            log.removeFilter(quiet)
+            for log in logs:
+                log.removeFilter(quiet)
             for each, handler in before.items():
                 signal.signal(each, handler)
 

@@ -35,7 +35,7 @@ Note = TypeVar("Note")
 
 _COPIED_BYTES = 8 << 20
 _SPOOL = "files"
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.sinks")
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,9 @@ class Database:
             return Database(url)
         if not is_local:
             raise Invalid(
-                f"{uri} is not a folder on this machine, so its state needs a database",
-                hint="Name one: Lake(…, state='postgresql://user@host/database')",
+                f"{uri} is not a folder on this machine, so its state (the marks of sinks) needs a database",
+                hint="Name one: Lake(…, state='postgresql://user@host/database'), or for one machine"
+                " state='sqlite:////folder/state.db'; on the command line --state or STRANDLINE_STATE.",
             )
         return Database(URL.create("sqlite", database=os.path.join(uri, FILE)))
 

@@ -30,7 +30,7 @@ from strandline.model.text import check_text
 from strandline.state.database import Database, insert_missing, metadata, now_s
 
 LENGTH_S = 60.0
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.state")
 
 leases = Table(
     "strandline_leases",

@@ -59,6 +59,7 @@ class TokenHash:
 
     hash: str
     role: Role
+    name: str = ""
 
 
 class Tokens:
@@ -94,8 +95,8 @@ class Tokens:
         return [Token(row.name, row.role, row.created_s) for row in self._rows() if row.name != _EVER]
 
     def hashes(self) -> list[TokenHash]:
-        """The hash and role of every token."""
-        return [TokenHash(row.hash, row.role) for row in self._rows() if row.name != _EVER]
+        """The hash, role and name of every token."""
+        return [TokenHash(row.hash, row.role, row.name) for row in self._rows() if row.name != _EVER]
 
     def were_made(self) -> bool:
         """Whether there is a token, or ever was one."""
@@ -126,11 +127,11 @@ def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def role_of(secret: str, known: Iterable[TokenHash]) -> Role | None:
-    """The role of a secret. Every token is compared, in constant time, so that the time tells nothing."""
+def find_token(secret: str, known: Iterable[TokenHash]) -> TokenHash | None:
+    """The token of a secret. Every token is compared, in constant time, so that the time tells nothing."""
     kept = hash_of(secret)
-    role: Role | None = None
+    found: TokenHash | None = None
     for token in known:
         if hmac.compare_digest(token.hash, kept):
-            role = token.role
-    return role
+            found = token
+    return found

@@ -43,7 +43,7 @@ from strandline.storage.snapshot import (
 CHECKPOINT_EVERY = 50
 RESTED_S = 10.0  # a younger commit file is never cleaned away …
 _ASLEEP_S = 5.0  # … so a commit that took longer than this must check that its number was free
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.storage")
 
 
 @dataclass(frozen=True)

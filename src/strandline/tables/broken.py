@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from strandline.errors import StrandlineError
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.tables")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ FOLDER = "pins"
 LENGTH_S = 300.0
 QUIET_S = 30.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.tables")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class _Active:
 # The running exports of this process: a lock of this process with any other id is left over. The set is weak, so an
 # export that was interrupted leaves it, wherever the interrupt came.
 _active: WeakSet[_Active] = WeakSet()
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.jobs")
 
 
 @dataclass(frozen=True)
