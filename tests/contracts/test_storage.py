@@ -12,7 +12,7 @@ import pytest
 import strandline as sl
 from strandline.storage.contract import StagedFile
 from strandline.storage.open import LocalStorage, S3Storage, open_storage
-from support import BIN, BUCKET, SECRET, free_ports, options_for, python, refused, serving
+from support import BIN, BUCKET, ITEMS, SECRET, free_ports, options_for, python, refused, serving
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -286,6 +286,6 @@ def test_a_store_that_lets_two_creators_win_is_refused(tmp_path):
     command = [str(BIN / "rclone"), "serve", "s3", "--auth-key", "key,secret-key", "--addr", f"127.0.0.1:{port}"]
     with serving([*command, str(tmp_path / "data")], endpoint, tmp_path / "rclone.log"):
         with refused(sl.Invalid) as caught:
-            sl.Lake(f"s3://{BUCKET}/lake", storage_options=options_for(endpoint))
+            sl.Lake(f"s3://{BUCKET}/lake", storage_options=options_for(endpoint)).create_table("items", ITEMS)
         assert caught.value.fields["winners"] > 1
         assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []

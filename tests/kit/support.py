@@ -29,6 +29,8 @@ BIN = Path(sys.executable).parent
 SRC = Path(sl.__file__).parents[1]
 TESTS = Path(__file__).parents[1]
 KEY, SECRET, BUCKET = "key", "secret-key", "lakes"
+READER = "reader-key"
+"""The key of someone who may only read and list."""
 TABLE_BUCKET = "tables"
 ICEBERG: dict[str, str] = {}
 """The address of the Iceberg REST catalog that belongs to an S3 server, by that server's address."""
@@ -240,7 +242,12 @@ def seaweedfs() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="strandline-weed-"))
     identity = {"name": "tests", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
     identity["actions"] = ["Admin", "Read", "Write", "List", "Tagging"]
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    reader = {
+        "name": "reader",
+        "credentials": [{"accessKey": READER, "secretKey": SECRET}],
+        "actions": ["Read", "List"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity, reader]}))
     (folder / "data").mkdir()
     services = ["s3", "master", "filer", "volume", "admin"]
     ports = iter(free_ports(2 * len(services) + 3))

@@ -133,7 +133,8 @@ class Storage(Protocol):
         ...
 
     def now_s(self) -> float:
-        """The time by the clock that also dates the files, in seconds since 1970."""
+        """The time by the clock that also dates the files, in seconds since 1970. It also works with the right to read
+        alone."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -149,5 +150,6 @@ class Storage(Protocol):
         ...
 
     def check_put_new(self) -> None:
-        """Prove that two creators of one file cannot both win; `Invalid` when the store lets them."""
+        """Prove that two creators of one file cannot both win; `Invalid` when the store lets them. The first `put_new`
+        of a process does this, so a place that is only read needs no right to write."""
         ...

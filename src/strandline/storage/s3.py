@@ -1,8 +1,8 @@
 """An S3 bucket, reached through `obstore` on the driver and in Spark tasks alike.
 
 A commit is a PUT with `If-None-Match: *`. Some stores ignore that header and let two creators win; `check_put_new`
-races several before a lake is used. Larger files and staged files are multipart uploads (`Uploads`): nothing is visible
-until the last call.
+races several before the first commit of a process. Reading writes nothing. Larger files and staged files are multipart
+uploads (`Uploads`): nothing is visible until the last call.
 
 After a crash: an upload that was not completed is no file. `temporaries` lists it as `<path>?uploadId=<id>`, and
 `delete` aborts it.
@@ -32,6 +32,9 @@ from strandline.storage.s3_uploads import Uploads, is_upload
 _RACERS = 8
 _DELETED_AT_ONCE = 1000
 _PUBLISHED_AT_ONCE = 8
+_REFUSED = "EACCES"
+_proven: set[str] = set()
+_proving = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ class S3Storage:
         return True
 
     def put_new(self, path: str, data: bytes) -> bool:
+        with _proving:
+            if self._place not in _proven:
+                self.check_put_new()
+                _proven.add(self._place)
+        return self._create(path, data)
+
+    @property
+    def _place(self) -> str:
+        """What a proof holds for: this prefix on this server."""
+        return f"{self.options.get('endpoint', '')} {self.uri}"
+
+    def _create(self, path: str, data: bytes) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -154,9 +169,15 @@ class S3Storage:
         import obstore
 
         path = f"_check/{uuid.uuid4().hex}"
-        with self._translate_errors(path):
-            obstore.put(self._store, path, b"now", use_multipart=False)
-            at: float = obstore.head(self._store, path)["last_modified"].timestamp()
+        try:
+            with self._translate_errors(path):
+                obstore.put(self._store, path, b"now", use_multipart=False)
+                at: float = obstore.head(self._store, path)["last_modified"].timestamp()
+        except Unavailable as error:
+            if error.fields.get("refusal") != _REFUSED:
+                raise
+            # Who may only read gets the time of an answer, to the second.
+            return self._uploads.server_time_s()
         self.delete([path])
         return at
 
@@ -185,14 +206,16 @@ class S3Storage:
 
         def create(racer: int) -> bool:
             start.wait()
-            return self.put_new(path, str(racer).encode())
+            return self._create(path, str(racer).encode())
 
         try:
             with ThreadPoolExecutor(_RACERS) as pool:
                 winners = sum(pool.map(create, range(_RACERS)))
-            winners += self.put_new(path, b"late")
+            winners += self._create(path, b"late")
         finally:
-            self.delete([path])
+            # The first error counts; a vacuum deletes what stays.
+            with suppress(Unavailable):
+                self.delete([path])
         if winners != 1:
             raise Invalid(
                 f"{self.uri}: {winners} of {_RACERS + 1} racing creates of one object succeeded; commits there would"
@@ -203,13 +226,20 @@ class S3Storage:
 
     @contextmanager
     def _translate_errors(self, path: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError, NotFoundError
+        from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
         check_inside(path)
         try:
             yield
         except (NotFoundError, FileNotFoundError) as error:
             raise FileNotFoundError(self.url(path)) from error
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise Unavailable(
+                f"{self.url(path)}: no permission: {first_line(error, secret.store_secrets(self.options))}",
+                hint="These credentials may not do this. With the right to read alone a lake can be queried and shown.",
+                path=path,
+                refusal=_REFUSED,
+            ) from error
         except BaseError as error:
             raise Unavailable(
                 f"{self.url(path)}: {first_line(error, secret.store_secrets(self.options))}", path=path

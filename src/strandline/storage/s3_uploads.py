@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
 
@@ -109,8 +110,8 @@ class Uploads:
                         with suppress(Conflict, FileNotFoundError):
                             yield self._upload_info(temporary, found["Initiated"].timestamp())
             except ClientError as error:
-                # A store without this list has no uploads to clean up.
-                if _error_code(error) != "NotImplemented":
+                # A store without this list has no uploads to clean up, and who may not see it cleans nothing up.
+                if _error_code(error) not in ("NotImplemented", "AccessDenied"):
                     raise
 
     def _upload_info(self, temporary: str, begun_s: float) -> FileInfo:
@@ -121,6 +122,12 @@ class Uploads:
                     size += part["Size"]
                     last_s = max(last_s, part["LastModified"].timestamp())
         return FileInfo(temporary, size, last_s)
+
+    def server_time_s(self) -> float:
+        """The time by which the store answers, in whole seconds since 1970."""
+        with self._translate_errors(self.prefix):
+            found = self._client().list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
+        return parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def _is_published(self, staged: StagedFile) -> bool:
         """Whether the file at the path of a missing upload is the uploaded one."""

@@ -147,11 +147,18 @@ class Catalog:
             # An import registers its table before it removes its mark.
             lives = self.generations()
             hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped_ms}
-        if hidden:
-            what = "its last entry is" if state.exists else "all its entries are"
+        if hidden and not state.exists:
             raise Corrupt(
-                f"the catalog of {self._storage.uri} does not know the table in {min(hidden)}: {what} lost, or a backup"
-                " or restore to this place did not end",
+                f"{self._storage.uri} has tables, such as {min(hidden)}, but its folder {FOLDER}/ is gone, or a backup or"
+                " restore to this place did not end",
+                hint=f"Nothing was changed. Copy the folder {FOLDER}/ from a backup of this lake, or run that backup or"
+                " restore again. Do not make a new lake here: it would not know these tables.",
+                path=FOLDER,
+            )
+        if hidden:
+            raise Corrupt(
+                f"the catalog of {self._storage.uri} does not know the table in {min(hidden)}: its last entry is lost,"
+                " or a backup or restore to this place did not end",
                 hint="Restore the folder catalog/ from a backup, or run that backup or restore again."
                 " No table can be created, dropped or renamed until then.",
                 path=FOLDER,

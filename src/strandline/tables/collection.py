@@ -39,7 +39,6 @@ class Tables:
         cache_bytes: int | None = None,
     ) -> None:
         self.storage = open_storage(os.fspath(root), storage_options)
-        self.storage.check_put_new()
         self.spark = spark
         self.duck = Duck(self.storage, cache_bytes)
         self.catalog = Catalog(self.storage)
