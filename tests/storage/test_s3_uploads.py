@@ -273,6 +273,8 @@ def test_a_store_without_a_list_of_uploads_has_nothing_to_sweep(storage, proxy):
     assert list(storage.temporaries("")) == []
     assert proxy.faults == []
     proxy.faults = [(403, "AccessDenied")]
+    assert list(storage.temporaries("")) == [], "who may only read has nothing to sweep"
+    proxy.faults = [(403, "SignatureDoesNotMatch")]
     with refused(sl.Unavailable):
         list(storage.temporaries(""))
 

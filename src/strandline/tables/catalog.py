@@ -149,8 +149,8 @@ class Catalog:
             hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped_ms}
         if hidden and not state.exists:
             raise Corrupt(
-                f"{self._storage.uri} has tables, such as {min(hidden)}, but its folder {FOLDER}/ is gone, or a backup or"
-                " restore to this place did not end",
+                f"{self._storage.uri} has tables, such as {min(hidden)}, but its folder {FOLDER}/ is gone, or a backup"
+                " or restore to this place did not end",
                 hint=f"Nothing was changed. Copy the folder {FOLDER}/ from a backup of this lake, or run that backup or"
                 " restore again. Do not make a new lake here: it would not know these tables.",
                 path=FOLDER,
