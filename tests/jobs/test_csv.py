@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import bad_rows
 import strandline as sl
 from bad_rows import HEADER, rejects_of
-from strandline.jobs.ingest.csv import Records
+from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.records import Records
 from support import nothing_written, refused
 
 flat = bad_rows.flat
@@ -26,7 +27,6 @@ flat = bad_rows.flat
         (",1,,,,,,,,", "id"),
         ("1.0,,,,,,,,,", "id"),
         ("1,3000000000,,,,,,,,", "n"),
-        ('1,"",,,,,,,,', "n"),
         ("1,,x,,,,,,,", "f"),
         ("1,,,yes,,,,,,", "ok"),
         ("1,,,,,yesterday,,,,", "at"),
@@ -36,7 +36,7 @@ flat = bad_rows.flat
         ("1,,,,,,,,1.005,", "price"),
         ("1,,,,,,,,,{", "doc"),
         ("1,,,,,,,,", None),
-        ("1,,,,,,,,,,", None),
+        ("1,,,,,,,,,,x", None),
         ("1", None),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("header", "column"), [("id,nope\n", "nope"), ("n,f\n", "id"), ("id,n,n\n", "n"), ("id;n\n", "id;n")]
+    ("header", "column"), [("id,nope\n", "nope"), ("n,f\n", "id"), ("id,n,n\n", "n"), ("id;nope\n", "id;nope")]
 )
 def test_a_bad_header_is_no_row_to_keep_aside(
     flat: sl.Table, lake: sl.Lake, tmp_path: Path, header: str, column: str
@@ -92,13 +92,13 @@ def test_records_are_cut_where_arrow_cuts_them(fields: list[str], is_quoted: boo
 
     text = ",".join('"' + f.replace('"', '""') + '"' if is_quoted or "\n" in f else f.lstrip('"') for f in fields)
     data = (text + "\n" + "1,2\n").replace("\r", "").encode()
-    records = Records(",")
-    ends = list(records.ends(data))
+    records = Records(Dialect())
+    ends = records.ends(data).tolist()
     assert ends[-1] == len(data)
     assert records.cut(data) in [0, *ends]
     for start, end in zip([0, *ends], ends, strict=False):
         record = data[start:end]
-        if record.strip() and not records.is_open(record):
+        if record.strip() and records.find_open(record) is None:
             names = [str(i) for i in range(len(records.fields(record)))]
             parsed = pv.read_csv(
                 pa.BufferReader(record),
@@ -106,4 +106,6 @@ def test_records_are_cut_where_arrow_cuts_them(fields: list[str], is_quoted: boo
                 parse_options=pv.ParseOptions(newlines_in_values=True),
                 convert_options=pv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
             )
-            assert parsed.to_pylist() == [dict(zip(names, records.fields(record), strict=True))]
+            assert parsed.to_pylist() == [
+                dict(zip(names, (field.decode() for field in records.fields(record)), strict=True))
+            ]

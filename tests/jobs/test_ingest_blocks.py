@@ -14,7 +14,6 @@ import strandline as sl
 from bad_rows import FLAT, GOOD, HEADER, rejects_of
 from strandline.jobs.ingest import blocks
 from strandline.jobs.ingest.source import find
-from support import refused
 
 flat = bad_rows.flat
 things = bad_rows.things
@@ -84,8 +83,8 @@ def test_a_file_that_has_grown_is_read_on_and_a_rewritten_one_is_not(tmp_path):
     assert blocks.resume(grown, 4, "another digest", 1) is None
 
 
-def test_text_that_is_not_utf_8_by_its_first_bytes_is_refused(tmp_path):
-    with refused(sl.Invalid):
-        list(reading_of(tmp_path, "{}".encode("utf-16")).blocks(cut_lines))
-    marked = reading_of(tmp_path, "{}\n".encode("utf-8-sig"))
-    assert [block.data for block in marked.blocks(cut_lines)] == [b"{}\n"]
+@pytest.mark.parametrize("encoding", ["utf-16-le", "latin-1", "utf-8"])
+def test_blocks_are_utf_8_without_mark_whatever_the_file_is(tmp_path, encoding):
+    marked = reading_of(tmp_path, ("é,1\n" if encoding == "latin-1" else "\ufeffé,1\n").encode(encoding))
+    marked.encoding = encoding
+    assert [block.data for block in marked.blocks(cut_lines)] == ["é,1\n".encode()]

@@ -126,23 +126,23 @@ def test_a_last_line_without_end_is_loaded_by_key_and_may_be_continued_by_a_new_
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_without_a_key_an_unfinished_last_line_waits_for_its_end(
+def test_an_unfinished_last_line_waits_for_its_end_when_told_to(
     lake: sl.Lake, load: Callable[..., Any], tmp_path: Path, suffix: str
 ) -> None:
     texts = {"csv": "id,name,qty\n1,aaa,1\n2,bbbb,2\n3,c,3\n", "jsonl": lines(1, 2, 3)}
     text, file = texts[suffix], tmp_path / f"a.{suffix}"
     first, second = [place for place, sign in enumerate(text) if sign == "\n"][-3:-1]
     file.write_text(text[: second - 3])
-    report = lake.ingest("made", [str(file)], key=[])
+    report = lake.ingest("made", [str(file)], key=[], last_line="wait")
     assert (report.rows, report.files[0].unfinished_bytes) == (1, second - 3 - first - 1)
     made = lake.table("made")
     # Asked again, also once touched or under another name, there is nothing to load: no row twice, no empty commit.
-    assert actions(load(made, file.name)) == ["skip"]
+    assert actions(load(made, file.name, last_line="wait")) == ["skip"]
     assert made.head == 1
     (tmp_path / f"b.{suffix}").write_text(file.read_text())
-    assert actions(load(made, f"*.{suffix}")) == ["skip", "skip"]
+    assert actions(load(made, f"*.{suffix}", last_line="wait")) == ["skip", "skip"]
     file.write_text(text[:-1])
-    report = load(made, file.name)
+    report = load(made, file.name, last_line="wait")
     assert (actions(report), report.rows) == (["continue"], 1)
     file.write_text(text)
     assert load(made, file.name).rows == 1
@@ -155,8 +155,8 @@ def test_an_unfinished_only_line_is_loaded_when_it_ends(
 ) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(lines(1)[:-1])
-    assert load(events, "a.jsonl").rows == 0
-    assert actions(load(events, "a.jsonl")) == ["skip"]
+    assert load(events, "a.jsonl", last_line="wait").rows == 0
+    assert actions(load(events, "a.jsonl", last_line="wait")) == ["skip"]
     file.write_text(lines(1, 2))
     assert load(events, "a.jsonl").rows == 2
     assert rows_in(events) == [1, 2]

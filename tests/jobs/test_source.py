@@ -34,12 +34,12 @@ def test_a_name_with_a_wild_sign_is_a_file_when_it_is_there(inbox):
 
 
 def test_the_name_says_the_kind_unless_it_is_told(inbox):
-    kinds = {source.path: (source.kind, source.is_gzip) for source in find([str(inbox / "*.*")], None)}
+    kinds = {source.path: (source.kind, source.compression) for source in find([str(inbox / "*.*")], None)}
     assert kinds == {
-        "a.jsonl": ("jsonl", False),
-        "b.jsonl": ("jsonl", False),
-        "c.csv.gz": ("csv", True),
-        "e.parquet": ("parquet", False),
+        "a.jsonl": ("jsonl", None),
+        "b.jsonl": ("jsonl", None),
+        "c.csv.gz": ("csv", "gzip"),
+        "e.parquet": ("parquet", None),
     }
     (inbox / "odd").write_text("{}\n")
     (told,) = find([str(inbox / "odd")], None, "jsonl")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strandline.cli.answer import Answer, Part, Rows, counted, size, warning
+from strandline.cli.answer import Answer, Part, Rows, counted, note, size, warning
 from strandline.cli.options import ClusterBy, DryRun, VersionColumn, Vnodes, parse_names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
@@ -22,7 +22,9 @@ def ingest(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table to load into.")],
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILES", help="Files or patterns: .jsonl .ndjson .json .csv .tsv (also .gz), .parquet"),
+        typer.Argument(
+            metavar="FILES", help="Files or patterns: .jsonl .json .csv .tsv (also .gz .zst .bz2), .parquet"
+        ),
     ],
     key: Annotated[str | None, typer.Option(metavar="A,B", help="Make the table, if missing, with this key.")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Make the table, if missing, append-only.")] = False,
@@ -40,6 +42,24 @@ def ingest(
         str | None, typer.Option(metavar="COLUMNS", help='Types of columns of a new table: "zip:string, id:int64"')
     ] = None,
     delimiter: Annotated[str | None, typer.Option(metavar="C", help="What separates the fields of CSV files.")] = None,
+    quote: Annotated[str | None, typer.Option(metavar="C", help='What encloses fields; "" for nothing.')] = None,
+    escape: Annotated[str | None, typer.Option(metavar="C", help="What stands before a quote in a field.")] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as utf-8, utf-16, latin-1.")] = None,
+    comment: Annotated[str | None, typer.Option(metavar="C", help="Lines that begin with it are left out.")] = None,
+    skip_lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="Lines before the header.")] = None,
+    null: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="A text that means no value; may be given several times.")
+    ] = None,
+    short_rows: Annotated[
+        Literal["reject", "fill"], typer.Option(help="Refuse rows with too few fields, or fill them with nulls.")
+    ] = "reject",
+    last_line: Annotated[
+        Literal["auto", "load", "wait"],
+        typer.Option(help="A last line without newline: load it, let it wait, or decide by whether the file grows."),
+    ] = "auto",
 ) -> Answer:
     """Load files into a table. A file is loaded once: later calls load only what is new."""
     if key is not None and no_key:
@@ -62,6 +82,15 @@ def ingest(
             progress=progress,
             types=types,
             delimiter=delimiter,
+            quote=quote,
+            escape=escape,
+            header=header,
+            encoding=encoding,
+            comment=comment,
+            skip_lines=skip_lines,
+            null=null or (),
+            short_rows=short_rows,
+            last_line=last_line,
         )
     return Answer(report, _tell(call, report))
 
@@ -78,8 +107,9 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
     if report.is_created:
         yield f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}"
     if unfinished := sum(file.unfinished_bytes > 0 for file in report.files):
-        why = "the table has no key, so a last line is loaded once it ends with a newline"
-        yield warning(f"{counted(unfinished, 'unfinished line')} left for later: {why}.")
+        why = "it has no newline and the file is growing. To load it as it is: --last-line load"
+        yield warning(f"{counted(unfinished, 'unfinished line')} left for later: {why}")
+    yield from _tell_dialects(report)
     if not moved:
         yield f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already."
         return
@@ -92,6 +122,25 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         are = "is" if report.rejects == 1 else "are"
         see = call.command(f"rejects {report.table}")
         yield warning(f"{counted(report.rejects, 'row')} did not fit and {are} kept aside. See: {see}")
+
+
+def _tell_dialects(report: IngestReport) -> Iterator[Part]:
+    """What was found out about CSV files that are not as one expects."""
+    said: dict[str, list[str]] = {}
+    for file in report.files:
+        found = file.dialect
+        if found is None:
+            continue
+        if found["encoding"] not in ("utf-8", "utf-16-le", "utf-16-be"):
+            said.setdefault(f"read as {found['encoding']}; if that is wrong: --encoding", []).append(file.file)
+        if not found["has_header"]:
+            said.setdefault("no header found; if the first line is one: --header", []).append(file.file)
+        if found["skipped_lines"]:
+            lines = counted(found["skipped_lines"], "line")
+            said.setdefault(f"{lines} before the table left out; else: --skip-lines", []).append(file.file)
+    for text, files in said.items():
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        yield note(f"{_shorten_path(files[0])}{more}: {text}")
 
 
 def _list_files(files: list[FileReport], is_dry: bool) -> Rows:

@@ -20,13 +20,14 @@ UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 @dataclass(frozen=True)
 class BadRow:
     """A bad row: its line (for Parquet its row, from 1), the bad column if there is one, the reason, the text of the
-    row, and for CSV the `names` of its columns."""
+    row, and for CSV the `names` of its columns and the `dialect` of its file."""
 
     line: int
     column: str | None
     reason: str
     text: str
     names: list[str] | None = None
+    dialect: str | None = None
 
 
 def sift(count: int, convert: Callable[[int, int], pa.Table]) -> Iterator[pa.Table | int]:

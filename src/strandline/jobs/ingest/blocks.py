@@ -1,20 +1,17 @@
 """A text file as blocks of whole records, read once, hashed as it is read, never held as a whole.
 
-Bytes go through steps, each an iterator over chunks: stored bytes, hashed, unzipped, without byte order mark. Another
-compression or encoding is one more step in `Reading._text_chunks`. It uses `zlib`, because Arrow's stream refuses the
-zeros that some programs write after the last gzip member, and `gzip` reads files, not chunks.
+Bytes go through steps, each an iterator over chunks: stored bytes, hashed, then unpacked and decoded by `decode`.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.decode import UTF8, text_chunks
 from strandline.jobs.ingest.source import Source
 
 BLOCK_BYTES = 16 << 20
@@ -37,7 +34,8 @@ class Block:
 class Reading:
     """A pass over a text file from byte `start` on.
 
-    `hasher` has the bytes before `start`, which are `lines` lines. `done` counts the bytes read since."""
+    `hasher` has the bytes before `start`, which are `lines` lines. `done` counts the bytes read since. `encoding` and
+    `newline` are those of the file; the blocks are UTF-8 and have newlines."""
 
     source: Source
     start: int
@@ -45,10 +43,12 @@ class Reading:
     hasher: Any
     is_open: bool = False
     done: int = 0
+    encoding: str = UTF8
+    newline: str = "\n"
 
     @staticmethod
-    def whole(source: Source) -> Reading:
-        return Reading(source, 0, 0, hashlib.sha256())
+    def whole(source: Source, encoding: str = UTF8, newline: str = "\n") -> Reading:
+        return Reading(source, 0, 0, hashlib.sha256(), encoding=encoding, newline=newline)
 
     @property
     def digest(self) -> str:
@@ -76,7 +76,7 @@ class Reading:
 
     def starts_with_newline(self) -> bool:
         """Whether the text at `start` begins with a newline. The reading cannot be used after that."""
-        return next(self._text_chunks(64), b"").startswith((b"\n", b"\r\n"))
+        return next(self._text_chunks(64), b"").startswith((b"\n", b"\r"))
 
     def _new_block(self, data: bytes) -> Block:
         block = Block(data, self.lines + 1)
@@ -85,44 +85,16 @@ class Reading:
 
     def _text_chunks(self, size: int) -> Iterator[bytes]:
         raw = self._hash_chunks(self.source.chunks(self.start, self.source.size, size))
-        text = _unzip_chunks(self.source, raw) if self.source.is_gzip else raw
-        first = self.start == 0
-        for chunk in filter(None, text):
-            if first and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise Invalid(
-                    f"{self.source.uri} is UTF-16 text; expected UTF-8",
-                    hint=f"Convert it: iconv -f UTF-16 -t UTF-8 {self.source.uri}",
-                    file=self.source.uri,
-                )
-            yield chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
-            first = False
+        text = text_chunks(self.source, raw, self.encoding, is_start=not self.start)
+        if self.newline == "\n":
+            return filter(None, text)
+        return (chunk.replace(b"\r", b"\n") for chunk in text if chunk)
 
     def _hash_chunks(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             self.hasher.update(chunk)
             self.done += len(chunk)
             yield chunk
-
-
-def _unzip_chunks(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The text of a gzip file, which has several members when it was appended to."""
-    member: Any = None
-    try:
-        for chunk in chunks:
-            while chunk:
-                member = member or zlib.decompressobj(wbits=31)
-                yield member.decompress(chunk, BLOCK_BYTES)
-                chunk = member.unconsumed_tail
-                if member.eof:
-                    # Zeros between members, or after the last one, are padding.
-                    chunk, member = member.unused_data.lstrip(b"\0"), None
-        while member is not None and not member.eof:
-            text = member.decompress(b"", BLOCK_BYTES)
-            if not text and not member.eof:
-                raise Invalid(f"{source.uri} ends in the middle of its gzip data", file=source.uri)
-            yield text
-    except zlib.error as error:
-        raise Invalid(f"{source.uri} is not gzip: {error}", file=source.uri) from error
 
 
 def digest_of(source: Source) -> str:

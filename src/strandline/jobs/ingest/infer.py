@@ -13,21 +13,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
-from strandline.jobs.ingest.bad_rows import sift
 from strandline.jobs.ingest.blocks import Reading
-from strandline.jobs.ingest.csv import Delimited
+from strandline.jobs.ingest.csv_file import find_types
 from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
-from strandline.jobs.ingest.text import Format, delimiter_of, header_of
+from strandline.jobs.ingest.text import Format
 from strandline.jobs.ingest.text_options import TextOptions
-from strandline.model.types import JSON, canonical_schema, relax_schema
+from strandline.model.types import JSON, KEY_TYPES, canonical_schema, relax_schema
 
 _SAMPLE_ROWS = 10_000
 _SAMPLE_BYTES = 4 << 20
@@ -40,37 +39,22 @@ _TIMES = (
     (re.compile(rf"\d{{4}}-\d\d-\d\d{_CLOCK}(Z|[+-]\d\d:?\d\d)\Z"), _UTC),
     (re.compile(rf"\d{{4}}-\d\d-\d\d{_CLOCK}\Z"), _LOCAL),
 )
-_INTEGER = re.compile(r"-?(0|[1-9]\d*)\Z")
-_INTEGER_CHARS = 20
-_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?\Z")
 
 
-def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False) -> pa.Schema:
-    """The schema of a Parquet file, or the types of the first rows of a text file. `is_tolerant` skips bad rows.
-    Types that `options` says are not inferred."""
+def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False, key: Sequence[str] = ()) -> pa.Schema:
+    """The schema of a Parquet file, or the types of the rows of a text file. `is_tolerant` skips bad rows.
+    Types that `options` says are not inferred. Columns of the `key` get a type that a key may have."""
     if source.kind == "parquet":
         with open_parquet(source) as file:
             return _canonical_schema(options.override(file.schema_arrow, source.uri), source)
-    columns: dict[str, list[Any]]
-    type_of: Callable[[Any], pa.DataType]
     if source.kind == "csv":
-        columns, type_of = _csv_columns(source, options.delimiter), _csv_type
+        schema = pa.schema([pa.field(name, kind) for name, kind in zip(*find_types(source, options), strict=True)])
     else:
-        columns, type_of = _jsonl_columns(source, is_tolerant), _json_type
-    fields: list[pa.Field] = []
-    for name, values in columns.items():
-        if name in options.types.names:
-            fields.append(options.types.field(name))
-            continue
-        found = Counter(map(type_of, values))
-        if is_tolerant and len(found) > 1 and type_of is _json_type and found.keys() != {pa.int64(), pa.float64()}:
-            found = Counter(dict(found.most_common(1)))
-        fields.append(pa.field(name, _common_type(name, set(found), type_of is _csv_type, source)))
-    schema = pa.schema(fields)
+        schema = _infer_json(source, options, is_tolerant)
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
             f"{source.uri} has no complete line: its only line does not end with a newline",
-            hint="A table without a key takes complete lines only. End the line with a newline.",
+            hint="End the line with a newline, or load it as it is: --last-line load",
             file=source.uri,
         )
     if not len(schema):
@@ -79,7 +63,23 @@ def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False) ->
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
+    for at, field in enumerate(schema):
+        if field.name in key and field.type not in KEY_TYPES and source.kind == "csv":
+            schema = schema.set(at, field.with_type(pa.string()))
     return _canonical_schema(options.override(schema, source.uri), source)
+
+
+def _infer_json(source: Source, options: TextOptions, is_tolerant: bool) -> pa.Schema:
+    fields: list[pa.Field] = []
+    for name, values in _jsonl_columns(source, is_tolerant).items():
+        if name in options.types.names:
+            fields.append(options.types.field(name))
+            continue
+        found = Counter(map(_json_type, values))
+        if is_tolerant and len(found) > 1 and found.keys() != {pa.int64(), pa.float64()}:
+            found = Counter(dict(found.most_common(1)))
+        fields.append(pa.field(name, _common_type(name, set(found), source)))
+    return pa.schema(fields)
 
 
 def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:
@@ -93,13 +93,11 @@ def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:
         ) from error
 
 
-def _common_type(name: str, found: set[pa.DataType], is_csv: bool, source: Source) -> pa.DataType:
+def _common_type(name: str, found: set[pa.DataType], source: Source) -> pa.DataType:
     if not found:
         return pa.string()
     if found == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if len(found) > 1 and is_csv:
-        return pa.string()
     if len(found) > 1 and found <= {pa.string(), pa.date32(), _UTC, _LOCAL}:
         return pa.string()
     if len(found) > 1:
@@ -122,18 +120,6 @@ def _json_type(value: Any) -> pa.DataType:
     if isinstance(value, float):
         return pa.float64()
     return _text_type(value) if isinstance(value, str) else JSON
-
-
-def _csv_type(text: str) -> pa.DataType:
-    if _INTEGER.match(text):
-        # As a float it could be another number.
-        is_exact = len(text) <= _INTEGER_CHARS and -(1 << 63) <= int(text) < 1 << 63
-        return pa.int64() if is_exact else pa.string()
-    if _DECIMAL.match(text):
-        return pa.float64()
-    if text in ("true", "false", "True", "False", "TRUE", "FALSE"):
-        return pa.bool_()
-    return _text_type(text)
 
 
 def _text_type(text: str) -> pa.DataType:
@@ -175,20 +161,8 @@ def _jsonl_columns(source: Source, is_tolerant: bool) -> dict[str, list[Any]]:
     return columns
 
 
-def _csv_columns(source: Source, delimiter: str | None) -> dict[str, list[Any]]:
-    sign = delimiter_of(source, delimiter)
-    header = header_of(source, sign)
-    if header is None:
-        return {}
-    texts = Delimited(pa.schema([(name, pa.string()) for name in header.names]), header.names, sign)
-    records = [record for _, record in _first_records(source, texts, header.data)]
-    found = sift(len(records), lambda start, stop: texts.convert(b"".join(records[start:stop])))
-    rows = [rows for rows in found if isinstance(rows, pa.Table)]
-    return {name: [text for each in rows for text in each.column(name).to_pylist() if text] for name in header.names}
-
-
-def _first_records(source: Source, form: Format, header: bytes = b"") -> list[tuple[int, bytes]]:
+def _first_records(source: Source, form: Format) -> list[tuple[int, bytes]]:
     """The first records of a file, a sample to know its columns; each with the number of newlines before it."""
     for block in Reading.whole(source).blocks(form.cut, block_bytes=_SAMPLE_BYTES):
-        return form.records(block.data.removeprefix(header))[:_SAMPLE_ROWS]
+        return form.records(block.data)[:_SAMPLE_ROWS]
     return []

@@ -16,6 +16,7 @@ import pyarrow as pa
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.ingest.infer import infer
+from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, plan
@@ -33,7 +34,8 @@ _SNIFFED = TextOptions()
 @dataclass(frozen=True)
 class FileReport:
     """What ingest did with one file. `action` is load, continue (only the new part of a file that has grown) or skip.
-    `unfinished_bytes` belong to a last line without newline and were not loaded."""
+    `unfinished_bytes` belong to a last line without newline and were not loaded. `dialect` says how a CSV file is
+    written."""
 
     file: str
     action: str
@@ -43,6 +45,7 @@ class FileReport:
     rejects: int
     seq: int | None
     unfinished_bytes: int = 0
+    dialect: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,21 +117,22 @@ def ingest(
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
-    sources = find(files, options_of(lake), kind)
+    sources = find(files, options_of(lake), kind, text.encoding)
     table = _find_table(lake, name, create)
     if table is None and not dry_run:
         assert create is not None
-        first = sources[0] if create.key else sources[0].finished()
-        table, is_created = _create_table(lake, name, create, infer(first, text, is_tolerant=rejects))
+        first = settle(sources[0], text.last_line)
+        schema = infer(first, text, is_tolerant=rejects, key=create.key)
+        table, is_created = _create_table(lake, name, create, schema)
     else:
         is_created = table is None
         if table is not None:
             text.check_types(table.definition.schema, name)
     if table is None:
         assert create is not None
-        planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key))
+        planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)
     else:
-        planned = _make_plan(table, sources, again)
+        planned = _make_plan(table, sources, again, text)
     if dry_run or table is None:
         return _make_report(
             name, is_created, True, {step.source.uri: StepResult(step) for step in planned.steps}, started_s
@@ -141,9 +145,9 @@ def ingest(
                 _load_files(table, planned, done, rejects, text, progress)
                 break
             except Conflict:
-                sources = find(files, options_of(lake), kind)
+                sources = find(files, options_of(lake), kind, text.encoding)
                 rest = [source for source in sources if not (again and source.uri in done)]
-                before, planned = planned, _make_plan(table, rest, again)
+                before, planned = planned, _make_plan(table, rest, again, text)
                 # A plan with fewer loads is progress, made by another process. Only a file that is written all the time
                 # would never end.
                 attempts = _ATTEMPTS if planned.loads < before.loads else attempts - 1
@@ -210,10 +214,10 @@ def _create_table(lake: Tables, name: str, create: NewTable, schema: pa.Schema) 
     return table, is_mine
 
 
-def _make_plan(table: TableStore, sources: Sequence[Source], again: bool) -> IngestPlan:
+def _make_plan(table: TableStore, sources: Sequence[Source], again: bool, text: TextOptions) -> IngestPlan:
     snapshot = table.log.refresh().snapshot
     memory = LoadedFiles(snapshot.txns, snapshot.version)
-    return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again)
+    return plan(sources, memory, is_keyed=table.definition.is_keyed, again=again, last_line=text.last_line)
 
 
 def _load_files(
@@ -260,6 +264,7 @@ def _make_report(
             each.rejects,
             each.seq,
             each.step.source.unfinished_bytes,
+            None if each.dialect is None else each.dialect.to_dict(),
         )
         for uri, each in done.items()
     )

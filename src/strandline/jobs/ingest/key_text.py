@@ -10,6 +10,7 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.csv import Delimited
+from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.jsonl import JsonLines
 from strandline.model.definition import TableDef
 
@@ -23,7 +24,7 @@ def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:
 
 def _parse_key(text: str, columns: pa.Schema) -> pa.Table:
     is_single = len(columns) == 1
-    form = Delimited(columns, columns.names) if is_single else JsonLines(columns)
+    form = Delimited(columns, columns.names, Dialect()) if is_single else JsonLines(columns)
     try:
         record = (_quote_field(text) if is_single else " ".join(text.split("\n"))).encode() + b"\n"
     except UnicodeEncodeError as error:

@@ -17,11 +17,14 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
-from strandline.jobs.ingest.jsonl import LINES_HINT
+from strandline.jobs.ingest.csv_file import open_csv
+from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
 from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
-from strandline.jobs.ingest.text import format_of, read_text
+from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text import read_text
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
 from strandline.progress import Progress
@@ -42,6 +45,7 @@ class StepResult:
     rows: int = 0
     rejects: int = 0
     seq: int | None = None
+    dialect: Dialect | None = None
 
 
 def groups(plan: IngestPlan) -> Iterator[list[Step]]:
@@ -151,6 +155,7 @@ class _Group:
         self.batch = RejectedRows(loader.rejects)
         self.loaded: list[Loaded] = []
         self.done: list[StepResult] = []
+        self.dialects: dict[str, Dialect] = {}
 
     def commit(self) -> Commit:
         table = self._loader.table
@@ -181,15 +186,23 @@ class _Group:
                 else:
                     rows += found.num_rows
                     yield found
-            self.done.append(StepResult(step, rows, faults))
+            self.done.append(StepResult(step, rows, faults, dialect=self.dialects.get(step.source.uri)))
             crash_point("ingest.file_read")
 
     def _read_text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
-        form, header = format_of(step.source, schema, self._loader.text.delimiter)
         reading = step.reading()
-        for found in read_text(reading, form, header):
+        if step.source.kind == "csv":
+            file = open_csv(step.source, schema, self._loader.text)
+            dialect = self.dialects[step.source.uri] = file.layout.dialect
+            reading.encoding, reading.newline = dialect.encoding, dialect.newline
+            pieces = file.read(reading)
+        else:
+            pieces = read_text(reading, JsonLines(schema))
+        for found in pieces:
             yield found
             self._loader.advance(step, min(reading.done, step.bytes - 1))
+        if reading.is_open and self._loader.text.last_line == "auto" and step.source.may_grow:
+            _refuse_growing(step.source)
         self._loader.advance(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
 
@@ -202,7 +215,11 @@ class _Group:
                 table, size = found
                 yield table
                 self._loader.advance(step, min(size, step.bytes - 1))
-        if not step.source.is_unchanged():
-            raise Conflict(f"{step.source.uri} was written while it was read; nothing was loaded", file=step.source.uri)
+        _refuse_growing(step.source)
         self._loader.advance(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, digest=digest))
+
+
+def _refuse_growing(source: Source) -> None:
+    if not source.is_unchanged():
+        raise Conflict(f"{source.uri} was written while it was read; nothing was loaded", file=source.uri)

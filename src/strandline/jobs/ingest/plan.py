@@ -3,8 +3,8 @@
 A file with the size and time of its last load is not read. A file with the same content is not loaded again. If a file
 begins with the loaded content, only the rest is loaded. Any other file is loaded from its start.
 
-In a table without a key, a row that is loaded twice is there twice. So only complete lines of a text file are loaded
-there, and a changed file is refused when its new rows cannot be told from the old ones.
+In a table without a key, a row that is loaded twice is there twice. So a changed file is refused there when its new
+rows cannot be told from the old ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.blocks import Reading, digest_of, resume
+from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.loaded_files import Loaded, LoadedFiles
 from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_options import LastLine
 
 Action = Literal["load", "continue", "skip"]
 
@@ -64,27 +66,30 @@ class IngestPlan:
         return sum(step.action != "skip" for step in self.steps)
 
 
-def plan(sources: Sequence[Source], memory: LoadedFiles, *, is_keyed: bool, again: bool = False) -> IngestPlan:
+def plan(
+    sources: Sequence[Source], memory: LoadedFiles, *, is_keyed: bool, again: bool = False, last_line: LastLine = "auto"
+) -> IngestPlan:
     """`again` loads every file from its start, whatever is remembered."""
     if again:
-        wanted = sources if is_keyed else [source.finished() for source in sources]
+        wanted = [settle(source, last_line) for source in sources]
         return IngestPlan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
-    planner = _Planner(sources, memory, is_keyed)
+    planner = _Planner(sources, memory, is_keyed, last_line)
     return IngestPlan(tuple(planner.step(source) for source in sources), memory.version)
 
 
 class _Planner:
-    def __init__(self, sources: Sequence[Source], memory: LoadedFiles, is_keyed: bool) -> None:
+    def __init__(self, sources: Sequence[Source], memory: LoadedFiles, is_keyed: bool, last_line: LastLine) -> None:
         self._inodes = {source.inode: source.uri for source in sources if source.inode}
         self._memory = memory
         self._is_keyed = is_keyed
+        self._last_line = last_line
         self._digests: dict[tuple[str, int], str] = {}
         self._loads: dict[int, list[Source]] = {}
 
     def step(self, source: Source) -> Step:
         step = self._skip_known(source)
-        if step is None and not self._is_keyed:
-            source = source.finished()
+        if step is None:
+            source = settle(source, self._last_line)
             step = self._skip_known(source) if source.unfinished_bytes else None
         step = step or self._skip_repeated(source) or self._continue_grown(source)
         if step is None:
@@ -114,7 +119,7 @@ class _Planner:
         return None
 
     def _continue_grown(self, source: Source) -> Step | None:
-        if not source.is_text:
+        if not source.is_text or source.is_wide:
             return None
         for loaded in sorted(self._memory.latest(source), key=lambda loaded: -loaded.size):
             reading = resume(source, loaded.size, loaded.digest, loaded.lines) if loaded.size < source.size else None
@@ -128,8 +133,9 @@ class _Planner:
         if self._is_keyed or is_moved or not source.is_text:
             return
         is_prefix = loaded.is_open and resume(source, loaded.size, loaded.digest, loaded.lines) is not None
-        if source.is_gzip or is_prefix:
-            why = "it is compressed" if source.is_gzip else "its last row was loaded half-written"
+        if source.compression or source.is_wide or is_prefix:
+            why = "it is UTF-16" if source.is_wide else "its last row was loaded half-written"
+            why = "it is compressed" if source.compression else why
             raise Invalid(
                 f"{source.uri} was loaded at seq {loaded.seq} and has changed; its new rows are not known: {why}",
                 hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import glob
 import hashlib
@@ -18,11 +19,14 @@ from strandline.storage.open import LocalStorage, Storage, open_storage
 Kind = Literal["jsonl", "csv", "parquet"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """One path or several."""
+Compression = Literal["gzip", "zstd", "bz2"]
 
 _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
+_PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _WILD = "*?["
 _TAIL_BYTES = 64 << 10
 
@@ -36,16 +40,18 @@ def list_paths(files: Paths) -> list[str]:
 class Source:
     """A file: its place, and what is known without reading it. `inode` is empty where files have none.
 
-    The first `size` bytes count; `unfinished_bytes` follow, of a last line without newline."""
+    The first `size` bytes count; `unfinished_bytes` follow, of a last line without newline. `encoding` is what the
+    caller said."""
 
     storage: Storage
     path: str
     kind: Kind
-    is_gzip: bool
+    compression: Compression | None
     size: int
     mtime_ns: int
     inode: str
     unfinished_bytes: int = 0
+    encoding: str | None = None
 
     @property
     def uri(self) -> str:
@@ -56,6 +62,23 @@ class Source:
         """A short hash of the file's address. All links to a file have the same place."""
         uri = os.path.realpath(self.uri) if self.storage.is_local else self.uri
         return hashlib.sha256(uri.encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def stem(self) -> str:
+        """The path in small letters, without the ending of its compression."""
+        return _split_packing(self.path)[0].lower()
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether this is text of two or four bytes a letter. The first bytes tell."""
+        start = b"".join(self.chunks(0, min(self.size, 4), 4))
+        return self.encoding in WIDE or start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether new lines may follow at the end of the file. Compressed files, Parquet files and texts of two bytes a
+        letter always count as a whole."""
+        return self.is_text and self.compression is None and not self.is_wide
 
     @property
     def is_text(self) -> bool:
@@ -76,9 +99,8 @@ class Source:
             raise NotFound(f"{self.uri} is gone", file=self.uri) from error
 
     def finished(self) -> Source:
-        """The file up to its last newline: the rest may be half a line that is still being written. Compressed files
-        and Parquet files always count as a whole."""
-        if not self.is_text or self.is_gzip:
+        """The file up to its last newline: the rest may be half a line that is still being written."""
+        if not self.may_grow:
             return self
         stop = self.size
         while stop:
@@ -96,10 +118,16 @@ class Source:
         return now == (self.size, self.mtime_ns, self.inode)
 
 
-def find(patterns: Sequence[str], options: Mapping[str, str] | None, kind: Kind | None = None) -> list[Source]:
+def find(
+    patterns: Sequence[str],
+    options: Mapping[str, str] | None,
+    kind: Kind | None = None,
+    encoding: str | None = None,
+) -> list[Source]:
     """The files of names and glob patterns, in that order, each once; the files of one pattern are sorted by name.
 
-    `options` are S3 settings for `s3://` addresses; `kind` overrides the endings of the file names."""
+    `options` are S3 settings for `s3://` addresses; `kind` overrides the endings of the file names. `encoding` is that
+    of the text."""
     found: dict[str, Source] = {}
     for pattern in patterns:
         _check_path(pattern)
@@ -108,7 +136,7 @@ def find(patterns: Sequence[str], options: Mapping[str, str] | None, kind: Kind 
             found.setdefault(source.uri, source)
     if not found:
         raise Invalid("no files were given", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
-    return list(found.values())
+    return [replace(source, encoding=encoding) for source in found.values()]
 
 
 def _check_path(pattern: str) -> None:
@@ -191,13 +219,20 @@ def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
     raise FileNotFoundError(storage.url(path))
 
 
-def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, bool]:
-    stem, is_gzip = (path[:-3], True) if path.endswith(".gz") else (path, False)
+def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, Compression | None]:
+    stem, compression = _split_packing(path)
     found = kind or _KINDS.get(os.path.splitext(stem)[1].lower())
-    if found is None or (found == "parquet" and is_gzip):
+    if found is None or (found == "parquet" and compression):
         raise Invalid(
             f"{path}: the format of the file is not clear from its name",
-            hint="Known: .jsonl .ndjson .json .csv .tsv (each also .gz) and .parquet; or name it: --format jsonl",
+            hint="Known: .jsonl .ndjson .json .csv .tsv (also .gz .zst .bz2) and .parquet; or name it: --format jsonl",
             file=path,
         )
-    return found, is_gzip
+    return found, compression
+
+
+def _split_packing(path: str) -> tuple[str, Compression | None]:
+    """A path without the ending that tells its compression, and the compression."""
+    stem, ending = os.path.splitext(path)
+    compression = _PACKED.get(ending.lower())
+    return (stem, compression) if compression else (path, None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.model.schema_text import parse_schema, parse_type, type_text
+
+ShortRows = Literal["reject", "fill"]
+LastLine = Literal["auto", "load", "wait"]
 
 _NO_TYPES = pa.schema([])
 
@@ -17,18 +21,38 @@ _NO_TYPES = pa.schema([])
 class TextArguments(TypedDict, total=False):
     """The options of `Lake.ingest` for text files.
 
-    `types` are the types of some columns of a new table: `{"id": "int64"}`, `"id:int64, zip:string"` or a schema."""
+    `types` are the types of some columns of a new table: `{"id": "int64"}`, `"id:int64, zip:string"` or a schema.
+    `null` are texts that mean no value. `short_rows` fills rows with too few fields with nulls, or refuses them.
+    `last_line` loads a last line without a newline, lets it wait, or decides by whether the file is still growing."""
 
     types: pa.Schema | Mapping[str, Any] | str | None
     delimiter: str | None
+    quote: str | None
+    escape: str | None
+    header: bool | None
+    encoding: str | None
+    comment: str | None
+    skip_lines: int | None
+    null: Sequence[str]
+    short_rows: ShortRows
+    last_line: LastLine
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a caller said about text files. None, and an empty schema, mean: not said."""
+    """What a caller said about text files. None, and an empty schema, mean: not said. An empty quote: no quotes."""
 
     types: pa.Schema = _NO_TYPES
     delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    comment: str | None = None
+    skip_lines: int | None = None
+    null: tuple[str, ...] = ()
+    short_rows: ShortRows = "reject"
+    last_line: LastLine = "auto"
 
     @staticmethod
     def of(settings: TextArguments) -> TextOptions:
@@ -39,7 +63,19 @@ class TextOptions:
             raise Invalid(
                 f"ingest has no option {min(unknown)!r}", hint=f"Options: {', '.join(TextArguments.__annotations__)}"
             )
-        _check_sign("delimiter", given.get("delimiter"))
+        for name in ("delimiter", "quote", "escape", "comment"):
+            _check_sign(name, given.get(name), is_optional=name != "delimiter")
+        _check_apart({name: given.get(name) for name in ("delimiter", "quote", "comment")})
+        if given.get("encoding") is not None:
+            given["encoding"] = _check_encoding(str(given["encoding"]))
+        for name, words in (("short_rows", get_args(ShortRows)), ("last_line", get_args(LastLine))):
+            if given.get(name, words[0]) not in words:
+                raise Invalid(f"{name} is {given[name]!r}; expected one of: {', '.join(words)}")
+        skip = given.get("skip_lines")
+        if skip is not None and (not isinstance(skip, int) or isinstance(skip, bool) or skip < 0):
+            raise Invalid(f"skip_lines is {skip!r}; expected a number of lines")
+        null = given.get("null", ())
+        given["null"] = (null,) if isinstance(null, str) else tuple(null)
         given["types"] = parse_types(settings.get("types"))
         return TextOptions(**given)
 
@@ -93,8 +129,28 @@ def parse_types(given: pa.Schema | Mapping[str, Any] | str | None) -> pa.Schema:
     return found
 
 
-def _check_sign(name: str, sign: Any) -> None:
-    if sign is None:
+def _check_sign(name: str, sign: Any, *, is_optional: bool) -> None:
+    if sign is None or (sign == "" and is_optional):
         return
     if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n\0" or not sign.isascii():
         raise Invalid(f"{name} is {sign!r}; expected one character")
+
+
+def _check_apart(signs: Mapping[str, Any]) -> None:
+    said = [(name, sign) for name, sign in signs.items() if sign]
+    for at, (name, sign) in enumerate(said):
+        for other, same in said[at + 1 :]:
+            if same == sign:
+                raise Invalid(f"{name} and {other} are both {sign!r}")
+
+
+def _check_encoding(name: str) -> str:
+    try:
+        found = codecs.lookup(name)
+    except LookupError as error:
+        raise Invalid(
+            f"encoding is {name!r}, which is not known", hint="Such as: utf-8, utf-16, latin-1, windows-1252, shift-jis"
+        ) from error
+    if not getattr(found, "_is_text_encoding", True):
+        raise Invalid(f"encoding is {name!r}, which is not an encoding of text")
+    return found.name

@@ -1,0 +1,127 @@
+"""Read a CSV file: its layout, the types of its columns, its rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import BadRow
+from strandline.jobs.ingest.blocks import Block, Reading
+from strandline.jobs.ingest.csv import Delimited
+from strandline.jobs.ingest.csv_types import ColumnGuess
+from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.sniff import Layout, sniff
+from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_options import TextOptions
+
+_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A CSV file whose fields are matched with the columns of a table."""
+
+    form: Delimited
+    layout: Layout
+
+    def read(self, reading: Reading) -> Iterator[pa.Table | BadRow]:
+        """The rows of a reading: good ones as tables, bad ones with their lines."""
+        for found in _read_ahead(_skip_prefix(reading, self.form, self.layout), self.form):
+            yield from found
+
+
+def open_csv(source: Source, schema: pa.Schema, options: TextOptions) -> CsvFile:
+    """The file, its header checked against the columns of the table."""
+    layout = sniff(source, options, schema.names)
+    if layout is None:
+        return CsvFile(Delimited(schema, [], Dialect()), Layout(Dialect(), [], b""))
+    columns = _match_columns(source, schema, layout, options)
+    line = layout.prefix.count(b"\n") if layout.dialect.has_header else layout.dialect.skipped_lines + 1
+    for field in schema:
+        if not field.nullable and field.name not in columns:
+            raise Invalid(
+                f"{source.uri}, line {max(line, 1)}: the header lacks {field.name!r}, for which the table requires"
+                " values",
+                file=source.uri,
+                line=max(line, 1),
+                column=field.name,
+            )
+    return CsvFile(Delimited(schema, columns, layout.dialect), layout)
+
+
+def _match_columns(source: Source, schema: pa.Schema, layout: Layout, options: TextOptions) -> list[str]:
+    if options.header is False:
+        if len(layout.names) > len(schema):
+            raise Invalid(
+                f"{source.uri} has lines of {len(layout.names)} fields; the table has {len(schema)} columns",
+                file=source.uri,
+            )
+        return list(schema.names[: len(layout.names)])
+    line = layout.dialect.skipped_lines + 1
+    for name in layout.names:
+        if layout.names.count(name) > 1:
+            raise Invalid(
+                f"{source.uri}, line {line}: the header names {name!r} twice", file=source.uri, line=line, column=name
+            )
+        if name not in schema.names:
+            raise Invalid(
+                f"{source.uri}, line {line}: the table has no column {name!r}",
+                hint=f"Columns: {', '.join(schema.names)}{_header_hint(layout)}",
+                file=source.uri,
+                line=line,
+                column=name,
+            )
+    return layout.names
+
+
+def _header_hint(layout: Layout) -> str:
+    if layout.dialect.has_header:
+        return ""
+    return (
+        "\nThe file seems to have no header. If its first line is one: --header. If its fields are the columns of the"
+        " table in their order: --no-header"
+    )
+
+
+def find_types(source: Source, options: TextOptions) -> tuple[list[str], list[pa.DataType]]:
+    """The names in a CSV file and the types of its columns. All rows are looked at, except bad ones."""
+    layout = sniff(source, options)
+    if layout is None:
+        return [], []
+    places = [str(at) for at in range(len(layout.names))]
+    form = Delimited(pa.schema([(place, pa.string()) for place in places]), places, layout.dialect)
+    guesses = [ColumnGuess(layout.dialect.null) for _ in places]
+    reading = Reading.whole(source, layout.dialect.encoding, layout.dialect.newline)
+    for found in CsvFile(form, layout).read(reading):
+        if isinstance(found, pa.Table):
+            for at, guess in enumerate(guesses):
+                guess.add(found.column(at))
+            if all(guess.is_text for guess in guesses):
+                break
+    return layout.names, [guess.type for guess in guesses]
+
+
+def _skip_prefix(reading: Reading, form: Delimited, layout: Layout) -> Iterator[Block]:
+    """The blocks without the text before the first row."""
+    left = 0 if reading.start else len(layout.prefix)
+    for block in reading.blocks(form.cut):
+        skipped = min(left, len(block.data))
+        left -= skipped
+        yield Block(block.data[skipped:], block.line + block.data.count(b"\n", 0, skipped))
+
+
+def _read_ahead(blocks: Iterator[Block], form: Delimited) -> Iterator[list[pa.Table | BadRow]]:
+    """The rows of each block. Other threads convert the next blocks while the caller takes the rows."""
+    waiting: deque[Future[list[pa.Table | BadRow]]] = deque()
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        for block in blocks:
+            waiting.append(pool.submit(lambda one: list(form.read(one)), block))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,0 +1,254 @@
+"""Find out from the first lines of a CSV file how it is written, where the caller did not say.
+
+The delimiter is the sign that splits most lines into the same number of fields. Lines before the table that have other
+numbers of fields (a title, comments, blank lines) are skipped. The first line of the table is its header, unless it has
+values where the lines below have values of the same kind.
+
+DuckDB's sniffer is not asked: it reads files, not text that is unpacked and decoded, skips lines that are bad rows, and
+turns quoting off when a quote is never closed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from strandline.errors import Invalid
+from strandline.jobs.ingest.decode import sniff_encoding, text_chunks, unpacked_chunks
+from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.records import Records
+from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_options import TextOptions
+
+_SAMPLE_BYTES = 1 << 20
+_SAMPLE_RECORDS = 300
+_DELIMITERS = (",", ";", "\t", "|")
+_UNUSED = "\x1f"
+_COMMENT = "#"
+_VALUE = re.compile(rb"-?\d+([.,]\d+)*([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*")
+_MAGIC = {
+    b"\x1f\x8b": "gzip; its name should end with .gz",
+    b"\x28\xb5\x2f\xfd": "zstd; its name should end with .zst",
+    b"BZh": "bzip2; its name should end with .bz2",
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet or a document",
+    b"PAR1": "Parquet; its name should end with .parquet",
+    b"%PDF-": "a PDF document",
+    b"SQLite format 3": "an SQLite database",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a CSV file is written, the names of its columns, and the text before its first row."""
+
+    dialect: Dialect
+    names: list[str]
+    prefix: bytes
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A record of the sample: the text before it, and its fields."""
+
+    start: int
+    end: int
+    fields: list[bytes]
+
+
+def sniff(source: Source, options: TextOptions, columns: Collection[str] = ()) -> Layout | None:
+    """The layout of a CSV file; None when it has no line. `columns` are those of the table, if there is one."""
+    encoding, text, is_whole = _read_sample(source, options.encoding)
+    newline = "\r" if b"\r" in text and b"\n" not in text else "\n"
+    text = text.replace(b"\r", b"\n") if newline == "\r" else text
+    said = Dialect(
+        encoding=encoding,
+        newline=newline,
+        comment=options.comment or "",
+        is_comment_said=bool(options.comment),
+        null=options.null,
+        short_rows=options.short_rows,
+        escape=options.escape or "",
+    )
+    dialect = max(_candidates(said, source, options, text), key=lambda one: _score(text, one, is_whole))
+    lines = list(_split(text, dialect, is_whole))
+    width = _common_width(lines)
+    dialect, first = _skip_lines(lines, dialect, options, text, width)
+    table = [line for line in lines[first:] if not _is_comment(line, dialect, width)]
+    if not table:
+        return None
+    has_header = _has_header(table, options, columns)
+    dialect = replace(dialect, has_header=has_header)
+    start = lines[first].start
+    dialect = replace(dialect, skipped_lines=text.count(b"\n", 0, start))
+    if not has_header:
+        return Layout(dialect, [f"column_{at + 1}" for at in range(max(width, 1))], text[:start])
+    return Layout(dialect, _name_fields(table[0], width, source, text), text[: table[0].end])
+
+
+def _read_sample(source: Source, said: str | None) -> tuple[str, bytes, bool]:
+    """The encoding, the first part of the text, and whether that is all of it."""
+    raw = b""
+    size = 0
+    for chunk in unpacked_chunks(source, source.chunks(0, source.size, _SAMPLE_BYTES)):
+        raw += chunk
+        if len(raw) > _SAMPLE_BYTES:
+            break
+    size = len(raw)
+    for magic, what in _MAGIC.items():
+        if raw.startswith(magic):
+            raise Invalid(f"{source.uri} is not CSV: it is {what}", file=source.uri)
+    encoding = sniff_encoding(raw[:_SAMPLE_BYTES], said)
+    is_whole = size <= _SAMPLE_BYTES
+    plain = replace(source, compression=None)
+    # Decoded in one piece: an unfinished character at its end belongs to the part that is not looked at.
+    text = b"".join(_take_text(text_chunks(plain, [raw[:_SAMPLE_BYTES]], encoding, is_start=True), is_whole))
+    return encoding, text, is_whole
+
+
+def _take_text(chunks: Iterator[bytes], is_whole: bool) -> Iterator[bytes]:
+    yield next(chunks, b"")
+    if is_whole:
+        yield from chunks
+
+
+def _candidates(said: Dialect, source: Source, options: TextOptions, text: bytes) -> list[Dialect]:
+    """The dialects to choose from, the most usual ones first."""
+    usual = ("\t", *_DELIMITERS) if source.stem.endswith((".tsv", ".tab")) else _DELIMITERS
+    delimiters = usual if options.delimiter is None else (options.delimiter,)
+    quotes = ('"', "'") if options.quote is None else (options.quote,)
+    escapes = ("", "\\") if options.escape is None and b'\\"' in text else (said.escape,)
+    found = [
+        replace(said, delimiter=delimiter, quote=quote, escape=escape)
+        for quote in quotes
+        for escape in escapes
+        for delimiter in dict.fromkeys(delimiters)
+        if delimiter != quote
+    ]
+    if options.delimiter is None:
+        free = next((sign for sign in usual if sign.encode() not in text), _UNUSED)
+        found += [replace(said, delimiter=free, quote=quote) for quote in quotes[:1]]
+    return found
+
+
+def _score(text: bytes, dialect: Dialect, is_whole: bool) -> tuple[float, ...]:
+    """How well a dialect fits: lines with the same number of fields, then more fields."""
+    lines = [line for line in _split(text, dialect, is_whole) if not line.fields[0].startswith(_COMMENT.encode())]
+    width = _common_width(lines)
+    if dialect.quote == "'" and not _is_quoted_by(lines, text, dialect):
+        return (-1, 0)
+    if not lines or width < 2:
+        return (0.4, 0)
+    share = sum(len(line.fields) == width for line in lines) / len(lines)
+    return (round(share, 1), width)
+
+
+def _is_quoted_by(lines: Sequence[_Line], text: bytes, dialect: Dialect) -> bool:
+    """Whether apostrophes enclose fields: in most lines, and no field has double quotes around it."""
+    sign = re.escape(dialect.delimiter.encode())
+    if re.search(rb'(?:^|%b)"' % sign, text, re.M):
+        return False
+    enclosed = re.compile(rb"(?:^|%b)'[^'\n]*'(?:%b|\r?$)" % (sign, sign), re.M)
+    count = sum(enclosed.search(text, line.start, line.end) is not None for line in lines)
+    return count >= 2 and count >= 0.5 * len(lines)
+
+
+def _split(text: bytes, dialect: Dialect, is_whole: bool) -> Iterator[_Line]:
+    records = Records(dialect)
+    ends = records.ends(text).tolist()
+    if not is_whole and len(ends) > 1:
+        ends.pop()
+    start = count = 0
+    comment = dialect.comment.encode() if dialect.is_comment_said else None
+    for end in ends:
+        record = text[start:end]
+        if record.strip() and not (comment and record.startswith(comment)):
+            yield _Line(start, end, records.fields(record))
+            count += 1
+        if count >= _SAMPLE_RECORDS:
+            return
+        start = end
+
+
+def _common_width(lines: Sequence[_Line]) -> int:
+    """The number of fields that most lines have; of several, the largest."""
+    counts = Counter(len(line.fields) for line in lines)
+    return max(counts, key=lambda width: (counts[width], width), default=0)
+
+
+def _is_comment(line: _Line, dialect: Dialect, width: int) -> bool:
+    return (
+        bool(dialect.comment)
+        and len(line.fields) != width
+        and line.fields[0].lstrip().startswith(dialect.comment.encode())
+    )
+
+
+def _skip_lines(
+    lines: Sequence[_Line], dialect: Dialect, options: TextOptions, text: bytes, width: int
+) -> tuple[Dialect, int]:
+    """The dialect with its comment sign, and the number of the line where the table begins."""
+    if options.skip_lines is not None:
+        start = 0
+        for _ in range(options.skip_lines):
+            start = text.find(b"\n", start) + 1 or len(text)
+        return dialect, next((at for at, line in enumerate(lines) if line.start >= start), len(lines))
+    first = 0
+    marked = [line.fields[0].startswith(_COMMENT.encode()) for line in lines]
+    if options.comment is None and marked and marked[0] and not all(marked):
+        first = marked.index(False)
+        # The last line with the sign may be the header, as in #chrom.
+        first -= width > 1 and len(lines[first - 1].fields) == width
+        if first:
+            dialect = replace(dialect, comment=_COMMENT)
+    table = next((at for at, line in enumerate(lines) if at >= first and 2 * len(line.fields) > width), len(lines))
+    follows = sum(len(line.fields) == width for line in lines[table:])
+    return dialect, table if table < len(lines) and follows > 1 else first
+
+
+def _has_header(table: Sequence[_Line], options: TextOptions, columns: Collection[str]) -> bool:
+    if options.header is not None:
+        return options.header
+    first = [field.strip() for field in table[0].fields]
+    known = {column.lower() for column in columns}
+    if known & {field.decode(errors="replace").lower() for field in first}:
+        return True
+    values = [at for at, field in enumerate(first) if _VALUE.fullmatch(field)]
+    if not values or len(table) == 1:
+        return len(table) > 1 or not values
+    below = [line.fields for line in table[1:] if len(line.fields) == len(first)]
+    for at, field in enumerate(first):
+        others = [fields[at].strip() for fields in below if fields[at].strip()]
+        if others and field and at not in values and all(_VALUE.fullmatch(other) for other in others):
+            # A word above values.
+            return True
+    years = [first[at] for at in values]
+    if len(set(years)) == len(years) > 1 and all(re.fullmatch(rb"(1[5-9]|20)\d\d", year) for year in years):
+        return True
+    return not any(
+        any(fields[at].strip() for fields in below)
+        and all(_VALUE.fullmatch(fields[at].strip()) for fields in below if fields[at].strip())
+        for at in values
+    )
+
+
+def _name_fields(header: _Line, width: int, source: Source, text: bytes) -> list[str]:
+    line = 1 + text.count(b"\n", 0, header.start)
+    names = []
+    for field in header.fields:
+        try:
+            names.append(field.decode())
+        except UnicodeDecodeError as error:
+            raise Invalid(
+                f"{source.uri}, line {line}: the header is not UTF-8",
+                hint="Name the encoding of the file: --encoding latin-1",
+                file=source.uri,
+                line=line,
+                column=field.decode(errors="backslashreplace"),
+            ) from error
+    if width and len(names) > width and not any(names[width:]):
+        # A delimiter at the end of the header alone.
+        return names[:width]
+    return names
