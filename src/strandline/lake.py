@@ -25,9 +25,10 @@ from strandline.jobs.lake_vacuum import LakeVacuum, vacuum_lake
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
 from strandline.model.schema_text import parse_schema
-from strandline.pipeline import commands, notebook, redelivery, runner
+from strandline.pipeline import commands, notebook, pausing, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
 from strandline.pipeline.commands import ResetReport, RetireReport
+from strandline.pipeline.pausing import PauseReport, RemoveReport
 from strandline.pipeline.plan import Plan, plan_of
 from strandline.pipeline.recover_marks import RecoveredSink, adopt_state
 from strandline.pipeline.redelivery import ReplayReport
@@ -315,6 +316,18 @@ class Lake(Context):
     def retire_sink(self, name: str, *, dry_run: bool = False) -> RetireReport:
         """Retire a sink: it sends nothing more, and the log is no longer kept for it."""
         return commands.retire(self, name, dry_run=dry_run)
+
+    def pause_sink(self, name: str) -> PauseReport:
+        """Pause a sink: no tick serves it until `resume_sink`. The log is kept for it."""
+        return pausing.pause(self, name)
+
+    def resume_sink(self, name: str) -> PauseReport:
+        """Let a paused sink go on from its marks."""
+        return pausing.resume(self, name)
+
+    def remove_sink(self, name: str, *, dry_run: bool = False) -> RemoveReport:
+        """End a sink and forget it, with its marks and dead letters. What it has sent stays there."""
+        return pausing.remove(self, name, dry_run=dry_run)
 
     def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
         """After the state was lost or restored from an old copy: ask every destination how far it has come, and

@@ -33,7 +33,8 @@ VERBS = [
     ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
     ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "drop-column"),
     ("table", "purge"), ("table", "drop"), ("plan",), ("tick",), ("run",), ("serve",), ("sink", "add"),
-    ("sink", "list"), ("sink", "show"), ("mark", "show"), ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
+    ("sink", "list"), ("sink", "show"), ("sink", "pause"), ("sink", "resume"), ("sink", "remove"), ("mark", "show"),
+    ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
     ("deadletter", "show"), ("deadletter", "replay"), ("deadletter", "drop"), ("token", "add"), ("token", "list"),
     ("token", "revoke"),
 ]  # fmt: skip

@@ -69,6 +69,8 @@ def reset(
         call.confirm(f"{will} Go on?", f"sink {name!r} starts again", table=planned.table)
     done = lake.reset_sink(name, start)
     begins = f"It begins with: {call.command(f'tick {name}')}"
+    if sink.is_paused:
+        begins = f"It stays paused; to let it begin: {call.command(f'sink resume {name}')}"
     return Answer(asdict(done), f"Sink {name} is in life {done.life} now. {begins}")
 
 

@@ -64,6 +64,8 @@ def _explain(plan: ConsumerPlan) -> str:
 
     if plan.is_retired:
         return "retired"
+    if plan.is_paused:
+        return "paused; the log is kept for it" if plan.known.consumer else "paused"
     new = [work for work in plan.works if not work.is_replay]
     does = "sends" if plan.is_sink else "reads"
     parts = [

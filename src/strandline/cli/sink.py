@@ -1,22 +1,24 @@
-"""Add sinks, which send a table's changes, and look at them."""
+"""Add sinks, which send a table's changes, look at them, pause and remove them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, warning
+from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, preview, warning
 from strandline.cli.destination import BACKFILL, make_sink, parse_start
-from strandline.cli.options import Where, Yes, parse_names, parse_pairs
+from strandline.cli.options import DryRun, Where, Yes, parse_names, parse_pairs
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
 if TYPE_CHECKING:
     from strandline.pipeline.addition import AddedSink, SinkChange
+    from strandline.pipeline.pausing import RemoveReport
     from strandline.sinks.definition import Start
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
@@ -156,6 +158,62 @@ def show(call: Call, name: SinkName) -> Answer:
     return Answer(data, tell())
 
 
+def pause(call: Call, name: SinkName) -> Answer:
+    """Pause a sink: no tick serves it until it is resumed. The log is kept for it, so the lake grows meanwhile."""
+    lake = call.lake()
+    sinks.choose(call, lake, [name])
+    done = lake.pause_sink(name)
+
+    def tell() -> Iterator[Part]:
+        yield f"Sink {name} is paused{'' if done.is_changed else ' already'}."
+        if done.is_working:
+            yield "A runner works on it now: it finishes the batch under way."
+        if done.holds_log:
+            yield "The log is kept for it: a vacuum deletes no change that it has not sent."
+        else:
+            yield "It has not run yet, so the log is not kept for it."
+        yield f"To let it go on: {call.command(f'sink resume {name}')}"
+
+    return Answer(asdict(done), tell())
+
+
+def resume(call: Call, name: SinkName) -> Answer:
+    """Let a paused sink go on from its mark."""
+    lake = call.lake()
+    sinks.choose(call, lake, [name])
+    done = lake.resume_sink(name)
+    said = f"Sink {name} goes on with the next tick: {call.command(f'tick {name}')}"
+    return Answer(asdict(done), said if done.is_changed else f"Sink {name} was not paused.")
+
+
+def remove(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False) -> Answer:
+    """Remove a sink: it ends, and its marks and dead letters are forgotten. Asks first.
+
+    What it has sent stays there. To keep its marks and dead letters, retire it: strandline mark retire."""
+    lake = call.lake()
+    sinks.choose(call, lake, [name])
+    planned = lake.remove_sink(name, dry_run=True)
+    will = _describe_removal(planned)
+    if dry_run:
+        return preview(will, planned)
+    if not yes:
+        call.confirm(f"{will} Go on?", f"sink {name!r} is removed", table=planned.table)
+    done = lake.remove_sink(name)
+    return Answer(done, f"Sink {name} is removed. What it sent to {done.destination} stays there.")
+
+
+def _describe_removal(planned: RemoveReport) -> str:
+    lag, gone = planned.lag, ["its marks"]
+    rest = "Everything was sent"
+    if not lag.is_none:
+        rest = f"What was not sent, {counted(lag.commits, 'commit')} ({counted(lag.rows, 'row')}), never will be"
+    gone += [f"{counted(planned.intents, 'unfinished batch', 'unfinished batches')}"] if planned.intents else []
+    gone += [counted(planned.letters, "dead letter")] if planned.letters else []
+    forgets = f"{', '.join(gone)} are forgotten, and the log is no longer kept for it"
+    again = "A program that declares it would start it from the beginning."
+    return f"Sink {planned.name!r} ({planned.table} → {planned.destination}) ends. {rest}; {forgets}. {again}"
+
+
 def _list_facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A sink's definition, without secrets, for people; nothing for other consumers."""
     if "to" not in definition:
@@ -177,4 +235,4 @@ def _list_facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-VERBS = {"add": add, "list": list_, "show": show}
+VERBS = {"add": add, "list": list_, "show": show, "pause": pause, "resume": resume, "remove": remove}

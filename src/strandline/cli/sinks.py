@@ -109,6 +109,8 @@ def state_text(sink: ConsumerStatus) -> str:
 
     if sink.is_retired:
         return "retired" if sink.error is None else "waits for you"
+    if sink.is_paused:
+        return "paused" if sink.owner is None else f"paused, finishing ({place_of(sink.owner)})"
     if sink.owner is not None:
         return f"working ({place_of(sink.owner)})"
     if sink.error is not None:

@@ -48,8 +48,10 @@ def tick(
             yield from _tell_consumer(call, each)
         for name in retired:
             yield warning(f"{name} is retired; to use it again: {call.command(f'mark reset {name}')}")
+        for name in report.paused:
+            yield f"{name} is paused, and its changes wait; to let it go on: {call.command(f'sink resume {name}')}"
         yield from broken_parts(call, report.broken)
-        if report.is_idle and not retired:
+        if report.is_idle and not retired and not report.paused:
             yield "Everything is up to date."
             if not lake.consumer_states():
                 yield sinks.no_sinks(call)

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -75,13 +75,17 @@ class Context(Tables):
 
     def consumer_state(self, name: str) -> ConsumerState:
         """A consumer on record: its marks and open intents."""
-        return self.state.marks.consumer_states(name).get(name, ConsumerState()) if self.has_state else ConsumerState()
+        if not self.has_state:
+            return ConsumerState()
+        found = self.state.marks.consumer_states(name).get(name, ConsumerState())
+        return replace(found, is_paused=name in self.state.pauses.all())
 
     def consumer_states(self) -> dict[str, ConsumerState]:
         """Every consumer with marks, by name: those declared here and those on record."""
         known = self.state.marks.consumer_states() if self.has_state else {}
+        paused = self.state.pauses.all() if self.has_state else {}
         names = sorted({*self.declared, *self.consumers, *known})
-        return {name: known.get(name, ConsumerState()) for name in names}
+        return {name: replace(known.get(name, ConsumerState()), is_paused=name in paused) for name in names}
 
     def producer(self, record: ConsumerRecord) -> Producer:
         """The identity of a consumer towards its destination."""

@@ -150,7 +150,7 @@ class _MarkedRun:
             plan = self._plan
             if plan.error is not None:
                 raise plan.error
-            if plan.is_retired:
+            if plan.is_retired or plan.is_paused:
                 return
             assert plan.resolved is not None
             self._record = self._register_consumer(plan.resolved)

@@ -22,9 +22,9 @@ from strandline.tables.collection import Tables
 @dataclass(frozen=True)
 class ConsumerPlan:
     """What a tick will do for one consumer. `rows` and `bytes` are upper bounds when only some vnodes are due; `why`
-    says what has changed; `start` is where it begins, or began; `lost` are dropped columns that its condition names:
-    nothing is sent; `epoch` is the state's epoch in the table's log; with `error` nothing will be done. `known` is the
-    consumer on record, `resolved` the input of the plan."""
+    says what has changed; a paused one (`is_paused`) does nothing; `start` is where it begins, or began; `lost` are
+    dropped columns that its condition names: nothing is sent; `epoch` is the state's epoch in the table's log; with
+    `error` nothing will be done. `known` is the consumer on record, `resolved` the input of the plan."""
 
     name: str
     table: str
@@ -33,6 +33,7 @@ class ConsumerPlan:
     works: tuple[Work, ...] = ()
     is_new: bool = False
     is_retired: bool = False
+    is_paused: bool = False
     why: str = ""
     start: Start = BACKFILL
     lost: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class ConsumerPlan:
 
     @property
     def is_due(self) -> bool:
-        return not self.is_retired and bool(self.works or self.error or self.is_new or self.why)
+        return not (self.is_retired or self.is_paused) and bool(self.works or self.error or self.is_new or self.why)
 
     @property
     def rows(self) -> int:
@@ -74,6 +75,7 @@ class ConsumerPlan:
             "works": [work.to_dict() for work in self.works],
             "is_new": self.is_new,
             "is_retired": self.is_retired,
+            "is_paused": self.is_paused,
             "why": self.why,
             "lost": list(self.lost),
             "error": error,
@@ -88,6 +90,8 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
         return replace(plan, error=_undecided_conflict(record))
     if record is not None and record.is_retired:
         return replace(plan, is_retired=True)
+    if known.is_paused:
+        return replace(plan, is_paused=True)
     try:
         found = resolve(context, name, known)
         registered = found.registration

@@ -73,7 +73,7 @@ def add(context: Context, sink: SinkDef) -> Registration:
 def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
     """Start a sink again: with the current table, with the next change, or with the changes after a seq."""
     check_start(start, name)
-    found, consumer = _find_consumer(context, name)
+    found, consumer = find_consumer(context, name)
     declared = declared_consumer(context, name, consumer)
     table = table_of(context, None if declared is None else declared.table, consumer)
     merge = table.merge()
@@ -122,21 +122,28 @@ def _newest_life(context: Context, table: TableStore, consumer: ConsumerRecord) 
 
 def retire(context: Context, name: str, *, dry_run: bool = False) -> RetireReport:
     """Retire a sink: it sends nothing more and no longer holds the log."""
-    found, consumer = _find_consumer(context, name)
-    try:
-        table = table_of(context, None, consumer)
-        lag = lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
-    except NotFound:
-        lag = Lag(0, 0, None)
+    found, consumer = find_consumer(context, name)
+    lag = lag_behind(context, found, consumer)
     if not dry_run:
         context.state.epoch.check()
         with context.state.leases.hold(consumer.lease, this_worker(), title=consumer.title):
             context.state.registry.retire(name)
+            context.state.pauses.end(name)
             context.state.epoch.renew()
     return RetireReport(name, consumer.table, consumer.destination, lag)
 
 
-def _find_consumer(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
+def lag_behind(context: Context, found: ConsumerState, consumer: ConsumerRecord) -> Lag:
+    """How far a consumer on record is behind; nothing when its table was dropped."""
+    try:
+        table = table_of(context, None, consumer)
+        return lag_of(found.marks, consumer.definition["start"], table.merge(), time.time())
+    except NotFound:
+        return Lag(0, 0, None)
+
+
+def find_consumer(context: Context, name: str) -> tuple[ConsumerState, ConsumerRecord]:
+    """A consumer that has run; `NotFound` or `Conflict` for others."""
     known = context.consumer_states()
     found = known.get(name, ConsumerState())
     if found.consumer is None:

@@ -21,12 +21,14 @@ _GRAVEST = (Corrupt, Internal, Invalid, Conflict, Unavailable)
 @dataclass(frozen=True)
 class TickReport:
     """What a tick did, for the consumers that had work or failed. `broken` are tables that could not be planned.
-    `working` are consumers that are still running; `run` does not wait for them."""
+    `working` are consumers that are still running; `run` does not wait for them. `paused` are consumers that
+    nobody serves until they are resumed."""
 
     consumers: tuple[ConsumerReport, ...]
     broken: tuple[BrokenTable, ...] = ()
     seconds: float = 0.0
     working: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
 
     @property
     def sinks(self) -> tuple[ConsumerReport, ...]:
@@ -86,6 +88,7 @@ class TickReport:
             "broken": [each.to_dict() for each in self.broken],
             "seconds": self.seconds,
             "working": list(self.working),
+            "paused": list(self.paused),
         }
 
 

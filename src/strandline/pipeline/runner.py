@@ -47,7 +47,8 @@ def tick(
         # An interrupted tick does not wait for its consumers: their intents are saved.
         pool.shutdown(wait=False, cancel_futures=True)
     done, broken = _run_tables(context, of_tables, progress)
-    report = TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3))
+    paused = tuple(plan.name for plan in plans if plan.is_paused)
+    report = TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3), paused=paused)
     log_tick(report, News())
     return report
 

@@ -73,7 +73,8 @@ class TableStatus:
 @dataclass(frozen=True)
 class ConsumerStatus:
     """One consumer: its position and its last receipt. `error` is why its last attempt failed, or why it cannot be
-    planned; `owner` works on it now; with `holds_log` the log is kept for it."""
+    planned; `owner` works on it now; with `holds_log` the log is kept for it; a paused one does nothing until it is
+    resumed."""
 
     name: str
     table: str
@@ -85,6 +86,7 @@ class ConsumerStatus:
     generation: str = ""
     life: int = 0
     is_retired: bool = False
+    is_paused: bool = False
     is_declared: bool = True
     intents: int = 0
     letters: int = 0
@@ -221,6 +223,7 @@ def _consumer_status(
         generation=generation,
         life=0 if record is None else record.life,
         is_retired=is_retired,
+        is_paused=known.is_paused and not is_retired,
         is_declared=name in context.declared or name in context.consumers,
         marks=known.marks,
         lag=lag,
@@ -228,7 +231,7 @@ def _consumer_status(
         letters=letters.get(generation, 0),
         owner=None if lease is None else lease.owner,
         last=last.get(generation),
-        error=None if plan.is_retired else error,
+        error=None if plan.is_retired or plan.is_paused else error,
         holds_log=record is not None and not is_retired,
     )
 

@@ -93,11 +93,13 @@ class SavedReceipt:
 
 @dataclass(frozen=True)
 class ConsumerState:
-    """A consumer on record with its marks and open intents; all empty when the state does not know it."""
+    """A consumer on record with its marks and open intents; all empty when the state does not know it. A paused one
+    does no work."""
 
     consumer: ConsumerRecord | None = None
     marks: Mapping[int, int] = field(default_factory=dict, hash=False)
     intents: tuple[Intent, ...] = ()
+    is_paused: bool = False
 
 
 class Marks:

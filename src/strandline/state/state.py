@@ -15,6 +15,7 @@ from strandline.state.intents import Intent, IntentDraft
 from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks, begin_intent
+from strandline.state.pauses import Pauses
 from strandline.storage.open import Storage
 
 
@@ -27,6 +28,7 @@ class State:
     marks: Marks
     leases: Leases
     letters: DeadLetters
+    pauses: Pauses
     epoch: Epoch
 
     @staticmethod
@@ -39,6 +41,7 @@ class State:
             Marks(database),
             Leases(database),
             DeadLetters(database),
+            Pauses(database),
             Epoch(storage, lake_id, database),
         )
 

@@ -1,0 +1,35 @@
+"""Forget a consumer: its marks, open intents, receipts, dead letters and its pause.
+
+Its lives stay on record, as retired ones: a later consumer of the name begins a newer life, which a destination can
+tell from the old ones.
+
+After a crash: everything is forgotten, or nothing.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select, update
+
+from strandline.state.consumers import consumers, find_current, generations, raise_not_found
+from strandline.state.database import Database
+from strandline.state.intents import intents
+from strandline.state.leases import check_fence
+from strandline.state.letters import deadletters
+from strandline.state.marks import marks, receipts
+from strandline.state.pauses import pauses
+
+
+def forget_consumer(state: Database, name: str, lease: str, fence: int) -> None:
+    """Forget the consumer of that name; the caller holds its lease."""
+    state.ensure(consumers, generations, intents, marks, receipts, deadletters, pauses)
+    with state.transaction() as connection:
+        check_fence(connection, lease, fence)
+        if find_current(connection, name, is_locking=True) is None:
+            raise_not_found(connection, name)
+        lives = select(generations.c.generation).where(generations.c.name == name)
+        for table in (marks, intents, receipts):
+            connection.execute(delete(table).where(table.c.generation.in_(lives)))
+        connection.execute(delete(deadletters).where(deadletters.c.consumer == name))
+        connection.execute(delete(pauses).where(pauses.c.name == name))
+        connection.execute(update(generations).where(generations.c.name == name).values(is_retired=True))
+        connection.execute(delete(consumers).where(consumers.c.name == name))
