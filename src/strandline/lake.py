@@ -121,11 +121,13 @@ class Lake(Context):
         vnodes: int = 16,
         version: str | None = None,
         order_by: str | None = None,
+        skip: Sequence[str] = (),
         progress: Progress = silent,
     ) -> Table:
         """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
 
-        Of several rows with the same key, the one with the highest `order_by` stays; without it they are refused."""
+        Of several rows with the same key, the one with the highest `order_by` stays; without it they are refused.
+        Columns in `skip` are left out."""
         imports.import_table(
             self,
             name,
@@ -135,6 +137,7 @@ class Lake(Context):
             vnodes=vnodes,
             version=version,
             order_by=order_by,
+            skip=skip,
             progress=progress,
         )
         return self.table(name)

@@ -27,6 +27,7 @@ Vnodes = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help=f"Of a new table: its parts, a power of two; default {VNODES}."),
 ]
+Skip = Annotated[str | None, typer.Option(metavar="A,B", help="Columns of the files to leave out.")]
 VersionColumn = Annotated[
     str | None, typer.Option(metavar="A", help="Of a new table: an older value here never replaces a newer row.")
 ]

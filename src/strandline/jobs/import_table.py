@@ -19,7 +19,7 @@ from strandline.jobs.ingest.job import options_of
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef, check_name
 from strandline.model.rows import check_rows
-from strandline.model.types import names_of, relax_schema
+from strandline.model.types import names_of
 from strandline.progress import Progress, silent
 from strandline.tables.baseline import Baseline
 from strandline.tables.catalog import IMPORTING, Entry
@@ -38,14 +38,14 @@ def import_table(
     vnodes: int = 16,
     version: str | None = None,
     order_by: str | None = None,
+    skip: Sequence[str] = (),
     progress: Progress = silent,
 ) -> None:
     """Create `name` with the schema and rows of `source`. Of rows with the same key, the one with the highest
-    `order_by` wins; without `order_by`, equal keys are refused."""
+    `order_by` wins; without `order_by`, equal keys are refused. Columns in `skip` are left out."""
     lake.catalog.check_free(check_name(name))
-    origin = open_source(source, options_of(lake))
-    columns = relax_schema(origin.schema)
-    definition = TableDef.declare(columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
+    origin = open_source(source, options_of(lake), skip)
+    definition = TableDef.declare(origin.schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
     if order_by is not None:
         names_of(origin.schema, [order_by])
 
@@ -102,7 +102,8 @@ def _fill_table(
 
         commit = write(log, rest(), definition, UPSERT, tokens=(), spark=lake.spark)
     except Invalid as error:
-        raise Invalid(f"{origin.uri}, {error.message}", hint=error.hint, path=origin.uri, **error.fields) from error
+        message = error.message if origin.uri in error.message else f"{origin.uri}, {error.message}"
+        raise Invalid(message, hint=error.hint, **{"path": origin.uri, **error.fields}) from error
     if commit.rows < count[0] and order_by is None:
         row = _find_repeated_key(lake, origin, definition.key)
         raise Invalid(
@@ -125,25 +126,14 @@ def _report_progress(pieces: Iterator[pa.Table], origin: ImportSource, progress:
 
 def _sort_batches(lake: Tables, origin: ImportSource, order_by: str) -> Iterator[pa.RecordBatch]:
     with lake.duck.transaction() as cursor:
-        cursor.register("_origin", pa.RecordBatchReader.from_batches(origin.schema, _conform_batches(origin, None)))
+        cursor.register("_origin", pa.RecordBatchReader.from_batches(origin.schema, origin.batches()))
         yield from cursor.sql(f"SELECT * FROM _origin ORDER BY {quoted(order_by)} NULLS FIRST").to_arrow_reader(50_000)
 
 
 def _find_repeated_key(lake: Tables, origin: ImportSource, key: Sequence[str]) -> dict[str, object]:
     fields = pa.schema([origin.schema.field(name) for name in key])
     with lake.duck.transaction() as cursor:
-        cursor.register("_origin", pa.RecordBatchReader.from_batches(fields, _conform_batches(origin, key)))
+        cursor.register("_origin", pa.RecordBatchReader.from_batches(fields, origin.batches(key)))
         found = cursor.sql(f"SELECT {listed(key)} FROM _origin GROUP BY ALL HAVING count(*) > 1 LIMIT 1")
         rows: list[dict[str, object]] = found.to_arrow_table().to_pylist()
         return rows[0]
-
-
-def _conform_batches(origin: ImportSource, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """The batches in one schema: files may lack columns or hold narrower types."""
-    schema = pa.schema([f for f in origin.schema if columns is None or f.name in columns])
-    for batch in origin.batches(columns):
-        arrays = [
-            batch.column(f.name).cast(f.type) if f.name in batch.schema.names else pa.nulls(batch.num_rows, f.type)
-            for f in schema
-        ]
-        yield pa.record_batch(arrays, schema=schema)

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, counted
-from strandline.cli.options import VNODES, ClusterBy, Key, NewName, VersionColumn, Vnodes, parse_names, parse_settings
+from strandline.cli.options import (
+    VNODES,
+    ClusterBy,
+    Key,
+    NewName,
+    Skip,
+    VersionColumn,
+    Vnodes,
+    parse_names,
+    parse_settings,
+)
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -64,6 +74,7 @@ def import_(
     order_by: Annotated[
         str | None, typer.Option(metavar="A", help="Of rows with one key, keep the one that is highest here.")
     ] = None,
+    skip: Skip = None,
 ) -> Answer:
     """Make a table with the columns and rows of an existing one, which stays as it is."""
     lake = call.lake()
@@ -77,6 +88,7 @@ def import_(
             vnodes=vnodes or VNODES,
             version=version_column,
             order_by=order_by,
+            skip=parse_names(skip),
             progress=progress,
         )
     seconds = clock.monotonic() - started_s

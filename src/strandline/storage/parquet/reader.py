@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from strandline.storage.open import Storage
 
 BATCH_BYTES = 32 << 20
-_MOST_ROWS = 16_384
+MOST_ROWS = 16_384
 _READ_ROWS = 512
 
 
@@ -53,7 +53,7 @@ def batches(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Itera
         read.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= _MOST_ROWS or size >= BATCH_BYTES:
+        if rows >= MOST_ROWS or size >= BATCH_BYTES:
             yield pa.concat_batches(read)
             read, rows, size = [], 0, 0
     if read:
@@ -67,5 +67,5 @@ def coded_batches(file: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.R
         group = file.metadata.row_group(at)
         chunks = (group.column(index) for index in range(group.num_columns))
         size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema not in coded)
-        rows = max(1, min(_MOST_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
+        rows = max(1, min(MOST_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
         yield from file.iter_batches(rows, row_groups=[at], columns=columns)
