@@ -27,7 +27,7 @@ from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op, Seq
 from strandline.model.definition import TableDef
 from strandline.model.rows import check_rows, is_spark
-from strandline.model.schema_text import columns_of
+from strandline.model.schema_text import columns_of, parse_type
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
 from strandline.pipeline import notebook
@@ -271,6 +271,12 @@ class Table(TableStore):
         """Bring back the rows of a seq or a time, as one new commit; the history stays. Rows that have expired since
         stay hidden."""
         return restore(self, at)
+
+    def add_column(self, name: str, kind: pa.DataType | str) -> pa.Schema:
+        """Add a column, which is null in the rows that are there; returns the new schema. The type may be a text, such
+        as `decimal(10,2)`."""
+        wanted = parse_type(kind, name) if isinstance(kind, str) else kind
+        return self.log.redefine("ADD COLUMN", lambda definition: definition.add_column(name, wanted)).schema
 
     def drop_column(self, name: str) -> pa.Schema:
         """Drop a column; its name cannot be used again. Its bytes go as files are rewritten: at once with

@@ -159,6 +159,12 @@ class TableDef:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
 
+    def add_column(self, name: str, kind: pa.DataType) -> TableDef:
+        """The same table with one more column, which is null in older rows."""
+        if name in self.schema.names:
+            raise Invalid(f"there is a column {name!r} already", hint="See: strandline table show", column=name)
+        return self.evolve(pa.schema([pa.field(name, kind)]))
+
     def open_as(self, wanted: TableDef, settings: Collection[str]) -> TableDef:
         """The same table with the columns that only `wanted` has; `Invalid` names the first difference that cannot be
         made up for. Of the settings only those named in `settings` have to agree. The layout (`vnodes`) may differ."""

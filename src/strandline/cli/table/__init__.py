@@ -17,6 +17,7 @@ VERBS = {
     "pin": pins.pin,
     "unpin": pins.unpin,
     "pins": pins.pins,
+    "add-column": change.add_column,
     "drop-column": change.drop_column,
     "purge": erase.purge,
     "drop": change.drop,

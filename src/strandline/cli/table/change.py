@@ -1,4 +1,4 @@
-"""Change tables: `table rename`, `table set`, `table restore`, `table drop-column`, `table drop`."""
+"""Change tables: `table rename`, `set`, `restore`, `add-column`, `drop-column`, `drop`."""
 
 from __future__ import annotations
 
@@ -115,6 +115,23 @@ def restore(
     if then.horizon != table.merge(commit.seq).horizon:
         parts.append("Rows that have expired since then stay hidden.")
     return Answer({"table": name, "at": then.seq, "seq": commit.seq, "changes": commit.rows}, parts)
+
+
+def add_column(
+    call: Call,
+    name: TableName,
+    column: Annotated[str, typer.Argument(metavar="COLUMN:TYPE", help="The new column, such as price:decimal(10,2).")],
+) -> Answer:
+    """Add a column to a table. It is null in the rows that are there."""
+    new, colon, kind = (part.strip() for part in column.partition(":"))
+    if not (new and colon and kind):
+        raise typer.BadParameter(f"the column is {column!r}; expected COLUMN:TYPE, such as price:decimal(10,2)")
+    if kind.endswith("!"):
+        hint = f"Leave the ! out: {new}:{kind.rstrip('!')}"
+        raise Invalid(f"column {new!r} cannot be required: rows that are there lack it", hint=hint, column=new)
+    columns = call.table(name).add_column(new, kind).names
+    data = {"table": name, "added": new, "columns": columns}
+    return Answer(data, f"Added the column {new} to {name}; it has {', '.join(columns)}.")
 
 
 def drop_column(
