@@ -119,7 +119,7 @@ sl.Lake(sys.argv[1]).ingest("events", [sys.argv[2]], key=[], rejects=True)
 def test_rows_and_rejects_are_there_once_after_a_kill_at(point: str, tmp_path: Path) -> None:
     for number in range(4):
         good = lines(*range(number * 10, number * 10 + 10))
-        (tmp_path / f"{number}.jsonl").write_text(good + '{"id": "bad"}\n')
+        (tmp_path / f"{number}.jsonl").write_text(good + '{"id": bad}\n')
     uri, files = str(tmp_path / "lake"), str(tmp_path / "*.jsonl")
     code = "from strandline.jobs.ingest import load; load.GROUP_FILES = 2\n" + _LOAD
     killed = python(code, uri, files, crash=point)

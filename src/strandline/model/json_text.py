@@ -9,7 +9,7 @@ import json
 import re
 
 _LONG = 1 << 20
-_DEPTH = 900
+DEPTH = 900
 _STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
 _NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
 _TOKEN = re.compile(
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 
 def check(text: str) -> None:
     """Raise `ValueError` or `RecursionError` for a text that some JSON reader refuses."""
-    if len(text) > _LONG:
+    if len(text) > _LONG or text.count("[") + text.count("{") > DEPTH:
         _walk_tokens(text)
         return
     value = json.loads(text, parse_constant=_refuse_constant)
@@ -59,7 +59,7 @@ def _expect_after(found: re.Match[str], wanted: str, open_: list[str]) -> str:
         return _expect_after_value(open_) if wanted in ("value", "value or ]") else ""
     if sign in "[{" and wanted in ("value", "value or ]"):
         open_.append(sign)
-        if len(open_) > _DEPTH:
+        if len(open_) > DEPTH:
             raise RecursionError("nested too deeply")
         return "value or ]" if sign == "[" else "name or }"
     if sign == ":" and wanted == ":":

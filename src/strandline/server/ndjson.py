@@ -23,9 +23,9 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.columns import misfit_reason
-from strandline.jobs.ingest.jsonl import JsonObject, quote_values
 from strandline.model.rows import check_rows, first_failing
 from strandline.model.types import conform, is_json, storage_type
+from strandline.server.json_line import JsonObject, quote_values
 from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed
 

@@ -74,6 +74,10 @@ class Reading:
         if rest:
             yield self._new_block(rest)
 
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """The rest of the text, in pieces of any size above 0. The caller counts `lines`."""
+        return self._text_chunks(size)
+
     def starts_with_newline(self) -> bool:
         """Whether the text at `start` begins with a newline. The reading cannot be used after that."""
         return next(self._text_chunks(64), b"").startswith((b"\n", b"\r"))

@@ -129,6 +129,11 @@ def _reads_back(text: str) -> bool:
 def _find_kind(texts: pa.ChunkedArray) -> pa.DataType:
     if _all_match(texts, _BOOLEAN):
         return pa.bool_()
+    return find_time_type(texts)
+
+
+def find_time_type(texts: pa.ChunkedArray) -> pa.DataType:
+    """The type of texts that are all dates or all times as ISO 8601 writes them, else string."""
     for pattern, kind in _TIMES:
         if _all_match(texts, pattern):
             return kind if _can_cast(texts, kind) else pa.string()

@@ -11,8 +11,12 @@ from strandline.errors import Invalid
 from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.csv import Delimited
 from strandline.jobs.ingest.dialect import Dialect
-from strandline.jobs.ingest.jsonl import JsonLines
+from strandline.jobs.ingest.json_rows import JsonRows
+from strandline.jobs.ingest.json_stream import split_objects
 from strandline.model.definition import TableDef
+
+_Found = tuple[pa.Table | None, tuple[str | None, str]]
+"""One row, or the column and the reason why the text is none."""
 
 
 def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:
@@ -24,18 +28,13 @@ def parse_keys(texts: Sequence[str], definition: TableDef) -> pa.Table:
 
 def _parse_key(text: str, columns: pa.Schema) -> pa.Table:
     is_single = len(columns) == 1
-    form = Delimited(columns, columns.names, Dialect()) if is_single else JsonLines(columns)
     try:
         record = (_quote_field(text) if is_single else " ".join(text.split("\n"))).encode() + b"\n"
     except UnicodeEncodeError as error:
         raise Invalid(f"key {text!r} is not UTF-8") from error
-    try:
-        table = form.convert(record)
-        if table.num_rows == 1:
-            return table
-        column, reason = None, "it is empty"
-    except UNFIT:
-        column, reason = form.explain(record)
+    table, (column, reason) = _read_single(record, columns) if is_single else _read_object(record, columns)
+    if table is not None:
+        return table
     hint = None
     if not is_single:
         shape = json.dumps(dict.fromkeys(columns.names, "…"), ensure_ascii=False)
@@ -47,6 +46,22 @@ def _parse_key(text: str, columns: pa.Schema) -> pa.Table:
         else:
             reason = f"column {column!r}: {reason}"
     raise Invalid(f"key {text!r}: {reason}", hint=hint, column=column, key=text)
+
+
+def _read_single(record: bytes, columns: pa.Schema) -> _Found:
+    form = Delimited(columns, columns.names, Dialect())
+    try:
+        table = form.convert(record)
+        return (table, (None, "")) if table.num_rows == 1 else (None, (None, "it is empty"))
+    except UNFIT:
+        return None, form.explain(record)
+
+
+def _read_object(record: bytes, columns: pa.Schema) -> _Found:
+    table, bad = JsonRows(columns).convert(split_objects(record))
+    if bad or table.num_rows != 1:
+        return None, (bad[0].column, bad[0].reason) if bad else (None, "it is empty")
+    return table, (None, "")
 
 
 def _quote_field(text: str) -> str:

@@ -19,12 +19,12 @@ from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
 from strandline.jobs.ingest.csv_file import open_csv
 from strandline.jobs.ingest.dialect import Dialect
-from strandline.jobs.ingest.jsonl import LINES_HINT, JsonLines
+from strandline.jobs.ingest.json_rows import JsonRows, read_json
+from strandline.jobs.ingest.json_stream import FORMS_HINT, sniff_json
 from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
 from strandline.jobs.ingest.source import Source
-from strandline.jobs.ingest.text import read_text
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
 from strandline.progress import Progress
@@ -128,7 +128,7 @@ class Loader:
         word = "line" if step.source.is_text else "row"
         hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
         if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
-            hint = f"{LINES_HINT}\n{hint}"
+            hint = f"{FORMS_HINT}\n{hint}"
         raise Invalid(
             f"{uri}, {word} {fault.line}{column}: {fault.reason}",
             hint=hint,
@@ -197,7 +197,8 @@ class _Group:
             reading.encoding, reading.newline = dialect.encoding, dialect.newline
             pieces = file.read(reading)
         else:
-            pieces = read_text(reading, JsonLines(schema))
+            reading.encoding = sniff_json(step.source)
+            pieces = read_json(reading, JsonRows(schema))
         for found in pieces:
             yield found
             self._loader.advance(step, min(reading.done, step.bytes - 1))

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from strandline.errors import Invalid, NotFound
+from strandline.jobs.ingest.json_scan import is_inside
 from strandline.storage.open import LocalStorage, Storage, open_storage
 
 Kind = Literal["jsonl", "csv", "parquet"]
@@ -22,7 +23,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Compression = Literal["gzip", "zstd", "bz2"]
 
 _KINDS: dict[str, Kind] = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".geojson": "jsonl",
     ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -110,7 +111,15 @@ class Source:
                 stop = start + end
                 break
             stop = start
+        if self.kind == "jsonl" and self._ends_value(stop):
+            return self
         return replace(self, size=stop, unfinished_bytes=self.size - stop)
+
+    def _ends_value(self, start: int) -> bool:
+        """Whether the JSON text from `start` on, after the last newline, is complete: its brackets and strings are
+        closed. Of a long text only the last bytes are looked at."""
+        tail = b"".join(self.chunks(max(start, self.size - _TAIL_BYTES), self.size, _TAIL_BYTES)).rstrip()
+        return not is_inside(tail) if self.size - start <= _TAIL_BYTES else tail.endswith((b"}", b"]"))
 
     def is_unchanged(self) -> bool:
         """Whether the file is still the one that was found."""
