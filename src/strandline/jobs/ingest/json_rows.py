@@ -27,7 +27,7 @@ from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
 from strandline.jobs.ingest.json_cells import TOO_DEEP, Texts, read_column
 from strandline.jobs.ingest.json_scan import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, Positions
-from strandline.jobs.ingest.json_stream import Records, read_records
+from strandline.jobs.ingest.json_stream import JsonBlock, read_records
 from strandline.model import json_text
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
@@ -57,7 +57,7 @@ class JsonRows:
             explicit_schema=read, unexpected_field_behavior="error", newlines_in_values=True
         )
 
-    def convert(self, records: Records) -> tuple[pa.Table, list[BadRow]]:
+    def convert(self, records: JsonBlock) -> tuple[pa.Table, list[BadRow]]:
         """The good rows, checked, and the bad ones, in the order of their lines."""
         table = self._read_by_arrow(records)
         if table is not None:
@@ -105,7 +105,7 @@ class JsonRows:
     def _schema_of_rows(self) -> pa.Schema:
         return pa.schema([field.with_nullable(True) for field in self._schema])
 
-    def _read_by_arrow(self, records: Records) -> pa.Table | None:
+    def _read_by_arrow(self, records: JsonBlock) -> pa.Table | None:
         """The rows as Arrow reads them; None when it cannot, or might read them differently."""
         data = records.data
         if not self._is_plain or records.bad or not len(records) or b"NaN" in data or b"Inf" in data:
@@ -175,7 +175,7 @@ class JsonRows:
 class _Members:
     """The names and values of the objects of a block, by their positions."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: JsonBlock) -> None:
         self.data = records.data
         self.faults: dict[int, _Fault] = {}
         signs, count = records.signs, len(records)

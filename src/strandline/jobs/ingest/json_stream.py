@@ -45,7 +45,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True)
-class Records:
+class JsonBlock:
     """Values of a block, each with closed brackets and strings. Value i has the signs from `first[i]` to `last[i]` and
     begins on line `lines[i]` of the file. `bad` has the lines and texts that are no such values; all other text is
     space."""
@@ -102,7 +102,7 @@ def _is_closed(text: bytes) -> bool:
     return bool(len(closed)) and not signs.is_open and int(signs.at[closed[0]]) == len(text) - 1
 
 
-def read_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Records]:
+def read_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES) -> Iterator[JsonBlock]:
     """The values of a file, or of the part that a reading is about. At the end `reading.is_open` says whether the last
     line has no newline."""
     chunks = _join_chunks(reading.chunks(block_bytes), min(block_bytes, _HEAD_BYTES))
@@ -160,14 +160,14 @@ def _join_chunks(chunks: Iterable[bytes], least: int) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def split_objects(data: bytes) -> Records:
+def split_objects(data: bytes) -> JsonBlock:
     """The values of a whole text, one after another."""
     _, found = _ObjectCutter().cut(data, 1, is_end=True)
     return found[0]
 
 
 class _Cutter(Protocol):
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[Records]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
         """Where the last whole value of a text ends, and the values up to there. The text begins on `line`; `is_end`
         takes the rest too."""
         ...
@@ -176,7 +176,7 @@ class _Cutter(Protocol):
 class _LineCutter:
     """One object per line; a line may also have several."""
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[Records]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
         done = len(data) if is_end else data.rfind(b"\n") + 1
         if not done:
             return 0, []
@@ -201,7 +201,7 @@ def _scan_without(data: bytes, stops: Positions, odd: Positions) -> Signs:
 class _ObjectCutter:
     """Objects one after another, with any space between them."""
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[Records]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
         signs = scan(data)
         # A bracket that closes nothing ends a segment, which is bad.
         lowest = np.minimum.accumulate(np.minimum(signs.depth, 0))
@@ -222,9 +222,9 @@ class _ArrayCutter:
         self._source = source
         self._is_inside = False
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[Records]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
         done = 0
-        found: list[Records] = []
+        found: list[JsonBlock] = []
         while True:
             if not self._is_inside:
                 done = len(data) - len(data[done:].lstrip(_SPACE))
@@ -264,7 +264,7 @@ class _ArrayCutter:
 
 def _split_segments(
     data: bytes, signs: Signs, stops: Positions, line: int, *, separator: int, unclosed: Positions
-) -> Records:
+) -> JsonBlock:
     """The values in brackets of a text in segments, which end at `stops` and have `separator` bytes between them. A
     segment is bad when it has other text, or brackets that do not match; those in `unclosed` are bad already."""
     end = int(stops[-1])
@@ -289,7 +289,7 @@ def _split_segments(
         place = int(begins[at]) + len(text) - len(text.lstrip(_SPACE))
         bad.append((line + int(np.searchsorted(newlines, place)), text.strip(_SPACE)))
     lines = line + np.searchsorted(newlines, signs.at[first])
-    return Records(data[:end], Signs(signs.at, signs.kind, depth, False), first, last, lines, bad)
+    return JsonBlock(data[:end], Signs(signs.at, signs.kind, depth, False), first, last, lines, bad)
 
 
 def _blank(data: bytes, places: Positions) -> bytes:
