@@ -213,7 +213,10 @@ def test_a_bad_line_is_named_and_with_rejects_kept(loaded: Run, tmp_path: Path) 
     listed = loaded.json("rejects", "items")
     assert (listed["count"], listed["rejects"][0]["line"], listed["rejects"][0]["column"]) == (1, 2, "id")
     assert loaded.json("rejects", "items", "--limit", "0")["rejects"] == []
-    assert loaded.json("status")["tables"][0]["rejects"] == 1
+    status = loaded.json("status", code=1)
+    assert (status["tables"][0]["rejects"], status["attention"][0]["cause"]) == (1, "rejects")
+    assert "table items: 1 row was refused by ingest\n    strandline rejects items\n" in loaded("status", code=1)
+    assert "refused by ingest" in loaded("tick", code=1) and "refused by ingest" in loaded("doctor", code=1)
 
 
 def test_an_unfinished_line_is_told(run: Run, tmp_path: Path) -> None:
@@ -325,7 +328,7 @@ def test_a_broken_table_does_not_hide_the_others(loaded: Run, tmp_path: Path) ->
     tables = loaded.json("status", code=1)["tables"]
     assert [(t["name"], t.get("error", {}).get("kind")) for t in tables] == [("items", None), ("other", "Corrupt")]
     assert "strandline doctor" in loaded("status", code=1)
-    assert loaded.json("doctor", code=1)["is_sound"] is False
+    assert loaded.json("doctor", code=1)["is_well"] is False
     said = loaded("doctor", code=1)
     assert "wrong" in said and "back from a backup; then: strandline compact" in said
 
@@ -714,7 +717,7 @@ def test_a_column_is_dropped_for_good(folded: Run) -> None:
     assert "strandline compact items --all" in said
     assert folded.json("table", "drop-column", "items", "name", "--yes")["columns"] == ["id"]
     folded("compact", "--all")
-    assert folded.json("doctor", "--deep")["is_sound"] is True
+    assert folded.json("doctor", "--deep")["is_well"] is True
 
 
 def test_rows_are_erased_by_key(folded: Run) -> None:
@@ -736,7 +739,7 @@ def test_rows_are_erased_by_key(folded: Run) -> None:
     assert "Nothing in items had that key" in folded("table", "purge", "items", "--yes", "1")
     folded("table", "pin", "items")
     assert "A pin holds the past" in folded("table", "purge", "items", "--yes", "3")
-    assert folded.json("doctor", "--deep")["is_sound"] is True
+    assert folded.json("doctor", "--deep")["is_well"] is True
 
 
 KEYS = [

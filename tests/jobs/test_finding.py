@@ -32,5 +32,5 @@ def test_what_no_repair_is_known_for_needs_a_person() -> None:
 
 def test_a_report_is_plain_data() -> None:
     told = json.loads(json.dumps(report(NOTE, LOST).to_dict()))
-    assert (told["is_sound"], [each["severity"] for each in told["findings"]]) == (False, ["note", "wrong"])
+    assert (told["is_well"], [each["severity"] for each in told["findings"]]) == (False, ["note", "wrong"])
     assert told["findings"][0]["command"] == "vacuum items"

@@ -10,7 +10,9 @@ import datetime as dt
 import decimal
 import json
 import math
+import os
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
@@ -20,6 +22,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 _PIPE_COLUMNS = 100_000
+_LEAST_COLUMNS = 8
 
 
 class Reported(Protocol):
@@ -31,12 +34,14 @@ class Reported(Protocol):
 @dataclass(frozen=True)
 class Rows:
     """A table for people. Numbers, and the columns named in `numbers`, are aligned right; times are in UTC. A table
-    wider than the window is shown row by row, one line for each value. Rows after the first `most` are only counted."""
+    wider than the window has the texts of the columns in `cut` shortened in their middle; one that is still wider is
+    shown row by row, one line for each value. Rows after the first `most` are only counted."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     numbers: Collection[str] = ()
     most: int | None = None
+    cut: Collection[str] = ()
 
 
 Part = str | Text | Rows
@@ -75,7 +80,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Iterator[str]:
 
 
 def stdout() -> Console:
-    """Where answers go. A pipe has no width: long lines are not cut there."""
+    """Where answers go. A pipe has no width, unless COLUMNS gives one: long lines are not cut there."""
     return _make_console(sys.stdout)
 
 
@@ -86,7 +91,8 @@ def stderr() -> Console:
 
 def _make_console(file: TextIO) -> Console:
     # Brackets in names and texts are not markup.
-    width = None if file.isatty() else _PIPE_COLUMNS
+    given = os.environ.get("COLUMNS", "")
+    width = None if file.isatty() else int(given) if given.isdecimal() and int(given) > 0 else _PIPE_COLUMNS
     return Console(file=file, highlight=False, markup=False, emoji=False, width=width)
 
 
@@ -139,7 +145,7 @@ def plain(value: Any) -> Any:
 
 def _show_rows(out: Console, table: Rows) -> None:
     rows = table.rows[: table.most]
-    cells = [[_format_cell(value) for value in row] for row in rows]
+    cells = _cut_cells(table, [[_format_cell(value) for value in row] for row in rows], out.width)
     made = Grid(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     width = 0
     for at, name in enumerate(table.columns):
@@ -154,6 +160,21 @@ def _show_rows(out: Console, table: Rows) -> None:
         out.print(made)
     if len(rows) < len(table.rows):
         out.print(f"… and {len(table.rows) - len(rows):,} more")
+
+
+def _cut_cells(table: Rows, cells: list[list[Text]], width: int) -> list[list[Text]]:
+    """The cells, with the widest columns that may be cut shortened until the table fits."""
+    widths = [max([len(name), *(row[at].cell_len for row in cells)]) for at, name in enumerate(table.columns)]
+    chosen = [at for at, name in enumerate(table.columns) if name in table.cut]
+    while sum(widths) + 2 * len(widths) > width and chosen:
+        widest = max(chosen, key=lambda at: widths[at])
+        if widths[widest] <= max(_LEAST_COLUMNS, len(table.columns[widest])):
+            break
+        widths[widest] -= 1
+    return [
+        [Text(cut_middle(cell.plain, widths[at]), cell.style) if at in chosen else cell for at, cell in enumerate(row)]
+        for row in cells
+    ]
 
 
 def _format_cell(value: object) -> Text:
@@ -190,6 +211,21 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def cut(text: str, most: int) -> str:
     """A text of at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def cut_middle(text: str, most: int) -> str:
+    """A text of at most `most` characters: its beginning and its end."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def wrap(text: str, indent: str = "") -> str:
+    """A text broken into lines of the window, each after `indent`; never inside a word."""
+    width = stdout().width
+    lines = textwrap.wrap(text, max(20, width - len(indent)), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(indent + line for line in lines)
 
 
 def moment(at: dt.datetime) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import sinks
-from strandline.cli.answer import Answer, Part, Rows, counted, cut, facts, moment, note
+from strandline.cli.answer import Answer, Part, Rows, counted, cut, facts, moment, note, wrap
 from strandline.cli.options import Yes
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from strandline.pipeline.redelivery import ReplayReport
+    from strandline.state.letter_groups import LetterGroup
     from strandline.state.letters import DeadLetter
 
 _ID_CHARS = 8
@@ -35,15 +36,24 @@ All = Annotated[bool, typer.Option("--all", help="All dead letters, or all of th
 def list_(
     call: Call,
     sink: Annotated[str | None, typer.Argument(metavar="SINK", help="The sink; all of them without a name.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="List the last N of them.")] = 100,
+    is_all: Annotated[bool, typer.Option("--all", help="List each letter by itself, with its id.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --all: the last N of them.")] = 100,
 ) -> Answer:
-    """List the dead letters, the newest first."""
+    """List the dead letters: those with the same cause together, or with --all each one, the newest first."""
+    from strandline.state.letter_groups import group_letters
+
     lake = call.lake()
     whole = _find_letters(call, lake, sink)
-    found = whole[:limit]
-    data = {"lake": lake.storage.uri, "deadletters": [letter.to_dict() for letter in found]}
+    found, groups = whole[:limit], group_letters(whole)
+    data = {
+        "lake": lake.storage.uri,
+        "groups": [group.to_dict() for group in groups],
+        "deadletters": [letter.to_dict() for letter in found],
+    }
     if not found:
         return Answer(data, "There are no dead letters." if sink is None else f"Sink {sink} has no dead letters.")
+    if not is_all:
+        return Answer(data, _tell_groups(call, groups))
 
     def tell() -> Iterator[Part]:
         ids = _shorten([letter.id for letter in found])
@@ -58,6 +68,21 @@ def list_(
         yield f"See one: {call.command('deadletter show ID')}; send it again: {call.command('deadletter replay ID')}"
 
     return Answer(data, tell())
+
+
+def _tell_groups(call: Call, groups: Sequence[LetterGroup]) -> Iterator[Part]:
+    for group in groups:
+        rows = f"{counted(group.rows, 'row')} of {group.table}"
+        yield Text.assemble((f"{group.consumer}: ", "bold"), f"{rows} in {counted(group.letters, 'dead letter')}")
+        yield Text(wrap(f"{group.status or ''} {group.reason}".strip(), "  "), "yellow")
+        keys = ", ".join(cut(" ".join(map(str, key.values())), 30) for key in group.keys)
+        yield f"  keys {keys}{', …' if group.rows > len(group.keys) else ''}"
+        last = "" if group.first_at == group.last_at else f" to {moment(group.last_at)}"
+        yield note(f"  {moment(group.first_at)}{last} UTC")
+    names = " ".join(dict.fromkeys(group.consumer for group in groups))
+    yield f"Each with its id:  {call.command('deadletter list --all')}"
+    yield f"Send them again:   {call.command(f'deadletter replay --all {names}')}"
+    yield f"Give them up:      {call.command(f'deadletter drop --all {names}')}"
 
 
 def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The beginning of its id.")]) -> Answer:

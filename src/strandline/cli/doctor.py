@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from strandline.cli.answer import Answer, Part, counted, fault, note, warning
+from strandline.cli.answer import Answer, Part, counted, fault, note, warning, wrap
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from strandline.jobs.doctor import Report
     from strandline.pipeline.recover_marks import RecoveredSink
     from strandline.storage.open import Storage
+
+
+_INDENT = " " * 9
 
 
 def doctor(
@@ -68,10 +71,10 @@ def _tell(call: Call, report: Report, is_damaged: bool) -> Iterator[Part]:
         state = "repaired" if finding.is_repaired else finding.severity
         style = {"repaired": "green", "wrong": "bold red", "note": "yellow"}[state]
         name = f"{finding.table}: " if finding.table else ""
-        yield Text.assemble((f"{state:8} ", style), name, finding.what)
-        yield note(f"         {finding.where}")
+        yield Text.assemble((f"{state:8} ", style), wrap(f"{name}{finding.what}", _INDENT).lstrip())
+        yield note(f"{_INDENT}{finding.where}")
         if finding.command:
-            yield note(f"         {call.command(finding.command)}")
+            yield note(f"{_INDENT}{call.command(finding.command)}")
     read = f" and {counted(report.rows, 'row')}" if report.is_deep else ""
     yield f"Examined {counted(report.tables, 'table')}, {counted(report.files, 'file')}{read} in {report.uri}"
     open_ = [finding for finding in report.findings if not finding.is_repaired]

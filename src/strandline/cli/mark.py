@@ -11,7 +11,7 @@ import typer
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, counted, facts, fault, preview
 from strandline.cli.destination import BACKFILL, HEAD
-from strandline.cli.options import DryRun, Yes
+from strandline.cli.options import DryRun, ShowAll, Yes
 from strandline.cli.sink import SinkName
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 def show(
     call: Call,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sink; all of them without a name.")] = None,
+    is_all: ShowAll = False,
 ) -> Answer:
     """Show how far each sink is: marks, lag, batches under way, its last run."""
     lake = call.lake()
     found = sinks.find(call, lake, None if name is None else [name])
 
     def tell() -> Iterator[Part]:
-        for at, sink in enumerate(found):
+        shown = [sink for sink in found if is_all or name is not None or not sink.is_retired or sink.error]
+        for at, sink in enumerate(shown):
             if at:
                 yield ""
             yield f"{sink.name}: {sink.table} → {sink.destination}"
@@ -41,6 +43,7 @@ def show(
                 yield fault("failed: ", sink.error)
         if not found:
             yield sinks.no_sinks(call)
+        yield from sinks.tell_hidden(len(found) - len(shown))
 
     return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, tell())
 

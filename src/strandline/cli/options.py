@@ -19,6 +19,7 @@ NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
 TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")]
+ShowAll = Annotated[bool, typer.Option("--all", help="Show retired sinks as well.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; write nothing.")]
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]

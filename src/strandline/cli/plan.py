@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, note, size
 from strandline.cli.broken import broken_parts
+from strandline.cli.options import ShowAll
 from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
@@ -16,26 +17,28 @@ if TYPE_CHECKING:
     from strandline.pipeline.plan import Plan
 
 
-def plan(call: Call) -> Answer:
+def plan(call: Call, is_all: ShowAll = False) -> Answer:
     """Show what a tick would do: the changes that each sink would send, the tables that would be folded, and those of
     which rows would expire.
 
     Ends with 1 when a consumer cannot run or a table is broken."""
-    return preview_tick(call, call.lake())
+    return preview_tick(call, call.lake(), is_all=is_all)
 
 
-def preview_tick(call: Call, lake: sl.Lake, names: list[str] | None = None) -> Answer:
+def preview_tick(call: Call, lake: sl.Lake, names: list[str] | None = None, *, is_all: bool = False) -> Answer:
     """What a tick, or a tick of these sinks alone, would do. Nothing is written."""
     sinks.check_state(lake)
     found = lake.plan(only=names)
     data = {"lake": lake.storage.uri, "is_dry_run": True, **found.to_dict()}
-    return Answer(data, _tell(call, found), is_well=found.is_well)
+    return Answer(data, _tell(call, found, is_all or names is not None), is_well=found.is_well)
 
 
-def _tell(call: Call, found: Plan) -> Iterator[Part]:
-    if rows := [_make_row(each) for each in found.consumers if each.error is None]:
+def _tell(call: Call, found: Plan, is_all: bool) -> Iterator[Part]:
+    shown = [each for each in found.consumers if is_all or not each.is_retired]
+    if rows := [_make_row(each) for each in shown if each.error is None]:
         columns = ("CONSUMER", "TABLE", "DESTINATION", "SEQ", "ROWS", "BYTES", "ENGINE", "WHY")
-        yield Rows(columns, rows, numbers=("BYTES",))
+        yield Rows(columns, rows, numbers=("BYTES",), cut=("DESTINATION", "WHY", "TABLE", "CONSUMER"))
+    yield from sinks.tell_hidden(len(found.consumers) - len(shown))
     for each in found.consumers:
         if each.error is not None:
             yield from sinks.failure_parts(call, each.name, each.error)

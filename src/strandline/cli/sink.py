@@ -12,7 +12,7 @@ import typer
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, preview, warning
 from strandline.cli.destination import BACKFILL, make_sink, parse_start
-from strandline.cli.options import DryRun, Where, Yes, parse_names, parse_pairs
+from strandline.cli.options import DryRun, ShowAll, Where, Yes, parse_names, parse_pairs
 from strandline.cli.verb import Call
 from strandline.errors import Invalid
 
@@ -123,14 +123,22 @@ def _describe_start(start: str | int) -> str:
     return f"what comes after seq {start}" if isinstance(start, int) else "what comes next"
 
 
-def list_(call: Call) -> Answer:
+def list_(call: Call, is_all: ShowAll = False) -> Answer:
     """List the sinks."""
     lake = call.lake()
     found = [sink for sink in sinks.find(call, lake) if sink.kind in get_args(Kind)]
-    rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.state_text(sink)) for sink in found]
-    shown = Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows)
+    shown = [sink for sink in found if is_all or not sink.is_retired or sink.error]
+    rows = [(sink.name, sink.kind, sink.table, sink.destination, sinks.coloured_state(sink)) for sink in shown]
     data = {"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}
-    return Answer(data, shown if found else sinks.no_sinks(call))
+
+    def tell() -> Iterator[Part]:
+        if rows:
+            yield Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows, cut=("DESTINATION", "TABLE", "SINK"))
+        elif not found:
+            yield sinks.no_sinks(call)
+        yield from sinks.tell_hidden(len(found) - len(shown))
+
+    return Answer(data, tell())
 
 
 def show(call: Call, name: SinkName) -> Answer:

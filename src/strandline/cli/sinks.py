@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from strandline.cli.answer import Part, counted, fault, moment, note, size
 from strandline.cli.verb import Call
 from strandline.errors import Conflict, NotFound, StrandlineError
@@ -49,6 +51,12 @@ def no_sinks(call: Call) -> str:
     return f"There are no sinks. Add one: {call.command('sink add NAME TABLE --to DEST')}"
 
 
+def tell_hidden(count: int) -> Iterator[Part]:
+    """That retired sinks are left out, if there are some."""
+    if count:
+        yield note(f"{counted(count, 'retired sink is', 'retired sinks are')} not shown; --all shows all.")
+
+
 def progress_of(sink: ConsumerStatus) -> list[tuple[str, str]]:
     """How far a sink is, as `facts` for people."""
     begun = f"{counted(sink.intents, 'batch', 'batches')}, which the next tick repeats" if sink.intents else "nothing"
@@ -68,6 +76,13 @@ def lag_text(lag: Lag) -> str:
         return "none"
     since = "" if lag.seconds is None else f", {length(lag.seconds)}"
     return f"{counted(lag.commits, 'commit')}, {counted(lag.rows, 'row')}{since}"
+
+
+def short_lag_text(lag: Lag) -> str:
+    """The rows that are missing, and the age of the oldest of them."""
+    if lag.is_none:
+        return "none"
+    return counted(lag.rows, "row") + ("" if lag.seconds is None else f", {length(lag.seconds)}")
 
 
 def length(seconds: float) -> str:
@@ -116,6 +131,15 @@ def state_text(sink: ConsumerStatus) -> str:
     if sink.error is not None:
         return "failed"
     return "never ran" if sink.last is None else "ok"
+
+
+def coloured_state(sink: ConsumerStatus) -> Text:
+    """`state_text` with the colour of what it asks for."""
+    state = state_text(sink)
+    styles = {"ok": "green", "failed": "bold red", "waits for you": "bold red", "retired": "dim", "never ran": "dim"}
+    if state == "ok" and sink.letters:
+        return Text(counted(sink.letters, "dead letter"), "yellow")
+    return Text(state, styles.get(state, "cyan"))
 
 
 def failure_parts(call: Call, name: str, error: StrandlineError) -> Iterator[Part]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from strandline.cli.broken import broken_parts
 from strandline.cli.options import DryRun
 from strandline.cli.plan import preview_tick
 from strandline.cli.progress import progress_bar
+from strandline.cli.status import tell_verdict
 from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def tick(
 ) -> Answer:
     """Send the new changes to every sink, then fold what is due and let rows expire.
 
-    Ends with 1 when a sink or a table failed, a named sink is retired, or a destination refused rows."""
+    Ends with 1 when a sink or a table failed, a named sink is retired, or refused rows or dead letters wait for you."""
     lake = call.lake()
     chosen = names or None
     if dry_run:
@@ -42,6 +44,11 @@ def tick(
     with progress_bar("Sending") as progress:
         report = lake.tick(only=chosen, progress=progress)
     retired = _find_retired(lake, chosen or (), report)
+    waiting = [
+        each
+        for each in lake.status().attention
+        if each.cause in ("letters", "rejects") and (chosen is None or each.consumer in chosen)
+    ]
 
     def tell() -> Iterator[Part]:
         for each in report.consumers:
@@ -55,8 +62,12 @@ def tick(
             yield "Everything is up to date."
             if not lake.consumer_states():
                 yield sinks.no_sinks(call)
+        if waiting:
+            yield from tell_verdict(call, waiting)
 
-    return Answer({**report.to_dict(), "retired": retired}, tell(), is_well=report.is_well and not retired)
+    is_well = report.is_well and not retired and not waiting
+    data = {**report.to_dict(), "retired": retired, "is_well": is_well, "attention": [asdict(each) for each in waiting]}
+    return Answer(data, tell(), is_well=is_well)
 
 
 def _find_retired(lake: sl.Lake, chosen: Sequence[str], report: sl.TickReport) -> list[str]:
@@ -87,8 +98,6 @@ def _tell_consumer(call: Call, report: ConsumerReport) -> Iterator[Part]:
         yield warning(f"  Its condition needs {columns}, which {report.table} has no more: no row leaves.")
     if report.is_all_refused:
         yield fault("  The destination took nothing: is it the right one?")
-    if report.dead:
-        yield f"  See: {call.command(f'deadletter list {name}')}"
 
 
 def describe_run(report: ConsumerReport, what: str = "") -> str:

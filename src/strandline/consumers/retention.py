@@ -25,7 +25,7 @@ from strandline.tables.collection import Tables
 from strandline.tables.merge import TableAt
 from strandline.tables.store import TableStore
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("strandline.consumers")
 
 
 @dataclass(frozen=True)

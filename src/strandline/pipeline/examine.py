@@ -8,22 +8,27 @@ from dataclasses import replace
 from strandline.consumers.context import Context
 from strandline.errors import Conflict, StrandlineError
 from strandline.jobs.doctor import Finding, Report
-from strandline.pipeline.status import ConsumerStatus, status_of
+from strandline.pipeline.status import Attention, ConsumerStatus, status_of
 
 
 def add_state(report: Report, open_context: Callable[[], Context]) -> Report:
-    """The report with the findings of the state: it is missing or outdated, or a sink has failed. A lake that cannot be
-    opened is a finding too."""
+    """The report with the findings of the state: it is missing or outdated, a sink has failed, or refused rows wait for
+    a person. A lake that cannot be opened is a finding too."""
     try:
         context = open_context()
         if context.has_state:
             context.state.epoch.check()
-        sinks = status_of(context).marked if context.has_state or context.declared else ()
-        found = [_find_failure(sink) for sink in sinks if sink.error]
+        status = status_of(context)
+        found = [_find_failure(sink) for sink in status.marked if sink.error]
+        found += [_find_waiting(each, report.uri) for each in status.attention if each.cause in ("letters", "rejects")]
     except StrandlineError as error:
         command = "doctor --adopt-state" if isinstance(error, Conflict) else None
         found = [Finding("wrong", None, error.message, error.fields.get("state", report.uri), command=command)]
     return replace(report, findings=(*report.findings, *found))
+
+
+def _find_waiting(each: Attention, uri: str) -> Finding:
+    return Finding("wrong", None, each.what, uri, command=each.command)
 
 
 def _find_failure(sink: ConsumerStatus) -> Finding:

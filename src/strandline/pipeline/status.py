@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
@@ -32,6 +32,8 @@ from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
 _MESSAGE_CHARACTERS = 2000
+
+Cause = Literal["state", "broken", "damaged", "rejects", "failed", "letters"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,17 @@ class ConsumerStatus:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """One thing that needs a person: `what` it is, and the `command` (a verb and its words) that shows or solves it."""
+
+    cause: Cause
+    what: str
+    command: str
+    table: str | None = None
+    consumer: str | None = None
+
+
+@dataclass(frozen=True)
 class Status:
     """A lake at one moment. `state_fault` says why its state may only be read."""
 
@@ -121,18 +134,64 @@ class Status:
 
     @property
     def is_healthy(self) -> bool:
-        is_whole = all(isinstance(table, TableStatus) and not table.degraded for table in self.tables)
-        return is_whole and self.state_fault is None and not any(each.error for each in self.consumers)
+        return not self.attention
+
+    @property
+    def attention(self) -> tuple[Attention, ...]:
+        """What needs a person; nothing when all is well."""
+        of_tables = [found for table in self.tables for found in _table_attention(table)]
+        of_consumers = [found for each in self.marked for found in _consumer_attention(each)]
+        of_own = [
+            Attention("failed", f"{each.name} failed: {each.error}", "doctor", each.table, each.name)
+            for each in self.consumers
+            if each.kind == Retention.kind and each.error
+        ]
+        return (*self._state_attention(), *of_tables, *of_consumers, *of_own)
+
+    def _state_attention(self) -> list[Attention]:
+        if self.state_fault is None:
+            return []
+        return [Attention("state", self.state_fault.partition("\n")[0], "doctor")]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "lake": self.uri,
+            "is_well": self.is_healthy,
+            "attention": [asdict(each) for each in self.attention],
             "lake_id": self.lake_id,
             "format": self.format,
             "tables": [table.to_dict() for table in self.tables],
             "consumers": [each.to_dict() for each in self.consumers],
             "state_fault": self.state_fault,
         }
+
+
+def _table_attention(table: TableStatus | BrokenTable) -> list[Attention]:
+    name = table.name
+    if isinstance(table, BrokenTable):
+        return [Attention("broken", f"table {name}: {table.kind}: {table.message}", "doctor", name)]
+    found = []
+    if table.degraded:
+        what = f"table {name}: a damaged file keeps compaction back"
+        found.append(Attention("damaged", what, "doctor", name))
+    if table.rejects:
+        were = "row was" if table.rejects == 1 else "rows were"
+        what = f"table {name}: {table.rejects:,} {were} refused by ingest"
+        found.append(Attention("rejects", what, f"rejects {name}", name))
+    return found
+
+
+def _consumer_attention(each: ConsumerStatus) -> list[Attention]:
+    """A retired consumer needs nobody, unless a person has to say where it continues."""
+    found = []
+    if each.error is not None:
+        what = f"{each.name} failed: {each.error}" if not each.is_retired else f"{each.name}: {each.error}"
+        verb = "mark reset" if each.is_retired else "tick"
+        found.append(Attention("failed", what, f"{verb} {each.name}", each.table, each.name))
+    if each.letters and not each.is_retired:
+        what = f"{each.name}: {each.letters:,} dead letter{'' if each.letters == 1 else 's'}"
+        found.append(Attention("letters", what, f"deadletter list {each.name}", each.table, each.name))
+    return found
 
 
 def status_of(context: Context, *, exact: bool = False) -> Status:

@@ -11,7 +11,7 @@ Repair = Literal["checkpoint"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `wrong` is damage; a `note` costs space at most.
+    """One finding. `wrong` is damage, or rows that wait for a person; a `note` costs space at most.
 
     `repair` is what `--repair` would do: replace the bad checkpoints of the folder in `paths` by one made from its
     commit files. `command` is a verb that solves it. With neither, a person has to look."""
@@ -55,7 +55,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         return {
             "lake": self.uri,
-            "is_sound": self.is_sound,
+            "is_well": self.is_sound,
             "tables": self.tables,
             "files": self.files,
             "rows": self.rows,
