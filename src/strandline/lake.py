@@ -24,6 +24,7 @@ from strandline.jobs.ingest.text_options import TextArguments, TextOptions
 from strandline.jobs.lake_vacuum import LakeVacuum, vacuum_lake
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
+from strandline.model.name_map import Rule
 from strandline.model.schema_text import parse_schema
 from strandline.pipeline import commands, notebook, pausing, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
@@ -122,12 +123,14 @@ class Lake(Context):
         version: str | None = None,
         order_by: str | None = None,
         skip: Sequence[str] = (),
+        names: Rule | None = None,
         progress: Progress = silent,
     ) -> Table:
         """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
 
         Of several rows with the same key, the one with the highest `order_by` stays; without it they are refused.
-        Columns in `skip` are left out."""
+        Columns in `skip` are left out. `names` is as in `ingest`; `key`, `cluster_by`, `version` and `order_by` take
+        the names of the source too."""
         imports.import_table(
             self,
             name,
@@ -138,6 +141,7 @@ class Lake(Context):
             version=version,
             order_by=order_by,
             skip=skip,
+            names=names,
             progress=progress,
         )
         return self.table(name)
@@ -155,6 +159,7 @@ class Lake(Context):
         again: bool = False,
         dry_run: bool = False,
         kind: Kind | None = None,
+        names: Rule | None = None,
         progress: Progress = silent,
         **text: Unpack[TextArguments],
     ) -> IngestReport:
@@ -162,8 +167,9 @@ class Lake(Context):
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
         rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
-        the format of files whose names do not show it. `text` are options for text files, such as `delimiter` and
-        `types`: see `TextArguments`."""
+        the format of files whose names do not show it. `names` is the rule from the names in files to those of new
+        columns: `snake`, or `keep` for the names as they are. `text` are options for text files, such as `delimiter`
+        and `types`: see `TextArguments`."""
         return ingest(
             self,
             name,
@@ -174,6 +180,7 @@ class Lake(Context):
             dry_run=dry_run,
             kind=kind,
             text=TextOptions.of(text),
+            names=names,
             progress=progress,
         )
 

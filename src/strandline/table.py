@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -317,6 +317,7 @@ class Table(TableStore):
             "generation": self.entry.generation,
             "folder": self.entry.folder,
             "columns": columns_of(definition.schema),
+            "names": [asdict(name) for name in definition.names.renamed],
         }
 
     def status(self) -> TableStatus:

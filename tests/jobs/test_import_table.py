@@ -58,7 +58,6 @@ def test_equal_keys_are_refused_by_name_unless_an_order_decides(lake: sl.Lake, t
     ("rows", "options"),
     [
         (pa.table({"id": pa.array([1], pa.uint64())}), {"key": ["id"]}),
-        (pa.table({"_id": [1]}), {"key": ["_id"]}),
         (pa.table({"id": [1, None]}), {"key": ["id"]}),
         (pa.table({"id": [1.5]}), {"key": ["id"]}),
         (pa.table({"id": [1]}), {"key": ["nope"]}),

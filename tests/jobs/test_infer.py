@@ -64,7 +64,7 @@ def types(tmp_path):
     def told(name, content, *, is_tolerant=False):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         (source,) = find([str(tmp_path / name)], None)
-        return {field.name: str(field.type) for field in infer(source, TextOptions(), is_tolerant=is_tolerant)}
+        return {field.name: str(field.type) for field in infer(source, TextOptions(), is_tolerant=is_tolerant)[0]}
 
     return told
 

@@ -20,7 +20,7 @@ def types(tmp_path):
     def told(content, *, is_tolerant=False):
         (tmp_path / "a.json").write_text(content)
         (source,) = find([str(tmp_path / "a.json")], None)
-        return {name: str(kind) for name, kind in json_types.find_columns(source, is_tolerant=is_tolerant).items()}
+        return {name: str(kind) for name, kind in json_types.find_json_columns(source, is_tolerant=is_tolerant).items()}
 
     return told
 

@@ -59,7 +59,7 @@ def test_a_type_that_the_files_cannot_hold_is_refused_when_the_table_is_created(
 
 
 @pytest.mark.parametrize(
-    "name", ["", "_seq", "_op", "_x", "a b", "a,b", "a;b", "{a}", "a(b)", "a\nb", "a\tb", "a=b", "`"]
+    "name", ["", "_seq", "_op", "_sl_x", "a b", "a,b", "a;b", "{a}", "a(b)", "a\nb", "a\tb", "a=b", "`"]
 )
 def test_a_column_name_that_an_engine_cannot_take_is_refused(lake, name):
     with refused(sl.Invalid, column=name):

@@ -35,7 +35,7 @@ def test_a_fold_for_spark_says_which_seq_wins_and_where_a_delete_does(lake, item
     with items.lock:
         name = items.fold_name(items.merge())
         rows = items.duck.table(winners_sql(name, items.definition)).to_pylist()
-    assert {row["id"]: row["_winner"] for row in rows} == {1: 2, 2: -1}
+    assert {row["id"]: row["_sl_winner"] for row in rows} == {1: 2, 2: -1}
 
 
 def test_the_keys_that_changed_are_found_once_each(spark, items):

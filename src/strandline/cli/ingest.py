@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size, warning
-from strandline.cli.options import ClusterBy, DryRun, VersionColumn, Vnodes, parse_names
+from strandline.cli.options import ClusterBy, DryRun, Names, VersionColumn, Vnodes, list_names, parse_names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -60,6 +60,7 @@ def ingest(
         Literal["auto", "load", "wait"],
         typer.Option(help="A last line without newline: load it, let it wait, or decide by whether the file grows."),
     ] = "auto",
+    names: Names = None,
 ) -> Answer:
     """Load files into a table. A file is loaded once: later calls load only what is new."""
     if key is not None and no_key:
@@ -79,6 +80,7 @@ def ingest(
             again=again,
             dry_run=dry_run,
             kind=file_format,
+            names=names,
             progress=progress,
             types=types,
             delimiter=delimiter,
@@ -106,6 +108,7 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         return
     if report.is_created:
         yield f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}"
+    yield from list_names(report.names)
     if unfinished := sum(file.unfinished_bytes > 0 for file in report.files):
         why = "it has no newline and the file is growing. To load it as it is: --last-line load"
         yield warning(f"{counted(unfinished, 'unfinished line')} left for later: {why}")

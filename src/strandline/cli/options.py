@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from strandline.cli.answer import Rows
 from strandline.errors import Invalid
 from strandline.model import duration
 from strandline.model.settings import TableSettings
+
+if TYPE_CHECKING:
+    from strandline.model.name_map import RenamedColumn
 
 VNODES = 16
 
@@ -24,6 +28,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen;
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]
 ClusterBy = Annotated[str | None, typer.Option(metavar="A,B", help="Of a new table: columns that repeat together.")]
+Names = Annotated[
+    Literal["snake", "keep"] | None,
+    typer.Option(help='New columns from names such as "Order Date": order_date (snake, the default), or as they are.'),
+]
 Vnodes = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help=f"Of a new table: its parts, a power of two; default {VNODES}."),
@@ -37,6 +45,12 @@ VersionColumn = Annotated[
 def parse_names(text: str | None) -> tuple[str, ...]:
     """The names in a text such as `a,b`."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def list_names(names: Sequence[RenamedColumn]) -> Iterator[Rows]:
+    """The columns whose names in the file are other ones."""
+    if names:
+        yield Rows(("NAME IN FILE", "COLUMN"), [(name.source, name.column) for name in names], most=20)
 
 
 def parse_pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:

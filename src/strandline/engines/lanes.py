@@ -194,7 +194,7 @@ class LogLane:
 @dataclass(frozen=True)
 class BaselineLane:
     """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode. All rows are counted by
-    their `_fate`; only those kept and come are written."""
+    their `_sl_fate`; only those kept and come are written."""
 
     storage: Storage
     folder: str

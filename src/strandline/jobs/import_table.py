@@ -14,10 +14,13 @@ import pyarrow as pa
 from strandline.crash import crash_point
 from strandline.engines.scan import listed, quoted
 from strandline.errors import Invalid
+from strandline.jobs.column_names import check_rule, find_columns
 from strandline.jobs.import_sources import ImportSource, open_source
 from strandline.jobs.ingest.job import options_of
+from strandline.jobs.renamed_source import RenamedSource
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef, check_name
+from strandline.model.name_map import Rule
 from strandline.model.rows import check_rows
 from strandline.model.types import names_of
 from strandline.progress import Progress, silent
@@ -39,14 +42,25 @@ def import_table(
     version: str | None = None,
     order_by: str | None = None,
     skip: Sequence[str] = (),
+    names: Rule | None = None,
     progress: Progress = silent,
 ) -> None:
     """Create `name` with the schema and rows of `source`. Of rows with the same key, the one with the highest
-    `order_by` wins; without `order_by`, equal keys are refused. Columns in `skip` are left out."""
+    `order_by` wins; without `order_by`, equal keys are refused. Columns in `skip` are left out. `names` is the rule for
+    the names of columns."""
     lake.catalog.check_free(check_name(name))
-    origin = open_source(source, options_of(lake), skip)
-    definition = TableDef.declare(origin.schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version)
+    check_rule(names)
+    origin = RenamedSource.by_rule(open_source(source, options_of(lake), skip), names)
+
+    def find(given: Sequence[str]) -> Sequence[str]:
+        return given if isinstance(given, str) else find_columns(given, origin.schema.names, origin.names)
+
+    version = None if version is None else find([version])[0]
+    definition = TableDef.declare(
+        origin.schema, key=find(key), cluster_by=find(cluster_by), vnodes=vnodes, version=version
+    ).with_names(origin.names)
     if order_by is not None:
+        order_by = find([order_by])[0]
         names_of(origin.schema, [order_by])
 
     made: list[Entry] = []

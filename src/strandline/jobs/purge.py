@@ -29,6 +29,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
 from strandline.model.change import DELETE
 from strandline.model.keys import hash_keys, vnode_of
+from strandline.model.name_map import NameMap
 from strandline.progress import Progress, silent
 from strandline.retry import until_landed
 from strandline.storage import digest
@@ -95,7 +96,7 @@ def _erase_rows(table: TableStore, keys: pa.Table, progress: Progress) -> PurgeR
     definition = table.definition
     seq = table.log.append(keys, definition, DELETE, operation="PURGE").seq
     crash_point("purge.deleted")
-    matching = _PurgedKeys(keys, definition.key)
+    matching = _PurgedKeys(keys, definition.key, definition.names)
     storage = table.log.storage
     is_held = _is_delete_needed(table)
     progress(1, 4, table.name)
@@ -132,8 +133,9 @@ def _is_delete_needed(table: TableStore) -> bool:
 class _PurgedKeys:
     """The purged keys, and which rows have one of them."""
 
-    def __init__(self, keys: pa.Table, names: Sequence[str]) -> None:
+    def __init__(self, keys: pa.Table, names: Sequence[str], in_files: NameMap) -> None:
         self.names = tuple(names)
+        self._in_files = in_files
         self._is_text = [pa.types.is_string(keys.schema.field(name).type) for name in names]
         self._hashes = hash_keys([keys.column(name) for name in names])
         self._keys = {tuple(row[name] for name in names) for row in keys.to_pylist()}
@@ -162,6 +164,7 @@ class _PurgedKeys:
         return tuple(_canonical_text(v, is_text=is_text) for v, is_text in zip(key, self._is_text, strict=True))
 
     def _is_purged(self, row: Mapping[str, Any] | None, text: str, keys: Collection[Sequence[str]]) -> bool:
+        row = None if row is None else {self._in_files.column_of(name) or name: row[name] for name in row}
         if row is not None and all(name in row for name in self.names):
             return self._canonical_key([row[name] for name in self.names]) in keys
         # A row that cannot be parsed is erased when its text has every part of a key as a whole word.

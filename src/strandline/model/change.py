@@ -19,7 +19,7 @@ HASH = "_hash"
 SEQ = "_seq"
 ROW = "_row"
 VNODE = "_vnode"
-FATE = "_fate"
+FATE = "_sl_fate"
 KEPT, GONE, CAME, LOST = range(4)
 """The fate of a row in a fold. A baseline row is kept or gone; a log row came or is lost."""
 

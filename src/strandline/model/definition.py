@@ -15,6 +15,7 @@ import pyarrow.types as pt
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
+from strandline.model.name_map import NameMap
 from strandline.model.names import caseless_name
 from strandline.model.settings import TableSettings
 
@@ -37,7 +38,8 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True)
 class TableDef:
-    """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema."""
+    """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema. `names`
+    are the names of columns in the files that were loaded."""
 
     key: tuple[str, ...]
     cluster_by: tuple[str, ...]
@@ -46,6 +48,7 @@ class TableDef:
     schemas: tuple[pa.Schema, ...]
     time: str | None = None
     settings: TableSettings = field(default_factory=TableSettings)
+    names: NameMap = field(default_factory=NameMap)
 
     @staticmethod
     def declare(
@@ -116,6 +119,10 @@ class TableDef:
             )
         if self.version is not None:
             raise Invalid("a table with a version column cannot expire rows: an expired version still has to win")
+
+    def with_names(self, names: NameMap) -> TableDef:
+        """The same table, which also knows these names in files."""
+        return replace(self, names=self.names.union(names))
 
     @property
     def schema(self) -> pa.Schema:
@@ -238,6 +245,7 @@ class TableDef:
             "schemas": [schemas.to_text(s) for s in self.schemas],
             "time": self.time,
             "care": self.settings.to_dict(),
+            **({} if self.names == NameMap() else {"names": self.names.to_dict()}),
         }
         return {
             "strandline.format": str(FORMAT),
@@ -259,6 +267,7 @@ class TableDef:
                 tuple(schemas.relax_schema(schemas.from_text(text)) for text in facts["schemas"]),
                 facts.get("time"),
                 TableSettings.from_dict(facts.get("care", {})),
+                NameMap.from_dict(facts["names"]) if "names" in facts else NameMap(),
             )
         except (KeyError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error

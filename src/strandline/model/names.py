@@ -1,4 +1,4 @@
-"""Names of columns and of struct fields: forbidden names, and names that an engine takes for the same.
+"""Names of columns and of struct fields: reserved names, and names that an engine takes for the same.
 
 Spark and DuckDB ignore case, each by its own rules. Two names that one of them takes for the same are refused
 together, as columns and inside a struct.
@@ -11,6 +11,10 @@ from contextlib import contextmanager
 
 from strandline.errors import Invalid
 
+# The hidden columns of logs, baselines, exports and requests (`model/change`, `sinks/forward`).
+_HIDDEN = {"_op", "_hash", "_seq", "_row", "_vnode", "_index"}
+OWN = "_sl_"
+"""The start of names that Strandline gives to columns of its own inside of queries."""
 # DuckDB's own name for a file's place in a scan. A column of that name would hide it and give rows wrong seqs.
 _TAKEN = {"file_index"}
 # Characters that Delta or Spark refuses in column names or reads as a path, and SQL's quotes.
@@ -21,6 +25,12 @@ def caseless_name(name: str) -> str:
     """One form for all names that some engine takes for the same, by Java's `equalsIgnoreCase` (ſ is s, İ and ı are i,
     the Kelvin sign is k), by lower or upper case, or by Unicode's case folding (ß is ss)."""
     return name.upper().casefold().replace("i\u0307", "i")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name belongs to a hidden column, for an engine that ignores case."""
+    plain = caseless_name(name)
+    return plain in _HIDDEN or plain in _TAKEN or plain.startswith(OWN)
 
 
 @contextmanager
@@ -37,10 +47,16 @@ def check_columns(names: Iterable[str]) -> None:
     names = list(names)
     for name in names:
         is_plain = name.isprintable() and not _FORBIDDEN & set(name)
-        if not name or name.startswith("_") or caseless_name(name) in _TAKEN or not is_plain:
+        if is_reserved(name):
+            raise Invalid(
+                f"column name {name!r} is reserved for a hidden column",
+                hint=f"Reserved are: {', '.join(sorted(_HIDDEN | _TAKEN))}, and names that start with {OWN}",
+                column=name,
+            )
+        if not name or not is_plain:
             raise Invalid(
                 f"column name {name!r} is not allowed",
-                hint="A name is printable, does not start with '_' and has no space and none of: . , ; { } ( ) = ` \"",
+                hint='A name is printable and has no space and none of: . , ; { } ( ) = ` "',
                 column=name,
             )
     _check_distinct(names, "columns")

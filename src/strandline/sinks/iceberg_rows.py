@@ -31,7 +31,7 @@ from strandline.sinks.iceberg_types import stored_type, widens
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
 
-_FILE, _AT = "_file", "_at"
+_FILE, _AT = "_sl_file", "_sl_at"
 _SMALL_BYTES, _MANY = 8 << 20, 16
 
 

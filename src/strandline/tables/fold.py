@@ -3,7 +3,7 @@
 It is a table of (key, `_hash`, `_op`, `_seq`) in the lake's DuckDB, so its memory grows with changed keys, not with
 row size. A later read adds the new commits, and removes the changes that a newer baseline holds. One commit holds at
 most one change a key, so the highest seq wins. With a version column, a delete clears the key, and after that the
-highest (version, seq) wins; `_reset` says that a delete lies in the range, so the baseline's row no longer counts.
+highest (version, seq) wins; `_sl_reset` says that a delete lies in the range, so the baseline's row no longer counts.
 
 Invariant: the table for (marks, seq) = the winners of all changes c with marks[vnode(c)] < c.seq <= seq.
 """
@@ -149,34 +149,34 @@ def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str 
     if definition.version is None:
         changes = changes_sql(log, files, [*definition.key, HASH, OP], marks, loaded)
         # Seq and operation as one number: its maximum is quicker than the operation at the highest seq.
-        last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _last"
+        last = f"max({SEQ} * 2 + CAST({OP} = '{UPSERT}' AS BIGINT)) AS _sl_last"
         found = f"SELECT {key}, any_value({HASH}) AS {HASH}, {last} FROM ({changes}) GROUP BY {key}"
-        op = f"CASE WHEN _last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
-        return f"SELECT {key}, {HASH}, {op}, _last // 2 AS {SEQ} FROM ({found})"
+        op = f"CASE WHEN _sl_last % 2 = 1 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}"
+        return f"SELECT {key}, {HASH}, {op}, _sl_last // 2 AS {SEQ} FROM ({found})"
     version = quoted(definition.version)
     changes = changes_sql(log, files, [*definition.key, HASH, OP, definition.version], marks, loaded)
     return f"""
         WITH c AS MATERIALIZED ({changes}),
-        d AS (SELECT {key}, any_value({HASH}) AS {HASH}, max({SEQ}) AS _deleted FROM c
+        d AS (SELECT {key}, any_value({HASH}) AS {HASH}, max({SEQ}) AS _sl_deleted FROM c
               WHERE {OP} = '{DELETE}' GROUP BY {key}),
         u AS (SELECT c.* FROM c LEFT JOIN d USING ({key})
-              WHERE {OP} = '{UPSERT}' AND {SEQ} > coalesce(_deleted, -1)),
+              WHERE {OP} = '{UPSERT}' AND {SEQ} > coalesce(_sl_deleted, -1)),
         b AS (SELECT {key}, any_value({HASH}) AS {HASH}, '{UPSERT}' AS {OP},
-                     arg_max({SEQ}, {{'v': {version}, 's': {SEQ}}}) AS {SEQ}, max({version}) AS _version
+                     arg_max({SEQ}, {{'v': {version}, 's': {SEQ}}}) AS {SEQ}, max({version}) AS _sl_version
               FROM u GROUP BY {key})
-        SELECT {key}, b.{HASH}, b.{OP}, b.{SEQ}, b._version, _deleted IS NOT NULL AS _reset
+        SELECT {key}, b.{HASH}, b.{OP}, b.{SEQ}, b._sl_version, _sl_deleted IS NOT NULL AS _sl_reset
         FROM b LEFT JOIN d USING ({key})
         UNION ALL
-        SELECT {key}, {HASH}, '{DELETE}', _deleted, NULL, true FROM d ANTI JOIN b USING ({key})"""
+        SELECT {key}, {HASH}, '{DELETE}', _sl_deleted, NULL, true FROM d ANTI JOIN b USING ({key})"""
 
 
 def _compose_sql(older: str, newer: str, definition: TableDef) -> str:
     """SQL for the fold of an older and a newer range together, for the keys of the newer one."""
     key = listed(definition.key)
-    newer_wins = f"(o.{SEQ} IS NULL OR n._reset OR o.{OP} = '{DELETE}' OR n._version >= o._version)"
+    newer_wins = f"(o.{SEQ} IS NULL OR n._sl_reset OR o.{OP} = '{DELETE}' OR n._sl_version >= o._sl_version)"
     return f"""
         SELECT {key}, n.{HASH} AS {HASH}, n.{OP} AS {OP},
                CASE WHEN {newer_wins} THEN n.{SEQ} ELSE o.{SEQ} END AS {SEQ},
-               CASE WHEN {newer_wins} THEN n._version ELSE o._version END AS _version,
-               n._reset OR coalesce(o._reset, false) AS _reset
+               CASE WHEN {newer_wins} THEN n._sl_version ELSE o._sl_version END AS _sl_version,
+               n._sl_reset OR coalesce(o._sl_reset, false) AS _sl_reset
         FROM ({newer}) n LEFT JOIN {older} o USING ({key})"""

@@ -239,15 +239,17 @@ class Log:
         def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
             _refuse_dropped(snapshot)
             before = TableDef.from_configuration(snapshot.configuration, self.storage.url(self.folder))
-            after = change(before)
-            result[:] = [after]
-            if after == before:
-                return None
-            draft = _definition_draft(str(snapshot.metadata.get("name")), after)
-            return replace(draft, metadata={**(draft.metadata or {}), "id": snapshot.metadata["id"]})
+            result[:] = [change(before)]
+            return None if result[0] == before else _change_definition(snapshot, Draft(), result[0])
 
         self.delta.commit(operation, build)
         return result[0]
+
+    def amend_definition(self, snapshot: Snapshot, draft: Draft, change: Callable[[TableDef], TableDef]) -> Draft:
+        """The draft of a commit of rows, which also changes the definition."""
+        before = TableDef.from_configuration(snapshot.configuration, self.storage.url(self.folder))
+        after = change(before)
+        return draft if after == before else _change_definition(snapshot, draft, after)
 
     def trim(self, upto: int, *, epoch: int = 0) -> None:
         """Remove the changes up to a seq from the log. Every vnode must be folded, and every consumer of the state with
@@ -316,6 +318,12 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
     columns = definition.log_delta_schema()
     metadata = new_metadata(name, schemas.delta_json(columns), [SEQ], definition.to_configuration())
     return Draft(metadata=metadata, protocol=protocol(with_ntz=schemas.needs_ntz(columns)))
+
+
+def _change_definition(snapshot: Snapshot, draft: Draft, definition: TableDef) -> Draft:
+    new = _definition_draft(str(snapshot.metadata.get("name")), definition)
+    metadata = {**(new.metadata or {}), "id": snapshot.metadata["id"]}
+    return replace(draft, metadata=metadata, protocol=new.protocol)
 
 
 def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:

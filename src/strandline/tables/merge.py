@@ -145,7 +145,7 @@ def duck_sql(
 
     `files` are by default the candidates of the predicate; `loaded` names a table that holds the changes of its log
     files. `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
-    `_fate`, and the baseline rows that go."""
+    `_sl_fate`, and the baseline rows that go."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
@@ -180,10 +180,10 @@ def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inn
     if fold:
         definition = merge.definition
         key = listed(definition.key)
-        changed, going = f"SELECT {key}, true AS _is_changed", "_is_changed"
+        changed, going = f"SELECT {key}, true AS _sl_is_changed", "_sl_is_changed"
         if definition.version is not None:
-            changed += ", _reset, _version"
-            going = f"_is_changed AND (_reset OR _version >= {quoted(definition.version)})"
+            changed += ", _sl_reset, _sl_version"
+            going = f"_sl_is_changed AND (_sl_reset OR _sl_version >= {quoted(definition.version)})"
         came = _keyed_sql(merge, fold, base, log)[1] if log else ""
         base = f"{base} LEFT JOIN ({changed} FROM {fold}) USING ({key})"
         stays = f"NOT coalesce({going}, false) AND {alive}"
@@ -216,8 +216,8 @@ def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str
         [*definition.key, definition.version],
     )
     return (
-        f"({base}) b ANTI JOIN {fold} f ON {equal} AND (f._reset OR f._version >= b.{version})",
+        f"({base}) b ANTI JOIN {fold} f ON {equal} AND (f._sl_reset OR f._sl_version >= b.{version})",
         f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} f ANTI JOIN ({every}) b"
-        f" ON {equal} AND NOT f._reset AND b.{version} > f._version WHERE {OP} = '{UPSERT}')"
+        f" ON {equal} AND NOT f._sl_reset AND b.{version} > f._sl_version WHERE {OP} = '{UPSERT}')"
         f" USING ({key}, {SEQ})",
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class OverflowFiles:
     """Files that are deleted when the `with` block ends. A crash leaves them beside the log, unclaimed."""
 
-    ORDER = "_order"
+    ORDER = "_sl_order"
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage = storage

@@ -45,6 +45,7 @@ _EXACT = {
 }
 # Up to this many files, a CASE over their names is quicker than a join.
 _CASES = 64
+_NAME = "_sl_name"
 
 
 def spark_frame(
@@ -62,7 +63,7 @@ def spark_frame(
     are by default the candidates of the predicate.
 
     `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
-    `_fate` to these, and the rows that are gone or lost, with nulls in all other columns but `_vnode`."""
+    `_sl_fate` to these, and the rows that are gone or lost, with nulls in all other columns but `_vnode`."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
@@ -104,9 +105,9 @@ def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
 
 
 def winners_sql(name: str, definition: TableDef) -> str:
-    """SQL for the columns of a fold that Spark needs: key and `_winner`, the winning seq, or -1 for a delete."""
-    more = ", _reset, _version" if definition.version else ""
-    winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _winner"
+    """SQL for the columns of a fold that Spark needs: key and `_sl_winner`, the winning seq, or -1 for a delete."""
+    more = ", _sl_reset, _sl_version" if definition.version else ""
+    winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _sl_winner"
     return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
 
 
@@ -130,19 +131,19 @@ def _merge_by_key(
     changed = _find_winners(spark, merge) if fold is None else F.broadcast(fold)
     both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
     both = both.join(changed, on=key, how="left")
-    is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_winner")
+    is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_sl_winner")
     if definition.version is None:
-        counts = (is_base & F.col("_winner").isNull()) | is_winner
+        counts = (is_base & F.col("_sl_winner").isNull()) | is_winner
         return counted(both, counts).select(*shown)
     # A baseline row beats older versions in the log, unless a delete lies between.
     version = F.col(f"`{definition.version}`")
-    stands = F.col("_winner").isNull() | (~F.col("_reset") & (version > F.col("_version")))
+    stands = F.col("_sl_winner").isNull() | (~F.col("_sl_reset") & (version > F.col("_sl_version")))
     every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
-    beaten = every.withColumnRenamed(definition.version, "_standing").alias("b")
+    beaten = every.withColumnRenamed(definition.version, "_sl_standing").alias("b")
     winners = both.where(is_winner).alias("l")
     winners = winners.join(
         beaten,
-        on=_equal_keys("l", "b", key) & ~F.col("l._reset") & (F.col("b._standing") > F.col("l._version")),
+        on=_equal_keys("l", "b", key) & ~F.col("l._sl_reset") & (F.col("b._sl_standing") > F.col("l._sl_version")),
         how="left_anti",
     )
     base = counted(both.where(is_base), stands)
@@ -171,22 +172,22 @@ def _find_winners(spark: SparkSession, merge: TableAt) -> DataFrame:
     keys = [F.col(name) for name in _quote_names(key)]
     if definition.version is None:
         winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
-        return changes.groupBy(*keys).agg(winner.alias("_winner"))
+        return changes.groupBy(*keys).agg(winner.alias("_sl_winner"))
     version = F.col(f"`{definition.version}`")
-    deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_deleted"))
+    deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_sl_deleted"))
     best = (
         changes.where(F.col(OP) == UPSERT)
         .join(deletes, on=key, how="left")
-        .where(F.col(SEQ) > F.coalesce("_deleted", F.lit(-1)))
+        .where(F.col(SEQ) > F.coalesce("_sl_deleted", F.lit(-1)))
         .groupBy(*keys)
         .agg(
-            F.max_by(SEQ, F.struct(version, SEQ)).alias("_winner"),
-            F.max(version).alias("_version"),
-            F.max("_deleted").isNotNull().alias("_reset"),
+            F.max_by(SEQ, F.struct(version, SEQ)).alias("_sl_winner"),
+            F.max(version).alias("_sl_version"),
+            F.max("_sl_deleted").isNotNull().alias("_sl_reset"),
         )
     )
-    gone = deletes.join(best, on=key, how="left_anti").drop("_deleted")
-    gone = gone.withColumns({"_winner": F.lit(-1).cast("long"), "_reset": F.lit(True)})
+    gone = deletes.join(best, on=key, how="left_anti").drop("_sl_deleted")
+    gone = gone.withColumns({"_sl_winner": F.lit(-1).cast("long"), "_sl_reset": F.lit(True)})
     return best.unionByName(gone, allowMissingColumns=True)
 
 
@@ -314,11 +315,13 @@ def _native_scan(
     elif number_as:
         names = [file.url.rsplit("/", 1)[1] for file in files]
         numbers = [file.number for file in files]
+        # The table may have a column `_metadata` of its own.
+        frame = frame.withColumn(_NAME, frame.metadataColumn("_metadata")["file_name"])
         if len(files) <= _CASES:
             cases = " ".join(f"WHEN '{name}' THEN {number}L" for name, number in zip(names, numbers, strict=True))
-            exprs.append(f"CASE _metadata.file_name {cases} END AS {number_as}")
+            exprs.append(f"CASE {_NAME} {cases} END AS {number_as}")
         else:
-            named = spark.createDataFrame(pa.table({"_name": names, number_as: numbers}))
-            frame = frame.withColumn("_name", F.col("_metadata.file_name")).join(F.broadcast(named), on="_name")
+            named = spark.createDataFrame(pa.table({_NAME: names, number_as: numbers}))
+            frame = frame.join(F.broadcast(named), on=_NAME)
             exprs.append(number_as)
     return frame.selectExpr(*exprs)

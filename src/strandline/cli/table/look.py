@@ -11,7 +11,7 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, moment
 from strandline.cli.broken import degraded_parts
-from strandline.cli.options import TableName
+from strandline.cli.options import TableName, list_names
 from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ def _tell(call: Call, table: sl.Table, found: TableStatus) -> Iterator[Part]:
     yield ""
     columns = table.describe()["columns"]
     yield Rows(("COLUMN", "TYPE", ""), [(c["name"], c["type"], "" if c["nullable"] else "required") for c in columns])
+    if definition.names.renamed:
+        yield ""
+        yield from list_names(definition.names.renamed)
 
 
 def history(

@@ -12,10 +12,12 @@ from strandline.cli.options import (
     VNODES,
     ClusterBy,
     Key,
+    Names,
     NewName,
     Skip,
     VersionColumn,
     Vnodes,
+    list_names,
     parse_names,
     parse_settings,
 )
@@ -75,6 +77,7 @@ def import_(
         str | None, typer.Option(metavar="A", help="Of rows with one key, keep the one that is highest here.")
     ] = None,
     skip: Skip = None,
+    names: Names = None,
 ) -> Answer:
     """Make a table with the columns and rows of an existing one, which stays as it is."""
     lake = call.lake()
@@ -89,10 +92,20 @@ def import_(
             version=version_column,
             order_by=order_by,
             skip=parse_names(skip),
+            names=names,
             progress=progress,
         )
     seconds = clock.monotonic() - started_s
     found = table.status()
-    data = {"table": name, "source": path, "rows": found.rows, "seq": found.head, "seconds": seconds}
+    data = {
+        "table": name,
+        "source": path,
+        "rows": found.rows,
+        "seq": found.head,
+        "seconds": seconds,
+        "names": table.describe()["names"],
+    }
     done = f"Imported {counted(found.rows, 'row')} into {name} at seq {found.head}, {seconds:.1f} s."
-    return Answer(data, [done, f"See: {call.command(f'table show {name}')}"])
+    return Answer(
+        data, [done, *list_names(table.definition.names.renamed), f"See: {call.command(f'table show {name}')}"]
+    )

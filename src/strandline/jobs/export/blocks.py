@@ -22,7 +22,7 @@ from strandline.storage.parquet import writer
 from strandline.storage.parquet.rowgroup import Budget
 from strandline.storage.parquet.runs import hashable, run_starts
 
-BLOCK = "_block"
+BLOCK = "_sl_block"
 _SENT_BYTES = 8 << 20
 _HELD_BYTES = 32 << 20
 _BUDGET = Budget(group_raw_bytes=1 << 62)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import Block, Reading
 from strandline.jobs.ingest.csv import Delimited
@@ -35,12 +36,12 @@ class CsvFile:
             yield from found
 
 
-def open_csv(source: Source, schema: pa.Schema, options: TextOptions) -> CsvFile:
-    """The file, its header checked against the columns of the table."""
-    layout = sniff(source, options, schema.names)
+def open_csv(source: Source, schema: pa.Schema, options: TextOptions, names: ColumnMatcher) -> CsvFile:
+    """The file, the names of its header matched with the columns of the table."""
+    layout = sniff(source, options, [*schema.names, *names.known.columns])
     if layout is None:
         return CsvFile(Delimited(schema, [], Dialect()), Layout(Dialect(), [], b""))
-    columns = _match_columns(source, schema, layout, options)
+    columns = _match_columns(source, schema, layout, options, names)
     line = layout.prefix.count(b"\n") if layout.dialect.has_header else layout.dialect.skipped_lines + 1
     for field in schema:
         if not field.nullable and field.name not in columns:
@@ -54,7 +55,9 @@ def open_csv(source: Source, schema: pa.Schema, options: TextOptions) -> CsvFile
     return CsvFile(Delimited(schema, columns, layout.dialect), layout)
 
 
-def _match_columns(source: Source, schema: pa.Schema, layout: Layout, options: TextOptions) -> list[str]:
+def _match_columns(
+    source: Source, schema: pa.Schema, layout: Layout, options: TextOptions, names: ColumnMatcher
+) -> list[str]:
     if options.header is False:
         if len(layout.names) > len(schema):
             raise Invalid(
@@ -63,20 +66,8 @@ def _match_columns(source: Source, schema: pa.Schema, layout: Layout, options: T
             )
         return list(schema.names[: len(layout.names)])
     line = layout.dialect.skipped_lines + 1
-    for name in layout.names:
-        if layout.names.count(name) > 1:
-            raise Invalid(
-                f"{source.uri}, line {line}: the header names {name!r} twice", file=source.uri, line=line, column=name
-            )
-        if name not in schema.names:
-            raise Invalid(
-                f"{source.uri}, line {line}: the table has no column {name!r}",
-                hint=f"Columns: {', '.join(schema.names)}{_header_hint(layout)}",
-                file=source.uri,
-                line=line,
-                column=name,
-            )
-    return layout.names
+    place = f"{source.uri}, line {line}"
+    return names.require(layout.names, place, hint=_header_hint(layout), file=source.uri, line=line)
 
 
 def _header_hint(layout: Layout) -> str:

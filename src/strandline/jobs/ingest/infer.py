@@ -15,24 +15,49 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.column_names import find_columns, name_columns, new_map
 from strandline.jobs.ingest.csv_file import find_types
-from strandline.jobs.ingest.json_types import find_columns
+from strandline.jobs.ingest.json_types import find_json_columns
 from strandline.jobs.ingest.parquet import open_parquet
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import TextOptions
+from strandline.model.name_map import NameMap, Rule
+from strandline.model.names import require_utf8_names
 from strandline.model.types import KEY_TYPES, canonical_schema, relax_schema
 
 
-def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False, key: Sequence[str] = ()) -> pa.Schema:
-    """The schema of a Parquet file, or the types of the rows of a text file. `is_tolerant` skips bad rows.
-    Types that `options` says are not inferred. Columns of the `key` get a type that a key may have."""
+def infer(
+    source: Source,
+    options: TextOptions,
+    *,
+    is_tolerant: bool = False,
+    key: Sequence[str] = (),
+    rule: Rule | None = None,
+) -> tuple[pa.Schema, NameMap]:
+    """The schema of a Parquet file, or the types of the rows of a text file, and the names in the file that are not
+    those of their columns. `is_tolerant` skips bad rows. Types that `options` says are not inferred. Columns of the
+    `key` get a type that a key may have."""
+    schema = _read_schema(source, options, is_tolerant)
+    columns = name_columns(schema.names, rule=rule)
+    names = new_map(schema.names, columns, rule)
+    schema = pa.schema([field.with_name(column) for field, column in zip(schema, columns, strict=True)])
+    key = find_columns(key, columns, names)
+    for at, field in enumerate(schema):
+        if field.name in key and field.type not in KEY_TYPES and source.kind == "csv":
+            schema = schema.set(at, field.with_type(pa.string()))
+    schema = options.for_columns(columns, names).override(schema, source.uri)
+    return _canonical_schema(schema, source), names
+
+
+def _read_schema(source: Source, options: TextOptions, is_tolerant: bool) -> pa.Schema:
+    """The names in the file, which may repeat, and their types."""
     if source.kind == "parquet":
-        with open_parquet(source) as file:
-            return _canonical_schema(options.override(file.schema_arrow, source.uri), source)
+        with open_parquet(source) as file, require_utf8_names():
+            return pa.schema(list(file.schema_arrow))
     if source.kind == "csv":
         schema = pa.schema([pa.field(name, kind) for name, kind in zip(*find_types(source, options), strict=True)])
     else:
-        schema = pa.schema(list(find_columns(source, is_tolerant=is_tolerant).items()))
+        schema = pa.schema(list(find_json_columns(source, is_tolerant=is_tolerant).items()))
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
             f"{source.uri} has no complete line: its only line does not end with a newline",
@@ -45,10 +70,7 @@ def infer(source: Source, options: TextOptions, *, is_tolerant: bool = False, ke
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
-    for at, field in enumerate(schema):
-        if field.name in key and field.type not in KEY_TYPES and source.kind == "csv":
-            schema = schema.set(at, field.with_type(pa.string()))
-    return _canonical_schema(options.override(schema, source.uri), source)
+    return schema
 
 
 def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:
@@ -57,6 +79,6 @@ def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:
     except Invalid as error:
         raise Invalid(
             f"{source.uri}: {error.message}",
-            hint=f"{error.hint or ''}\nRename it in the file, or write the rows to a file with other names.".strip(),
+            hint=error.hint,
             **{"file": source.uri, **error.fields},
         ) from error

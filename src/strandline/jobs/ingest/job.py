@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
+from strandline.jobs.column_names import check_rule, find_columns
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
@@ -23,6 +24,7 @@ from strandline.jobs.ingest.plan import IngestPlan, plan
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.definition import TableDef
+from strandline.model.name_map import NameMap, RenamedColumn, Rule
 from strandline.progress import Progress, silent
 from strandline.tables.collection import Tables
 from strandline.tables.store import TableStore
@@ -50,7 +52,8 @@ class FileReport:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What a call of ingest did, or with `is_dry` would do."""
+    """What a call of ingest did, or with `is_dry` would do. `names` are the names in the files that are not those of
+    their columns."""
 
     table: str
     is_created: bool
@@ -58,6 +61,7 @@ class IngestReport:
     files: tuple[FileReport, ...]
     seqs: tuple[int, ...]
     seconds: float
+    names: tuple[RenamedColumn, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -83,8 +87,20 @@ class NewTable:
     vnodes: int | None = None
     version: str | None = None
 
+    def with_columns(self, columns: Sequence[str], names: NameMap) -> NewTable:
+        """The same with the names of columns where a name in the file is given."""
+
+        def find(given: Sequence[str]) -> tuple[str, ...]:
+            return find_columns(given, columns, names)
+
+        version = None if self.version is None else find([self.version])[0]
+        return NewTable(find(self.key), find(self.cluster_by), self.vnodes, version)
+
     def check(self, name: str, definition: TableDef) -> None:
         """`Invalid` when an existing table is not as asked for."""
+        self.with_columns(definition.schema.names, definition.names)._compare(name, definition)
+
+    def _compare(self, name: str, definition: TableDef) -> None:
         for word, asked, found in (
             ("key", self.key, definition.key),
             ("cluster_by", self.cluster_by or definition.cluster_by, definition.cluster_by),
@@ -111,9 +127,12 @@ def ingest(
     dry_run: bool = False,
     kind: Kind | None = None,
     text: TextOptions = _SNIFFED,
+    names: Rule | None = None,
     progress: Progress = silent,
 ) -> IngestReport:
-    """Load files into a table. `create` makes the table from the first file when it is missing."""
+    """Load files into a table. `create` makes the table from the first file when it is missing. `names` is the rule for
+    the names of columns."""
+    check_rule(names)
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
@@ -122,27 +141,29 @@ def ingest(
     if table is None and not dry_run:
         assert create is not None
         first = settle(sources[0], text.last_line)
-        schema = infer(first, text, is_tolerant=rejects, key=create.key)
-        table, is_created = _create_table(lake, name, create, schema)
+        inferred = infer(first, text, is_tolerant=rejects, key=create.key, rule=names)
+        table, is_created = _create_table(lake, name, create, *inferred)
     else:
         is_created = table is None
         if table is not None:
-            text.check_types(table.definition.schema, name)
+            definition = table.definition
+            text.for_columns(definition.schema.names, definition.names).check_types(definition.schema, name)
     if table is None:
         assert create is not None
         planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)
     else:
         planned = _make_plan(table, sources, again, text)
     if dry_run or table is None:
-        return _make_report(
-            name, is_created, True, {step.source.uri: StepResult(step) for step in planned.steps}, started_s
-        )
-    done: dict[str, StepResult] = {}
+        done = {step.source.uri: StepResult(step) for step in planned.steps}
+        return _make_report(name, is_created, True, done, (), started_s)
+    done = {}
+    renamed: dict[RenamedColumn, None] = {}
     attempts = _ATTEMPTS
     with _drop_if_empty(lake, table if is_created else None):
         while True:
             try:
-                _load_files(table, planned, done, rejects, text, progress)
+                loader = Loader(table, planned, keep_rejects=rejects, text=text, names=names, progress=progress)
+                _load_files(loader, planned, done, renamed)
                 break
             except Conflict:
                 sources = find(files, options_of(lake), kind, text.encoding)
@@ -154,7 +175,7 @@ def ingest(
                 if not attempts:
                     raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
-    return _make_report(name, is_created, False, in_order | done, started_s)
+    return _make_report(name, is_created, False, in_order | done, tuple(renamed), started_s)
 
 
 def options_of(lake: Tables) -> Mapping[str, str] | None:
@@ -191,9 +212,12 @@ def _drop_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
         raise
 
 
-def _create_table(lake: Tables, name: str, create: NewTable, schema: pa.Schema) -> tuple[TableStore, bool]:
+def _create_table(
+    lake: Tables, name: str, create: NewTable, schema: pa.Schema, names: NameMap
+) -> tuple[TableStore, bool]:
     """The table, and whether this call created it."""
     is_mine = True
+    create = create.with_columns(schema.names, names)
     try:
         definition = TableDef.declare(
             schema,
@@ -202,7 +226,7 @@ def _create_table(lake: Tables, name: str, create: NewTable, schema: pa.Schema) 
             vnodes=create.vnodes or 16,
             version=create.version,
         )
-        table = lake.create(name, definition)
+        table = lake.create(name, definition.with_names(names))
     except Invalid:
         if name not in lake.tables():
             raise
@@ -221,23 +245,18 @@ def _make_plan(table: TableStore, sources: Sequence[Source], again: bool, text: 
 
 
 def _load_files(
-    table: TableStore,
-    planned: IngestPlan,
-    done: dict[str, StepResult],
-    rejects: bool,
-    text: TextOptions,
-    progress: Progress,
+    loader: Loader, planned: IngestPlan, done: dict[str, StepResult], renamed: dict[RenamedColumn, None]
 ) -> None:
     for step in planned.steps:
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
-    loader = Loader(table, planned, keep_rejects=rejects, text=text, progress=progress)
     for group in groups(planned):
         try:
             _, finished = loader.load(group)
         except Invalid as error:
             raise _add_loaded(error, done) from error
         done |= {each.step.source.uri: each for each in finished}
+        renamed |= loader.renamed
     loader.remember_skipped()
 
 
@@ -252,7 +271,12 @@ def _add_loaded(error: Invalid, done: Mapping[str, StepResult]) -> StrandlineErr
 
 
 def _make_report(
-    name: str, is_created: bool, is_dry: bool, done: Mapping[str, StepResult], started_s: float
+    name: str,
+    is_created: bool,
+    is_dry: bool,
+    done: Mapping[str, StepResult],
+    renamed: tuple[RenamedColumn, ...],
+    started_s: float,
 ) -> IngestReport:
     files = tuple(
         FileReport(
@@ -269,4 +293,4 @@ def _make_report(
         for uri, each in done.items()
     )
     seqs = tuple(sorted({each.seq for each in done.values() if each.seq is not None}))
-    return IngestReport(name, is_created, is_dry, files, seqs, time.monotonic() - started_s)
+    return IngestReport(name, is_created, is_dry, files, seqs, time.monotonic() - started_s, renamed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow.json as pj
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, sift
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
@@ -32,9 +33,6 @@ from strandline.model import json_text
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
 
-Match = Callable[[list[str]], Sequence[str]]
-"""The column of each name that a file has; the table need not have it."""
-
 _AHEAD = 2
 _MOST_DEPTH = json_text.DEPTH + 1
 _SPACE = b" \t\r\n"
@@ -44,14 +42,15 @@ _Fault = tuple[str | None, str]
 class JsonRows:
     """Reads the objects of one file. Threads may share it."""
 
-    def __init__(self, schema: pa.Schema, match: Match | None = None) -> None:
+    def __init__(self, schema: pa.Schema, names: ColumnMatcher | None = None) -> None:
         self._schema = schema
         self._places = {name: at for at, name in enumerate(schema.names)}
-        self._match = match
+        self._match = None if names is None else names.one_by_one()
         self._lock = threading.Lock()
         self._met: dict[str, int | None] = {}
         self._keys: dict[bytes, tuple[str, int | None]] = {}
-        self._is_plain = not any(_is_read_by_hand(field.type) for field in schema)
+        is_own = names is None or not any(name in names.known.columns for name in schema.names)
+        self._is_plain = is_own and not any(_is_read_by_hand(field.type) for field in schema)
         read = pa.schema([(field.name, read_type(field.type)) for field in schema])
         self._options = pj.ParseOptions(
             explicit_schema=read, unexpected_field_behavior="error", newlines_in_values=True
@@ -119,11 +118,17 @@ class JsonRows:
             table.validate(full=True)
             if table.num_rows != len(records) or any(map(_has_infinity, table.columns)):
                 return None
-            return next(check_rows(cast_columns(table, self._schema), self._schema))
+            rows = next(check_rows(cast_columns(table, self._schema), self._schema))
+            return rows if self._take_own_names(rows) else None
         except UNFIT:
             # If one block cannot be read so, the next ones cannot either.
             self._is_plain = False
             return None
+
+    def _take_own_names(self, rows: pa.Table) -> bool:
+        """Whether the columns that have values have no other name in this file."""
+        own = [name for name in rows.column_names if rows.column(name).null_count < rows.num_rows]
+        return all(self._find_place(name) == self._places[name] for name in own)
 
     def _place_values(self, found: _Members, columns: list[Texts], faults: dict[int, _Fault]) -> None:
         """Put the text of each value into its column and row."""
@@ -138,7 +143,8 @@ class JsonRows:
                     continue
             name, place = known
             if place is None:
-                faults.setdefault(row, (name, f"the table has no column {name!r}"))
+                why = "has another name in this file" if name in self._places else "is not in the table"
+                faults.setdefault(row, (name, f"the column {name!r} {why}"))
                 continue
             texts = columns[place]
             text = data[colon + 1 : stop].strip(_SPACE)
@@ -161,15 +167,15 @@ class JsonRows:
             name.encode()
         except ValueError:
             return None
+        found = self._keys[key] = (name, self._find_place(name))
+        return found
+
+    def _find_place(self, name: str) -> int | None:
+        """The place of the column that a name means; None when the table has none."""
         with self._lock:
             if name not in self._met:
-                self._met[name] = None
-                names = list(self._met)
-                columns = names if self._match is None else self._match(names)
-                self._met = {each: self._places.get(column) for each, column in zip(names, columns, strict=True)}
-            found = (name, self._met[name])
-            self._keys[key] = found
-        return found
+                self._met[name] = self._places.get(name if self._match is None else self._match(name))
+            return self._met[name]
 
 
 class _Members:

@@ -27,7 +27,7 @@ _LONGEST = 10**38
 _EXACT_FLOAT = 1 << 53
 
 
-def find_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.DataType]:
+def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.DataType]:
     """The type of each name in the first `SAMPLE_BYTES` of a file. `is_tolerant` passes over bad rows."""
     reading = Reading.whole(source, sniff_json(source))
     columns: dict[str, _Column] = {}

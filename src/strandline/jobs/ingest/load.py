@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
+from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
 from strandline.jobs.ingest.csv_file import open_csv
@@ -27,6 +28,7 @@ from strandline.jobs.ingest.plan import IngestPlan, Step
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
+from strandline.model.name_map import RenamedColumn, Rule
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.rejects import Reject, RejectedRows, Rejects
@@ -67,16 +69,25 @@ class Loader:
     """Loads the groups of one plan into one table."""
 
     def __init__(
-        self, table: TableStore, plan: IngestPlan, *, keep_rejects: bool, text: TextOptions, progress: Progress
+        self,
+        table: TableStore,
+        plan: IngestPlan,
+        *,
+        keep_rejects: bool,
+        text: TextOptions,
+        names: Rule | None,
+        progress: Progress,
     ) -> None:
         self.table = table
         self._plan = plan
         self.rejects = Rejects(table.log.storage, table.entry)
         self.keep_rejects = keep_rejects
         self.text = text
+        self.rule = names
         self._progress = progress
         self._done_bytes = 0
         self._mine: set[str] = set()
+        self.renamed: dict[RenamedColumn, None] = {}
 
     def load(self, steps: Sequence[Step]) -> tuple[Commit, list[StepResult]]:
         """Load some files in one commit; `Conflict` when another process has loaded one of them first."""
@@ -88,6 +99,7 @@ class Loader:
             raise
         self._mine |= {loaded.app for loaded in group.loaded}
         crash_point("ingest.committed")
+        self.renamed |= group.names.renamed
         return commit, [replace(done, seq=commit.seq) for done in group.done]
 
     def remember_skipped(self) -> None:
@@ -152,6 +164,8 @@ class _Group:
     def __init__(self, loader: Loader, steps: Sequence[Step]) -> None:
         self._loader = loader
         self._steps = steps
+        self._definition = loader.table.definition
+        self.names = ColumnMatcher(self._definition, loader.rule)
         self.batch = RejectedRows(loader.rejects)
         self.loaded: list[Loaded] = []
         self.done: list[StepResult] = []
@@ -159,7 +173,7 @@ class _Group:
 
     def commit(self) -> Commit:
         table = self._loader.table
-        definition = table.definition
+        definition = self._definition
         pieces = (piece for piece in self._pieces(definition.schema) if piece.num_rows)
         first = next(pieces, None)
         if first is None:
@@ -170,6 +184,8 @@ class _Group:
     def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
         replaced = [step.prior for step in self._steps if step.prior is not None]
         amended = self._loader.amend(snapshot, draft, self.loaded, replaced)
+        known = self.names.known
+        amended = self._loader.table.log.amend_definition(snapshot, amended, lambda d: d.with_names(known))
         self.batch.commit()
         crash_point("ingest.before_commit")
         return amended
@@ -192,13 +208,13 @@ class _Group:
     def _read_text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         reading = step.reading()
         if step.source.kind == "csv":
-            file = open_csv(step.source, schema, self._loader.text)
+            file = open_csv(step.source, schema, self._loader.text, self.names)
             dialect = self.dialects[step.source.uri] = file.layout.dialect
             reading.encoding, reading.newline = dialect.encoding, dialect.newline
             pieces = file.read(reading)
         else:
             reading.encoding = sniff_json(step.source)
-            pieces = read_json(reading, JsonRows(schema))
+            pieces = read_json(reading, JsonRows(schema, self.names))
         for found in pieces:
             yield found
             self._loader.advance(step, min(reading.done, step.bytes - 1))
@@ -209,7 +225,7 @@ class _Group:
 
     def _read_parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
         digest = digest_of(step.source)
-        for found in read_parquet(step.source, schema):
+        for found in read_parquet(step.source, schema, self.names):
             if isinstance(found, BadRow):
                 yield found
             else:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Invalid, NotFound
+from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow, sift
 from strandline.jobs.ingest.source import Source
 from strandline.model.arrow_check import python_value
@@ -27,19 +28,12 @@ def open_parquet(source: Source) -> pq.ParquetFile:
         raise Invalid(f"{source.uri} is not a Parquet file: {str(error).splitlines()[0]}", file=source.uri) from error
 
 
-def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int] | BadRow]:
+def read_parquet(source: Source, schema: pa.Schema, names: ColumnMatcher) -> Iterator[tuple[pa.Table, int] | BadRow]:
     """Tables of good rows, each with the bytes of the file that are done, and bad rows."""
     with open_parquet(source) as file:
-        unknown = [name for name in file.schema_arrow.names if name not in schema.names]
-        if unknown:
-            raise Invalid(
-                f"{source.uri}: the table has no column {unknown[0]!r}",
-                hint=f"Columns: {', '.join(schema.names)}",
-                file=source.uri,
-                column=unknown[0],
-            )
-        for field in file.schema_arrow:
-            kind = schema.field(field.name).type
+        columns = names.require(file.schema_arrow.names, source.uri, file=source.uri)
+        for field, column in zip(file.schema_arrow, columns, strict=True):
+            kind = schema.field(column).type
             # The column is wrong, not a row.
             if not may_hold(field.type, kind):
                 raise Invalid(
@@ -50,15 +44,15 @@ def read_parquet(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, 
         row, count = 0, max(1, file.metadata.num_rows)
         try:
             for batch in reader.batches(file):
-                rows = pa.Table.from_batches([batch])
+                rows = pa.Table.from_batches([batch]).rename_columns(columns)
                 for found in _sift_rows(rows, schema):
                     if isinstance(found, pa.Table):
                         yield found, source.size * (row + rows.num_rows) // count
                     else:
-                        column, reason = _explain_row(rows.slice(found, 1), schema)
+                        bad, reason = _explain_row(rows.slice(found, 1), schema)
                         values = {name: python_value(rows.column(name)[found]) for name in rows.column_names}
                         text = json.dumps(values, default=str, ensure_ascii=False)
-                        yield BadRow(row + found + 1, column, reason, text)
+                        yield BadRow(row + found + 1, bad, reason, text)
                 row += rows.num_rows
         except (pa.ArrowException, OSError) as error:
             raise Invalid(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.column_names import find_columns
+from strandline.model.name_map import NameMap
 from strandline.model.schema_text import parse_schema, parse_type, type_text
 
 ShortRows = Literal["reject", "fill"]
@@ -78,6 +80,11 @@ class TextOptions:
         given["null"] = (null,) if isinstance(null, str) else tuple(null)
         given["types"] = parse_types(settings.get("types"))
         return TextOptions(**given)
+
+    def for_columns(self, columns: Sequence[str], names: NameMap) -> TextOptions:
+        """The same with the names of columns where a name in the file was said."""
+        found = find_columns(self.types.names, columns, names)
+        return replace(self, types=pa.schema([f.with_name(n) for f, n in zip(self.types, found, strict=True)]))
 
     def override(self, schema: pa.Schema, file: str) -> pa.Schema:
         """`schema` with the types that were said; `Invalid` when it has no such column."""
