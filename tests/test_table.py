@@ -51,7 +51,7 @@ def test_an_evolution_that_is_refused_changes_nothing(items):
         pa.schema([pa.field("need", pa.string(), nullable=False)]),
         pa.schema([("id", pa.int32())]),
         pa.schema([("fine", pa.string()), ("wrong", pa.time64("us"))]),
-        pa.schema([("_hidden", pa.string())]),
+        pa.schema([("_hash", pa.string())]),
         pa.schema([("QTY", pa.string())]),
     ):
         with nothing_written(items), refused(sl.Invalid):
