@@ -25,6 +25,7 @@ def make_sink(
     to: str,
     *,
     kind: str | None = None,
+    mode: str | None = None,
     token: str | None = None,
     receiver: str | None = None,
     catalog: Sequence[str] | None = None,
@@ -39,13 +40,15 @@ def make_sink(
     ):
         if value and kind != own:
             raise typer.BadParameter(f"--{option} is for a sink of the kind {own}, and this one is of the kind {kind}")
+    if mode == "mirror" and kind not in ("delta", "iceberg"):
+        raise typer.BadParameter(f"a mirror is of the kind delta or iceberg, and this sink is of the kind {kind}")
     if kind == "iceberg" and not catalog:
         raise typer.BadParameter("a sink of the kind iceberg needs its --catalog, such as --catalog type=rest")
     if kind == "http":
         return sl.HttpSink(to, token=token, receiver=receiver or "strandline")
     if kind == "iceberg":
-        return sl.IcebergSink(parse_pairs(catalog or (), "--catalog", "uri=https://…"), to)
-    return sl.DeltaSink(to) if kind == "delta" else sl.ParquetSink(to)
+        return sl.IcebergSink(parse_pairs(catalog or (), "--catalog", "uri=https://…"), to, mode=mode)
+    return sl.DeltaSink(to, mode=mode) if kind == "delta" else sl.ParquetSink(to)
 
 
 def _guess_kind(to: str) -> str:

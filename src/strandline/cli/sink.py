@@ -14,14 +14,16 @@ from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, pre
 from strandline.cli.destination import BACKFILL, make_sink, parse_start
 from strandline.cli.options import DryRun, ShowAll, Where, Yes, parse_names, parse_pairs
 from strandline.cli.verb import Call
-from strandline.errors import Invalid
+from strandline.errors import Invalid, StrandlineError
 
 if TYPE_CHECKING:
+    import strandline as sl
     from strandline.pipeline.addition import AddedSink, SinkChange
     from strandline.pipeline.pausing import RemoveReport
-    from strandline.sinks.definition import Start
+    from strandline.sinks.definition import SinkDef, Start
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
+_MODES = {"mirror": "mirror: the rows of the table", "changes": "changes: every change, with _op and _seq"}
 SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
 
 
@@ -36,6 +38,12 @@ def add(
     kind: Annotated[
         Kind | None,
         typer.Option(help="What DEST is; else http for an address of a server, parquet for all others."),
+    ] = None,
+    mode: Annotated[
+        Literal["mirror", "changes"] | None,
+        typer.Option(
+            help="delta, iceberg: keep DEST equal to the table, or append every change; else mirror if it can."
+        ),
     ] = None,
     where: Where = None,
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns, and the key.")] = None,
@@ -59,7 +67,7 @@ def add(
     """Add a sink, which every tick of the lake then serves, or change one.
 
     Asks before it changes one. Options that are not given take their defaults, not their earlier values. With another
-    destination or table the sink begins a new life: it starts again."""
+    destination, table or mode the sink begins a new life: it starts again."""
     begin, masks = parse_start(start), parse_pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
@@ -67,7 +75,7 @@ def add(
     made = lake.sink(
         name,
         table,
-        to=make_sink(to, kind=kind, token=token, receiver=receiver, catalog=catalog),
+        to=make_sink(to, kind=kind, mode=mode, token=token, receiver=receiver, catalog=catalog),
         where=where,
         columns=None if columns is None else parse_names(columns),
         mask=masks,
@@ -148,7 +156,7 @@ def show(call: Call, name: SinkName) -> Answer:
     lives = lake.state.registry.history(name) if lake.has_state else []
     declared = lake.declared.get(name)
     now = next((life for life in lives if life.generation == found.generation), None)
-    definition = declared.to_dict() if declared is not None else now.definition if now is not None else {}
+    definition = _describe_declared(lake, declared) if declared is not None else now.definition if now else {}
     data = {**found.to_dict(), "definition": definition, "lives": [life.to_dict() for life in lives]}
 
     def tell() -> Iterator[Part]:
@@ -222,14 +230,25 @@ def _describe_removal(planned: RemoveReport) -> str:
     return f"Sink {planned.name!r} ({planned.table} → {planned.destination}) ends. {rest}; {forgets}. {again}"
 
 
+def _describe_declared(lake: sl.Lake, declared: SinkDef) -> Mapping[str, Any]:
+    """The definition of a declared sink, with the mode that it has or will have."""
+    try:
+        return lake.plan_sink(declared).after.consumer.definition
+    except StrandlineError:
+        return declared.to_dict()
+
+
 def _list_facts(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A sink's definition, without secrets, for people; nothing for other consumers."""
     if "to" not in definition:
         return []
-    to = {key: value for key, value in definition["to"].items() if key not in ("kind", "uri", "url") and value}
+    to = {key: value for key, value in definition["to"].items() if key not in ("kind", "uri", "url", "mode") and value}
+    # A definition from before there were mirrors has no mode.
+    mode = definition["to"].get("mode") or "changes"
     start = definition["start"]
     return [
         ("kind", definition["to"]["kind"]),
+        *([("mode", _MODES[mode])] if definition["to"]["kind"] in ("delta", "iceberg") else []),
         *(
             (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             for key, value in to.items()
