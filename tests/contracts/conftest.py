@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from destinations import FAR, NEAR, Destination, Servers
+from destinations import FAR, MIRRORS, NEAR, Destination, Servers
 from support import ITEMS
 
 
@@ -23,13 +23,25 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def place_of(servers: Servers, tmp_path: Path) -> Iterator[Callable[[str], Destination]]:
     """Makes an empty place of a kind."""
-    yield lambda kind: (NEAR | FAR)[kind](servers, tmp_path)
+    yield lambda kind: (NEAR | FAR | MIRRORS)[kind](servers, tmp_path)
     servers.close_gates()
 
 
 @pytest.fixture(params=[*NEAR, *FAR])
 def there(request: pytest.FixtureRequest, place_of: Callable[[str], Destination]) -> Destination:
     """An empty place of each kind."""
+    return place_of(request.param)
+
+
+@pytest.fixture(params=[*NEAR, *FAR, *MIRRORS])
+def anywhere(request: pytest.FixtureRequest, place_of: Callable[[str], Destination]) -> Destination:
+    """An empty place of each kind, mirrors too: for what does not depend on changes."""
+    return place_of(request.param)
+
+
+@pytest.fixture(params=["delta-mirror", "iceberg-mirror"])
+def mirror(request: pytest.FixtureRequest, place_of: Callable[[str], Destination]) -> Destination:
+    """An empty place that mirrors the table."""
     return place_of(request.param)
 
 

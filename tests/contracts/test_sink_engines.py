@@ -39,7 +39,7 @@ def seen(place):
 # --- Spark --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "receiver", "foreign"])
+@pytest.mark.parametrize("kind", ["parquet", "delta", "receiver", "foreign", "delta-mirror", "iceberg-mirror"])
 def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatch, kind):
     items = lake.create_table("items", ITEMS, key=["id"], cluster_by=["name"], vnodes=4, fold_ratio=1e9)
     large, small = (place_of(kind) for _ in range(2))

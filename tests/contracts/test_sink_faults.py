@@ -85,21 +85,21 @@ def walked(passes, *prefixes):
     return sorted(point for point in passes if point.startswith(prefixes))
 
 
-def test_a_process_killed_at_any_point_of_a_delivery_loses_and_doubles_nothing(doomed, there):
+def test_a_process_killed_at_any_point_of_a_delivery_loses_and_doubles_nothing(doomed, anywhere):
     """[2, 3] What is new, then the table as it is; after each death more rows come before the next process. Of places
     on S3 only the points of the sink itself: the others are the same."""
-    sink = there.sink(is_gated=False)
+    sink = anywhere.sink(is_gated=False)
     doomed.write()
     passes = doomed.passes("out", sink)
     own, shared = walked(passes, "sink."), walked(passes, "loop.", "marks.")
     assert own and {"marks.intent_saved", "loop.lanes_done", "loop.finished", "marks.advanced"} <= set(shared)
-    check_equal(there, doomed.items, doomed.rows)
-    is_near = type(there) in NEAR.values()
+    check_equal(anywhere, doomed.items, doomed.rows)
+    is_near = type(anywhere) in NEAR.values()
     for point in [*own, *(shared if is_near else [])]:
         doomed.kill("out", sink, point)
-        doomed.finish("out", sink, there)
+        doomed.finish("out", sink, anywhere)
     for number, point in enumerate(own if is_near else own[-1:]):
-        place = there.another()
+        place = anywhere.another()
         fresh = place.sink(is_gated=False)
         doomed.kill(f"fresh{number}", fresh, point)
         doomed.finish(f"fresh{number}", fresh, place)
@@ -246,11 +246,11 @@ def test_runners_that_race_while_rows_are_written_send_every_change_once(lake, i
     assert len(near.changes()) <= sum(changes)
 
 
-def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, there):
-    lake, sink, lease_s = doomed.lake, there.sink(is_gated=False), 0.6
+def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_not_double(doomed, anywhere):
+    lake, sink, lease_s = doomed.lake, anywhere.sink(is_gated=False), 0.6
     doomed.write()
     asked_s = time.monotonic()
-    armed = Armed(doomed.ticking("out", sink, lease_s=lease_s), there.stalls_at, is_stopped=True)
+    armed = Armed(doomed.ticking("out", sink, lease_s=lease_s), anywhere.stalls_at, is_stopped=True)
     stalled = doomed.forks.stopped(armed)
     doomed.write()
     lake.sink("out", "items", to=sink)
@@ -258,13 +258,13 @@ def test_a_stalled_owner_is_taken_over_after_its_lease_and_its_late_effect_does_
         time.sleep(0.05)
     assert report.error is None
     assert time.monotonic() - asked_s > lease_s
-    check_equal(there, doomed.items, doomed.rows)
+    check_equal(anywhere, doomed.items, doomed.rows)
     how, said = doomed.forks.resume(stalled)
     assert how == "failed" and ("Conflict" in said or "Unavailable" in said)
-    check_equal(there, doomed.items, doomed.rows)
+    check_equal(anywhere, doomed.items, doomed.rows)
     doomed.write()
     tick(lake)
-    check_equal(there, doomed.items, doomed.rows)
+    check_equal(anywhere, doomed.items, doomed.rows)
 
 
 # --- lost memory -------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ class DeltaPlace(Stored):
     widens = False
 
     def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
-        return DeltaSink(self.uri, options=self.options(is_gated))
+        return DeltaSink(self.uri, options=self.options(is_gated), mode="changes")
 
     def changes(self) -> list[Row]:
         from deltalake import DeltaTable
@@ -293,6 +293,25 @@ class DeltaS3Place(DeltaPlace):
     is_remote = True
 
 
+class DeltaMirrorPlace(DeltaPlace):
+    """A mirror: each of its rows counts as one change."""
+
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return DeltaSink(self.uri, options=self.options(is_gated))
+
+    def changes(self) -> list[Row]:
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self.uri, self._delta_options):
+            return []
+        files = DeltaTable(self.uri, storage_options=self._delta_options).to_pyarrow_table()
+        return [{"_op": "upsert", "_seq": 0, **row} for row in files.to_pylist()]
+
+
+class DeltaMirrorS3Place(DeltaMirrorPlace):
+    is_remote = True
+
+
 # --- Iceberg ----------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +332,7 @@ class IcebergPlace(Destination):
         return f"sinks.{self.name}"
 
     def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
-        return IcebergSink(self.settings, self.table)
+        return IcebergSink(self.settings, self.table, mode="changes")
 
     @cached_property
     def _catalog(self) -> Any:
@@ -371,6 +390,18 @@ class IcebergPlace(Destination):
         schema = self._loaded().schema()
         self._catalog.drop_table(self.table)
         self._catalog.create_table(self.table, schema)
+
+
+class IcebergMirrorPlace(IcebergPlace):
+    """A mirror: each of its rows counts as one change."""
+
+    def sink(self, *, is_gated: bool = True, **options: Any) -> Sink:
+        return IcebergSink(self.settings, self.table)
+
+    def changes(self) -> list[Row]:
+        table = self._loaded()
+        rows = [] if table is None else table.scan().to_arrow().to_pylist()
+        return [{"_op": "upsert", "_seq": 0, **row} for row in rows]
 
 
 class IcebergRestPlace(IcebergPlace):
@@ -555,4 +586,9 @@ FAR: dict[str, type[Destination]] = {
     "parquet-s3": ParquetS3Place,
     "delta-s3": DeltaS3Place,
     "iceberg-rest": IcebergRestPlace,
+}
+MIRRORS: dict[str, type[Destination]] = {
+    "delta-mirror": DeltaMirrorPlace,
+    "iceberg-mirror": IcebergMirrorPlace,
+    "delta-mirror-s3": DeltaMirrorS3Place,
 }

@@ -103,7 +103,7 @@ deliver(ice, batch_of(0, 4), *(up(4, id, name="x") for id in range(50)))
 
 
 @pytest.mark.parametrize("point", ["sink.files_written", "sink.committed"])
-@pytest.mark.parametrize("mode", ["changes", "upsert"])
+@pytest.mark.parametrize("mode", ["changes", "mirror"])
 def test_a_killed_process_is_replayed_once(catalog: dict[str, str], opened: Opened, point: str, mode: str) -> None:
     ice = opened(catalog, mode=mode)
     facts = {"catalog": catalog, "table": ice._sink.table, "mode": mode}
@@ -146,7 +146,7 @@ def test_a_conflict_that_hides_a_landed_commit_deletes_nothing(local: dict[str, 
     assert held(ice, "id") == [(1,)]
 
 
-@pytest.mark.parametrize("mode", ["changes", "upsert"])
+@pytest.mark.parametrize("mode", ["changes", "mirror"])
 def test_two_that_saw_the_batch_missing_add_it_once(catalog: dict[str, str], opened: Opened, mode: str) -> None:
     first, second = opened(catalog, mode=mode), opened(catalog, mode=mode)
     fresh = second._load_table

@@ -9,7 +9,9 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
@@ -182,3 +184,50 @@ def test_numbers_widen_and_nothing_else_does():
         (pa.int32(), pa.int32()),
     ]:
         assert not widens(narrow, wide)
+
+
+@pytest.mark.parametrize("mode", ["mirror", "changes"])
+def test_data_files_have_ids_for_every_part_of_nested_columns(local: dict[str, str], opened: Opened, mode: str) -> None:
+    part = pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))])
+    columns = pa.schema(
+        [
+            pa.field("id", pa.int64(), False),
+            ("parts", pa.list_(part)),
+            ("one", part),
+            ("named", pa.map_(pa.string(), part)),
+        ]
+    )
+    value = {"x": 1, "y": ["a", None]}
+    ice = opened(local, mode=mode)
+    deliver(ice, batch_of(0, 1, columns), up(1, 1, parts=[value], one=value, named={"k": value}))
+    deliver(ice, batch_of(1, 2, columns), up(2, 2, parts=[value], one=value, named={"k": value}))
+    table = table_of(ice)
+    leaves = {}
+    for task in table.scan().plan_files():
+        schema = pq.read_metadata(task.file.file_path.removeprefix("file://")).schema.to_arrow_schema()
+        leaves |= dict(_ids_of(pa.struct(list(schema))))
+    expected = dict(_ids_of(pa.struct(list(schema_to_pyarrow(table.schema())))))
+    assert leaves == expected and None not in leaves.values()
+    with table.update_schema() as update:
+        update.rename_column(("parts", "element", "x"), "xx")
+        update.rename_column(("one", "y"), "yy")
+        update.rename_column(("named", "value", "x"), "xx")
+    row = table_of(ice).scan().to_arrow().sort_by("id").to_pylist()[0]
+    assert row["parts"] == [{"xx": 1, "y": ["a", None]}]
+    assert row["one"] == {"x": 1, "yy": ["a", None]}
+    assert dict(row["named"]) == {"k": {"xx": 1, "y": ["a", None]}}
+
+
+def _ids_of(kind, path=""):
+    """Every part of a type, with its field id."""
+    if pa.types.is_struct(kind):
+        parts = list(kind)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        parts = [kind.value_field]
+    elif pa.types.is_map(kind):
+        parts = [kind.key_field, kind.item_field]
+    else:
+        return
+    for part in parts:
+        yield f"{path}.{part.name}", (part.metadata or {}).get(b"PARQUET:field_id")
+        yield from _ids_of(part.type, f"{path}.{part.name}")

@@ -209,11 +209,9 @@ def test_spark_and_duckdb_send_the_same_rows(
         assert frame.select(feed.schema.names).to_pylist() == rows_of(feed)
 
 
-def test_a_destination_of_current_rows_needs_a_key_and_no_versions(lake: sl.Lake) -> None:
-    upserts = sl.IcebergSink({"type": "sql", "uri": "sqlite:///x.db", "warehouse": "file:///x"}, "a.b", mode="upsert")
+def test_a_mirror_needs_a_table_without_versions(lake: sl.Lake) -> None:
+    mirror = sl.IcebergSink({"type": "sql", "uri": "sqlite:///x.db", "warehouse": "file:///x"}, "a.b", mode="mirror")
     versioned = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.int64())])
     lake.create_table("versioned", versioned, key=["id"], version="v")
-    lake.create_table("keyless", versioned)
-    for name in ("versioned", "keyless"):
-        with pytest.raises(sl.Invalid):
-            lake.sink("current", name, to=upserts)
+    with pytest.raises(sl.Invalid):
+        lake.sink("current", "versioned", to=mirror)

@@ -72,10 +72,32 @@ def test_a_kind_of_a_later_version_is_refused_with_the_way_to_go():
     assert "pip install" in caught.value.hint
 
 
-def test_a_destination_of_current_rows_takes_no_table_without_a_key_or_with_versions(tmp_path):
+def test_a_mirror_takes_no_table_with_versions_no_other_start_and_no_sink_without_deletes(tmp_path):
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
     sink = SinkDef.declare("ice", "items", IcebergSink(catalog, "a.items", mode="upsert"))
-    sink.outgoing(TableDef.declare(ITEMS, key=["id"]))
-    for options in ({}, {"key": ["id"], "version": "qty"}):
+    keyed = TableDef.declare(ITEMS, key=["id"])
+    assert sink.to.mode == "mirror"
+    sink.outgoing(keyed)
+    sink.outgoing(TableDef.declare(ITEMS))
+    with refused(sl.Invalid, consumer="ice", table="items"):
+        sink.outgoing(TableDef.declare(ITEMS, key=["id"], version="qty"))
+    for wrong in ({"start": "head"}, {"start": 3}, {"deletes": False}):
         with refused(sl.Invalid, consumer="ice", table="items"):
-            sink.outgoing(TableDef.declare(ITEMS, **options))
+            replace(sink, **wrong).outgoing(keyed)
+
+
+def test_a_new_sink_mirrors_its_table_if_it_can_and_a_sink_on_record_keeps_its_mode(tmp_path):
+    sink = SinkDef.declare("copy", "items", sl.DeltaSink(tmp_path / "there"))
+    keyed = TableDef.declare(ITEMS, key=["id"])
+    assert sink.settle(keyed, None, None).to.mode == "mirror"
+    assert sink.settle(TableDef.declare(ITEMS), None, None).to.mode == "mirror"
+    assert sink.settle(TableDef.declare(ITEMS, key=["id"], version="qty"), None, None).to.mode == "changes"
+    assert replace(sink, start="head").settle(keyed, None, None).to.mode == "changes"
+    before = {"to": {"kind": "delta", "uri": sink.to.uri, "options": None}}
+    assert sink.settle(keyed, "delta", before).to.mode == "changes"
+    elsewhere = {"to": {"kind": "delta", "uri": str(tmp_path / "elsewhere"), "options": None}}
+    assert sink.settle(keyed, "delta", elsewhere).to.mode == "mirror"
+    asked = replace(sink, to=sl.DeltaSink(tmp_path / "there", mode="mirror"))
+    assert asked.settle(keyed, "delta", before).to.mode == "mirror"
+    with refused(sl.Invalid):
+        sl.DeltaSink(tmp_path, mode="merge")

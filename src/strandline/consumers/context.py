@@ -97,7 +97,7 @@ class Context(Tables):
         """`Invalid` unless a sink's table and columns exist and its destination lies outside the lake. Dropped columns
         are allowed here; the plan of a new sink refuses them."""
         declared.outgoing(self.table(declared.table).definition, with_salt=False)
-        if is_inside(declared.to.destination, self.storage):
+        if is_inside(getattr(declared.to, "uri", declared.to.destination), self.storage):
             raise Invalid(
                 f"sink {declared.name!r} goes to {declared.to.destination}, inside the lake {self.storage.uri}",
                 hint="Choose a destination outside it.",

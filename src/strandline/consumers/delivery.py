@@ -52,14 +52,17 @@ class LaneRun:
             yield Result(error=Internal(f"a lane failed: {type(error).__name__}: {error}"))
 
 
-def deliver(feed: Feed | None, runs: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool) -> tuple[Results, int]:
-    """Run the lanes over the feed's rows, or over none; returns their results and the number of Spark jobs."""
+def deliver(
+    feed: Feed | None, runs: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool, is_by_key: bool = False
+) -> tuple[Results, int]:
+    """Run the lanes over the feed's rows, or over none; returns their results and the number of Spark jobs. With
+    `is_by_key`, a Spark task of a table without cluster columns gets a range of keys."""
     results: Results = defaultdict(list)
     jobs = 0
     if feed is not None:
         with feed.hold_files():
             if is_on_spark:
-                jobs = _deliver_on_spark(feed, runs, results, is_ordered)
+                jobs = _deliver_on_spark(feed, runs, results, is_ordered, is_by_key)
             else:
                 _deliver_on_driver(feed, runs, results)
     for run in runs:
@@ -84,7 +87,7 @@ def _deliver_on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) ->
             results[run.batch.id] += done
 
 
-def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool) -> int:
+def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool, is_by_key: bool) -> int:
     from pyspark.sql import functions as F
 
     table = feed.table
@@ -95,6 +98,9 @@ def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_
         lane_of = {vnode: at for at, run in enumerate(runs) for vnode in run.batch.vnodes}
         places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
         frame = frame.repartitionById(len(runs), F.element_at(places, F.col(VNODE) + 1))
+    elif is_by_key and feed.definition.key and not feed.outgoing.cluster_by:
+        key = [f"`{name}`" for name in feed.definition.key]
+        frame = frame.repartitionByRange(tasks_for(spark, feed.extent.raw_bytes), *key)
     else:
         by = [f"`{name}`" for name in feed.outgoing.cluster_by] or [VNODE]
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)

@@ -46,9 +46,19 @@ class LogConsumer(ABC):
         """Its name in messages."""
         return f"{self.kind} {self.name!r}"
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it keeps a copy of the table's rows, so that expired rows must leave it."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """The definition that the state keeps, as JSON: everything that its effect depends on, without secrets."""
         return {"start": self.start}
+
+    def shape(self, table: TableStore) -> str | None:
+        """A text for everything that the rows of a copy depend on; another text begins a new life. None for a consumer
+        that is no copy of the table."""
+        return None
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
         """The dropped columns that it needs; `Invalid` when it cannot follow the table at all."""
@@ -57,7 +67,9 @@ class LogConsumer(ABC):
     def plan(self, tables: Tables, known: ConsumerState) -> Sequence[Work]:
         """The ranges from its marks to the head of the log."""
         table = tables.table(self.table)
-        ranges = Ranges(table, name=self.name, title=self.title, start=self.start, lanes=self.lanes)
+        ranges = Ranges(
+            table, name=self.name, title=self.title, start=self.start, lanes=self.lanes, has_expiry=self.is_copy
+        )
         return ranges.works(known)
 
     def prepare(self, work: Work, record: ConsumerRecord, producer: Producer) -> list[LaneStart]:

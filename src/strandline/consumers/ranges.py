@@ -13,6 +13,7 @@ from strandline.errors import Conflict, Invalid
 from strandline.sinks.definition import BACKFILL, HEAD, Start
 from strandline.state.marks import ConsumerState
 from strandline.storage.snapshot import DataFile
+from strandline.tables.horizon import horizon_at
 from strandline.tables.store import TableStore
 
 BATCH_ROWS = 1_000_000
@@ -23,15 +24,18 @@ LANE_VNODES = 256
 
 class Ranges:
     """The ranges of one consumer of a table. `title` is its name in messages, `start` where it begins when it has never
-    run, `lanes` into how many lanes a large range may be cut."""
+    run, `lanes` into how many lanes a large range may be cut. With `has_expiry`, an expiry of rows is work too."""
 
-    def __init__(self, table: TableStore, *, name: str, title: str, start: Start, lanes: int) -> None:
+    def __init__(
+        self, table: TableStore, *, name: str, title: str, start: Start, lanes: int, has_expiry: bool = False
+    ) -> None:
         self._table = table
         self._merge = table.merge()
         self._name = name
         self._title = title
         self._start = start
         self._lanes = lanes
+        self._has_expiry = has_expiry
 
     def works(self, known: ConsumerState) -> tuple[Work, ...]:
         """The unfinished works, and new works for the other vnodes. Vnodes of unfinished works get new ones in a later
@@ -94,6 +98,9 @@ class Ranges:
             part += new
         if part:
             yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
+            after = part[-1][0]
+        if self._has_expiry and after and horizon_at(log.snapshot.txns, after) != self._merge.horizon:
+            yield self._make_work(after, log.head, NOTHING, vnodes)
 
     def _extend_works(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
         """The new works of some vnodes, extended to the highest seq of all works. Vnodes without changes move there

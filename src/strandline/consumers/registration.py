@@ -17,7 +17,7 @@ from strandline.consumers.sink import SinkConsumer
 from strandline.consumers.work import Work
 from strandline.errors import Internal, NotFound
 from strandline.sinks.definition import BACKFILL, HEAD, KINDS, SinkDef
-from strandline.state.consumers import ConsumerRecord, Registration, preview
+from strandline.state.consumers import SHAPE, ConsumerRecord, Registration, preview
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
 from strandline.tables.store import TableStore
@@ -46,8 +46,9 @@ def resolve(context: Context, name: str, known: ConsumerState) -> ResolvedConsum
     table = table_of(context, None if declared is None else declared.table, known.consumer)
     if declared is None:
         assert known.consumer is not None
-        registered = Registration(known.consumer, False, "")
-        return ResolvedConsumer(_restore_consumer(known.consumer, table), table, known, registered, None)
+        declared = _restore_consumer(known.consumer, table)
+        if declared.shape(table) == known.consumer.definition.get(SHAPE):
+            return ResolvedConsumer(declared, table, known, Registration(known.consumer, False, ""), None)
     facts = facts_of(declared, table, known.consumer)
     registered = preview(name, **facts, found=known.consumer, under_way=known.intents)
     consumer = copy(declared)
@@ -65,14 +66,25 @@ def declared_consumer(context: Context, name: str, record: ConsumerRecord | None
 
 
 def declared_sink(context: Context, name: str, record: ConsumerRecord | None) -> SinkDef | None:
-    """A sink as declared here; see `declared_consumer`."""
-    if name in context.declared or record is None or record.kind not in KINDS:
-        return context.declared.get(name)
+    """A sink as declared here, with its mode; see `declared_consumer`."""
+    if name in context.declared:
+        return settle_sink(context, context.declared[name], record)
+    if record is None or record.kind not in KINDS:
+        return None
     tables = context.catalog.refresh().tables
     is_there = any(entry.generation == record.table_generation for entry in tables.values())
     if is_there or record.table not in tables:
         return None
     return SinkDef.from_dict(name, record.table, {**record.definition, "start": BACKFILL})
+
+
+def settle_sink(context: Context, sink: SinkDef, record: ConsumerRecord | None) -> SinkDef:
+    """A declared sink with its mode; as it is when its table does not exist."""
+    try:
+        definition = context.table(sink.table).definition
+    except NotFound:
+        return sink
+    return sink.settle(definition, *((None, None) if record is None else (record.kind, record.definition)))
 
 
 def table_of(context: Context, declared: str | None, record: ConsumerRecord | None) -> TableStore:
@@ -95,6 +107,8 @@ def table_of(context: Context, declared: str | None, record: ConsumerRecord | No
 def facts_of(declared: LogConsumer, table: TableStore, record: ConsumerRecord | None) -> dict[str, Any]:
     """The arguments of a consumer's registration. Within a life its start never changes, whatever is declared."""
     definition = {"start": declared.start, **declared.to_dict()}
+    if (shape := declared.shape(table)) is not None:
+        definition[SHAPE] = shape
     was = None if record is None else (record.kind, record.destination, record.table_generation)
     if record is not None and was == (declared.kind, declared.destination, table.entry.generation):
         definition["start"] = record.definition["start"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,13 +12,14 @@ from strandline.consumers.contract import LaneEnd, LaneStart, Receipt
 from strandline.consumers.delivery import LaneRun, deliver
 from strandline.consumers.feed import log_with_schema
 from strandline.consumers.log_consumer import LogConsumer
-from strandline.consumers.work import NOTHING, Work
-from strandline.errors import Conflict, StrandlineError
-from strandline.sinks.contract import Batch, Delivery, Producer, Result
+from strandline.consumers.work import NOTHING, SNAPSHOT, Work
+from strandline.errors import Conflict, Invalid, StrandlineError
+from strandline.sinks.contract import Batch, Delivery, Expired, Producer, Result
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.intents import Intent
+from strandline.tables.horizon import expired_before, expiry, horizon_at
 from strandline.tables.store import TableStore
 
 
@@ -37,8 +40,29 @@ class SinkConsumer(LogConsumer):
     def title(self) -> str:
         return f"sink {self.name!r}"
 
+    @property
+    def is_copy(self) -> bool:
+        return self.sink.to.keeps_rows
+
     def to_dict(self) -> dict[str, Any]:
         return {**self.sink.to_dict(), "start": self.start}
+
+    def shape(self, table: TableStore) -> str | None:
+        """For a mirror: which rows and columns it has, and the columns that it may have had and the table has no more,
+        or with another type."""
+        if not self.sink.to.keeps_rows:
+            return None
+        facts = self.sink.to_dict()
+        chosen = [facts[name] for name in ("where", "columns", "mask", "salt")]
+        definition, wanted = table.definition, self.sink.columns
+        gone = {
+            f"{column.name}: {column.type}"
+            for earlier in definition.schemas
+            for column in earlier
+            if (wanted is None or column.name in wanted)
+            and (column.name not in definition.schema.names or definition.schema.field(column.name).type != column.type)
+        }
+        return hashlib.sha256(json.dumps([chosen, sorted(gone)]).encode()).hexdigest()[:16]
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:
         return self.sink.outgoing(table.definition, is_new=is_new, with_salt=False).lost
@@ -47,8 +71,16 @@ class SinkConsumer(LogConsumer):
         sink = SinkDef.from_dict(self.name, self.table, record.definition, self.sink)
         if work.is_replay:
             sink = SinkDef.from_dict(self.name, self.table, work.intents[0].definition, sink)
-        outgoing = sink.outgoing(log_with_schema(work.table.log.refresh(), work.schema_id).definition)
-        self._work = _SinkWork(sink, outgoing, sink.to.open(producer))
+        log = log_with_schema(work.table.log.refresh(), work.schema_id)
+        outgoing = sink.outgoing(log.definition)
+        expired = None
+        if sink.to.keeps_rows:
+            before, horizon = (horizon_at(log.snapshot.txns, seq) for seq in (work.after, work.upto))
+            outgoing = outgoing.without(expiry(log.definition, horizon))
+            if horizon != before and work.source != SNAPSHOT:
+                expired = expired_before(log.definition, horizon)
+                _check_sends_time(sink, outgoing, expired)
+        self._work = _SinkWork(sink, outgoing, sink.to.open(producer), expired)
         return self._work.start_lanes(work)
 
     def run(self, work: Work) -> Receipt:
@@ -68,10 +100,11 @@ class SinkConsumer(LogConsumer):
 class _SinkWork:
     """One work of a sink, with its destination open."""
 
-    def __init__(self, sink: SinkDef, outgoing: Outgoing, delivery: Delivery) -> None:
+    def __init__(self, sink: SinkDef, outgoing: Outgoing, delivery: Delivery, expired: Expired | None) -> None:
         self._sink = sink
         self._outgoing = outgoing
         self.delivery = delivery
+        self._expired = expired
         self._done: dict[str, tuple[Batch, Sequence[Result]]] = {}
 
     def start_lanes(self, work: Work) -> list[LaneStart]:
@@ -100,7 +133,9 @@ class _SinkWork:
             self._outgoing.definition.key,
             self._outgoing.cluster_by,
             is_first=work.after == 0,
+            is_whole=work.source == SNAPSHOT,
             is_replay=work.is_replay,
+            expired=self._expired,
         )
         return replace(batch, id=work.intents[at].id, cuts=work.intents[at].cuts) if work.intents else batch
 
@@ -124,7 +159,13 @@ class _SinkWork:
             receipt.rows_read, receipt.bytes_read = feed.extent.rows, feed.extent.bytes
         batches = [self._make_batch(work, at) for at in range(len(work.lanes))]
         runs = [LaneRun(batch, self.delivery.lane(batch)) for batch in batches]
-        results, receipt.jobs = deliver(feed, runs, is_ordered=is_ordered, is_on_spark=work.engine == "spark")
+        results, receipt.jobs = deliver(
+            feed,
+            runs,
+            is_ordered=is_ordered,
+            is_on_spark=work.engine == "spark",
+            is_by_key=self._sink.to.keeps_rows,
+        )
         for batch in batches:
             self._done[batch.id] = batch, results[batch.id]
             _count_results(receipt, batch, results[batch.id])
@@ -132,6 +173,18 @@ class _SinkWork:
 
     def finish(self, intent: Intent) -> None:
         self.delivery.finish(*self._done[intent.id])
+
+
+def _check_sends_time(sink: SinkDef, outgoing: Outgoing, expired: Expired | None) -> None:
+    """`Invalid` when rows of a mirror expire by a column that it does not have, or only masked."""
+    if expired is not None and (expired[0] not in outgoing.names or expired[0] in outgoing.masks):
+        raise Invalid(
+            f"rows of table {sink.table!r} expired by their {expired[0]!r}, and sink {sink.name!r} does not send that"
+            " column as it is, so they cannot leave its mirror",
+            hint=f"Add {expired[0]!r} to its columns, or send the changes: mode='changes', or --mode changes.",
+            consumer=sink.name,
+            column=expired[0],
+        )
 
 
 def _count_results(receipt: Receipt, batch: Batch, results: Sequence[Result]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from strandline.consumers.context import Context
 from strandline.consumers.plan import ConsumerPlan
-from strandline.consumers.registration import facts_of
+from strandline.consumers.registration import declared_sink, facts_of, settle_sink
 from strandline.consumers.sink import SinkConsumer
 from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
@@ -61,6 +61,7 @@ def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
             seq=sink.start,
         )
     found = context.consumer_state(sink.name)
+    sink = settle_sink(context, sink, found.consumer)
     facts = facts_of(SinkConsumer(sink), table, found.consumer)
     after = preview(sink.name, **facts, found=found.consumer, under_way=found.intents, revive=True)
     return SinkChange(found.consumer, after, _sharing_sinks(context, sink))
@@ -70,7 +71,7 @@ def _sharing_sinks(context: Context, sink: SinkDef) -> list[str]:
     """The other active sinks that go to the same place. A sink whose place is out of order counts too."""
     there = {}
     for name, known in context.consumer_states().items():
-        declared, record = context.declared.get(name), known.consumer
+        declared, record = declared_sink(context, name, known.consumer), known.consumer
         if name != sink.name and (record is None or not record.is_retired):
             there[name] = declared.to.destination if declared else record.destination if record else ""
     return [name for name, place in there.items() if place == sink.to.destination]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strandline.consumers.context import Context
 from strandline.consumers.feed import files_of, size_of
-from strandline.consumers.registration import declared_consumer, facts_of, table_of
+from strandline.consumers.registration import declared_consumer, facts_of, settle_sink, table_of
 from strandline.consumers.sink import SinkConsumer
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline.lag import Lag, lag_of
@@ -61,6 +61,7 @@ def add(context: Context, sink: SinkDef) -> Registration:
         )
     known = context.consumer_state(sink.name)
     table = context.table(sink.table)
+    sink = settle_sink(context, sink, known.consumer)
     context.check_sink(sink)
     sink.outgoing(table.definition, is_new=True, with_salt=False)
     context.state.epoch.check()
@@ -86,6 +87,8 @@ def reset(context: Context, name: str, start: Start = BACKFILL, *, dry_run: bool
         found.marks,
         consumer.life + (not dry_run),
     )
+    if consumer.kind in KINDS:
+        SinkDef.from_dict(name, table.name, {**consumer.definition, "start": start}).check_mirror(table.definition)
     if dry_run:
         return done
     context.state.epoch.check()

@@ -17,13 +17,20 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Conflict, StrandlineError
+from strandline.errors import Conflict, Invalid, StrandlineError
 from strandline.model.change import OP, ROW, SEQ, VNODE, RefusedRows
 from strandline.storage.open import StagedFile
 from strandline.storage.snapshot import DataFile
 
 WITHHELD = "withheld"
 """The `_op` of a change that is not sent: it counts for positions and marks only."""
+
+MIRROR, CHANGES = "mirror", "changes"
+"""What a destination holds: the table's current rows, or every change of it with `_op` and `_seq`."""
+_OLD_WORDS = {"upsert": MIRROR}
+
+Expired = tuple[str, pa.Scalar]
+"""A time column, and the moment before which rows have expired."""
 
 Lane = Callable[[Iterator[pa.RecordBatch]], Iterator["Result"]]
 """Picklable and free of Spark, since it runs in Spark tasks too. It returns failures in its result."""
@@ -52,8 +59,10 @@ class Batch:
     """The changes of `vnodes` in `(after, upto]`, as they are sent.
 
     `columns` are the columns of the rows, without the hidden ones; `key` is empty for a table without a key.
-    `is_first`: nothing was delivered for these vnodes before. `is_replay`: the batch was begun before and may have been
-    delivered, in part or as a whole. `cuts` is how a lane cuts the batch, saved at the lane's request."""
+    `is_first`: nothing was delivered for these vnodes before. `is_whole`: the rows are the table at `upto`.
+    `is_replay`: the batch was begun before and may have been delivered, in part or as a whole. `cuts` is how a lane
+    cuts the batch, saved at the lane's request. `expired`: the rows of a mirror with an earlier value in this column
+    leave it."""
 
     id: str
     vnodes: tuple[int, ...]
@@ -63,8 +72,15 @@ class Batch:
     key: tuple[str, ...]
     cluster_by: tuple[str, ...] = ()
     is_first: bool = False
+    is_whole: bool = False
     is_replay: bool = False
     cuts: Any = None
+    expired: Expired | None = None
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order of the rows in the files of a mirror."""
+        return self.cluster_by or self.key
 
     @property
     def lane_schema(self) -> pa.Schema:
@@ -160,13 +176,19 @@ class Sink(Protocol):
     rows come clustered, and several Spark partitions run the lane of one batch."""
 
     @property
+    def mode(self) -> str | None:
+        """What the destination holds, `MIRROR` or `CHANGES`; None before the table and the record have decided it."""
+        ...
+
+    @property
     def keeps_rows(self) -> bool:
-        """Whether the destination holds the current rows instead of the changes."""
+        """Whether the destination is a mirror."""
         ...
 
     @property
     def destination(self) -> str:
-        """A text without secrets that identifies the place. A new place begins a new life of the consumer."""
+        """A text without secrets that identifies the place, and what is kept there. Another one begins a new life of
+        the consumer."""
         ...
 
     @property
@@ -182,6 +204,14 @@ class Sink(Protocol):
     def from_dict(cls, facts: Mapping[str, Any]) -> Self: ...
 
     def open(self, producer: Producer) -> Delivery: ...
+
+
+def check_mode(mode: str | None) -> str | None:
+    """A mode in its present word."""
+    known = _OLD_WORDS.get(mode, mode) if isinstance(mode, str) else mode
+    if known not in (None, MIRROR, CHANGES):
+        raise Invalid(f"mode is {mode!r}; expected '{MIRROR}' (the current rows) or '{CHANGES}' (every change)")
+    return known
 
 
 def is_delivered(held: int | None, batch: Batch, producer: Producer, destination: str) -> bool:

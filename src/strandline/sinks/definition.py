@@ -11,7 +11,7 @@ from strandline.errors import Invalid
 from strandline.model import secret
 from strandline.model.definition import TableDef
 from strandline.model.text import check_text, check_texts
-from strandline.sinks.contract import Sink
+from strandline.sinks.contract import CHANGES, MIRROR, Sink
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import check_consumer_name
 
@@ -112,17 +112,40 @@ class SinkDef:
             facts["start"],
         )
 
-    def outgoing(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
-        """Which of a table's changes are sent, and how. With `is_new`, dropped columns are an error. Without the salt
-        the result is for checks only."""
-        if self.to.keeps_rows and (definition.version is not None or not definition.is_keyed):
-            why = "has no key" if not definition.is_keyed else f"has the version column {definition.version!r}"
+    def settle(self, definition: TableDef, kind: str | None, facts: Mapping[str, Any] | None) -> SinkDef:
+        """The same sink with a mode. A sink on record, with this kind and these facts, keeps its mode at its place. A
+        new one mirrors its table if it can."""
+        if self.to.mode is not None:
+            return self
+        mode = CHANGES if self._why_no_mirror(definition) else MIRROR
+        if facts is not None and kind == self.to.kind:
+            found = _build_destination(kind, {k: v for k, v in facts["to"].items() if k != "kind"}, None)
+            if _with_mode(self.to, found.mode).destination == found.destination:
+                mode = found.mode or mode
+        return replace(self, to=_with_mode(self.to, mode))
+
+    def _why_no_mirror(self, definition: TableDef) -> str:
+        """Why a mirror would not equal the table; empty when it would."""
+        if definition.version is not None:
+            return f"table {self.table!r} has the version column {definition.version!r}: an older row may win there"
+        if self.start != BACKFILL:
+            return f"it is to start at {self.start!r}, and a mirror starts with the whole table"
+        return "" if self.deletes else "it is to send no deletes"
+
+    def check_mirror(self, definition: TableDef) -> None:
+        """`Invalid` for a mirror that would not equal its table."""
+        if self.to.keeps_rows and (why := self._why_no_mirror(definition)):
             raise Invalid(
-                f"sink {self.name!r} keeps current rows at {self.to.destination}, and table {self.table!r} {why}",
-                hint="Send its changes instead: mode='changes'.",
+                f"sink {self.name!r} cannot mirror its table at {self.to.destination}: {why}",
+                hint="Send its changes instead: mode='changes', or --mode changes.",
                 consumer=self.name,
                 table=self.table,
             )
+
+    def outgoing(self, definition: TableDef, *, is_new: bool = False, with_salt: bool = True) -> Outgoing:
+        """Which of a table's changes are sent, and how. With `is_new`, dropped columns are an error. Without the salt
+        the result is for checks only."""
+        self.check_mirror(definition)
         salt = None
         if self.salt is not None and with_salt:
             salt = secret.resolve(self.salt, f"salt of sink {self.name!r}")
@@ -152,10 +175,17 @@ def _build_destination(kind: str, facts: Mapping[str, Any], given: Sink | None) 
     secrets that are not written down, and a corrected token must also serve a batch begun with the wrong one."""
     module, made = KINDS[kind]
     found: Any = getattr(import_module(module), made).from_dict(facts)
+    if given is not None and given.kind == kind and given.mode is None:
+        given = _with_mode(given, found.mode)
     if given is not None and (given.kind, given.destination) == (kind, found.destination):
         kept = {each.name: getattr(found, each.name) for each in fields(found) if each.name not in given.access}
         found = replace(cast(Any, given), **kept)
     sink: Sink = found
+    return sink
+
+
+def _with_mode(to: Sink, mode: str | None) -> Sink:
+    sink: Sink = replace(cast(Any, to), mode=mode)
     return sink
 
 

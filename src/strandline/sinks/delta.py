@@ -1,9 +1,10 @@
-"""A Delta table that collects a table's changes, through the `deltalake` library.
+"""A Delta table that mirrors a table or collects its changes, through the `deltalake` library.
 
 Lanes write files below `data/` of the table, where no reader sees them. `finish` claims them in one commit, which also
 records the producer's seq (`txn` of `strandline/<generation>`). The library does not reject a repeated `txn`. So each
 commit is based on a freshly loaded table and may only become that table's next version: of two finishers one wins, and
-the other one loads again and finds the batch delivered.
+the other one loads again and finds the batch delivered. The commits of a mirror are those of `DeltaMirror`; its lanes
+write the rows themselves when the whole table is sent, or the changes, which `finish` applies.
 
 After a crash: the `txn` says what is delivered. Unclaimed files are left to the table's own vacuum, because a commit
 that names them may still land.
@@ -13,18 +14,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.model import secret
+from strandline.model.change import OP, SEQ
 from strandline.model.scrub import first_line
 from strandline.retry import ATTEMPTS
-from strandline.sinks import contract
+from strandline.sinks import contract, mirror
 from strandline.sinks.contract import Batch, Producer, Result
+from strandline.sinks.delta_mirror import DeltaMirror, lacks_columns, mirrored_schema, write_checkpoint
 from strandline.sinks.delta_types import fit_columns, missing_columns, stored_schema
 from strandline.sinks.files import FileLane, FileSink, clear_unfinished, collect_files, translate_errors
 from strandline.storage.contract import cleared_away
@@ -39,20 +43,46 @@ _CHECKPOINT_EVERY = 20
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
+@dataclass(frozen=True)
 class DeltaSink(FileSink):
-    """Changes as rows of the Delta table at `uri`, a folder or `s3://bucket/prefix`; a missing table
-    is created."""
+    """The Delta table at `uri`, a folder or `s3://bucket/prefix`; a missing table is created.
+
+    `mode="mirror"` keeps it equal to the table; it belongs to the sink. `mode="changes"` appends every change with its
+    `_op` and `_seq`. Without a mode a new sink is a mirror if it can be one; a sink on record keeps its mode."""
 
     kind: ClassVar[str] = "delta"
 
+    mode: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "mode", contract.check_mode(self.mode))
+
+    @property
+    def keeps_rows(self) -> bool:
+        return self.mode == contract.MIRROR
+
+    @property
+    def destination(self) -> str:
+        return f"{self.uri} (mirror)" if self.keeps_rows else self.uri
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "mode": self.mode}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """A definition without a mode is from before there were mirrors."""
+        return cls(facts["uri"], options=facts.get("options"), mode=facts.get("mode", contract.CHANGES))
+
     def open(self, producer: Producer) -> DeltaDelivery:
-        return DeltaDelivery(self.storage(), producer)
+        return DeltaDelivery(self.storage(), producer, is_mirror=self.keeps_rows)
 
 
 @dataclass(frozen=True)
 class DeltaDelivery:
     storage: Storage
     producer: Producer
+    is_mirror: bool = False
 
     def is_delivered(self, batch: Batch) -> bool:
         return self._is_delivered(self._load_table(), batch)
@@ -65,26 +95,42 @@ class DeltaDelivery:
         if batch.is_first:
             with translate_errors(self.storage):
                 self.storage.check_put_new()
-        wanted = stored_schema(batch)
+        wanted = mirrored_schema(batch) if self.is_mirror else stored_schema(batch)
         table = self._load_table()
-        if table is None or missing_columns(table, wanted):
+        if self._lacks_columns(table, batch):
             self._land_commit(
-                lambda table: table is not None and not missing_columns(table, wanted),
-                lambda table: self._prepare_table(table, wanted),
+                lambda table: not self._lacks_columns(table, batch), lambda table: self._prepare_table(table, wanted)
             )
             table = self._load_table()
         if table is None:
             raise self._replaced_conflict()
-        columns = fit_columns(table, wanted, self.storage.uri)
-        return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
+        if not self.is_mirror:
+            columns = fit_columns(table, wanted, self.storage.uri)
+            return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
+        self._mirror.check_owner(table, batch)
+        columns = self._mirror.columns_for(table, batch)
+        if batch.is_whole or not batch.key:
+            return FileLane(
+                self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns, budget=mirror.BUDGET
+            )
+        changed = [batch.file_schema.field(OP), batch.file_schema.field(SEQ), *columns]
+        folder = f"{_folder(batch)}/{mirror.CHANGED_BELOW}"
+        return FileLane(self.storage, batch, folder, "part", is_staged=False, schema=pa.schema(changed))
+
+    def _lacks_columns(self, table: DeltaTable | None, batch: Batch) -> bool:
+        if self.is_mirror:
+            return lacks_columns(table, batch)
+        return table is None or len(missing_columns(table, stored_schema(batch))) > 0
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         files = [file for file, _ in collect_files(results)]
         crash_point("sink.files_written")
-        self._land_commit(
-            lambda table: self._is_delivered(table, batch), lambda table: self._claim_files(table, batch, files)
-        )
+        claim = self._commit_mirror if self.is_mirror else self._claim_files
+        self._land_commit(lambda table: self._is_delivered(table, batch), lambda table: claim(table, batch, files))
         crash_point("sink.committed")
+        if self.is_mirror:
+            write_checkpoint(self._load_table(), _CHECKPOINT_EVERY)
+            self._delete_changes(batch)
         if batch.is_replay:
             clear_unfinished(self.storage, _folder(batch))
 
@@ -108,8 +154,12 @@ class DeltaDelivery:
             raise self._translate_error(error) from error
 
     @property
+    def _mirror(self) -> DeltaMirror:
+        return DeltaMirror(self.storage, self.producer)
+
+    @property
     def _app_id(self) -> str:
-        return f"strandline/{self.producer.generation}"
+        return self._mirror.seq_id
 
     @property
     def _options(self) -> dict[str, str] | None:
@@ -137,6 +187,13 @@ class DeltaDelivery:
             except (DeltaError, OSError) as error:
                 failure = self._translate_error(error)
                 failure.__cause__ = error
+            except Unavailable as error:
+                failure = error
+            except (Conflict, NotFound):
+                # Another finisher may have landed it and cleared its files away.
+                if has_landed(self._load_table()):
+                    return
+                raise
             if isinstance(failure, Invalid):
                 raise failure
             time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt))
@@ -179,6 +236,23 @@ class DeltaDelivery:
             table.schema(),
             commit_properties=CommitProperties(app_transactions=[mark], max_commit_retries=0),
         )
+
+    def _commit_mirror(self, table: DeltaTable | None, batch: Batch, files: Sequence[DataFile]) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        if table is None or self._lacks_columns(table, batch):
+            raise self._replaced_conflict()
+        self._check_files_exist(batch, files)
+        with translate_errors(self.storage):
+            if not self._mirror.commit(table, batch, files, _folder(batch)):
+                raise CommitFailedError(f"version {table.version() + 1} is taken")
+
+    def _delete_changes(self, batch: Batch) -> None:
+        """Delete the change files of a delivered batch, also those of failed attempts."""
+        # The batch counts, even if they cannot be deleted.
+        with suppress(StrandlineError, OSError):
+            below = self.storage.list(f"{_folder(batch)}/{mirror.CHANGED_BELOW}")
+            self.storage.delete([file.path for file in below])
 
     def _check_files_exist(self, batch: Batch, files: Sequence[DataFile]) -> None:
         """Fail when a file is gone: a vacuum without a grace time may have deleted unclaimed files."""

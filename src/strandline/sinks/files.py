@@ -52,6 +52,7 @@ class FileLane:
     prefix: str
     is_staged: bool
     schema: pa.Schema | None = None
+    budget: writer.Budget = writer.DEFAULT
 
     @property
     def columns(self) -> pa.Schema:
@@ -92,11 +93,13 @@ class FileLane:
         if self.is_staged:
             with TemporaryDirectory(prefix="strandline-") as place:
                 spool = LocalStorage(place)
-                for file in writer.write_files(spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by):
+                for file in writer.write_files(
+                    spool, _SPOOL, self._new_name, exact, columns, cluster_by=cluster_by, budget=self.budget
+                ):
                     yield self._send(spool, file)
         else:
             for file in writer.write_files(
-                self.storage, self.folder, self._new_name, exact, columns, cluster_by=cluster_by
+                self.storage, self.folder, self._new_name, exact, columns, cluster_by=cluster_by, budget=self.budget
             ):
                 yield replace(file, path=f"{self.folder}/{file.path}"), None
 
@@ -176,7 +179,6 @@ class FileSink:
     kind: ClassVar[str]
     access: ClassVar[tuple[str, ...]] = ("options",)
     is_ordered: ClassVar[bool] = False
-    keeps_rows: ClassVar[bool] = False
 
     uri: str
     options: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False, hash=False)
@@ -190,6 +192,10 @@ class FileSink:
             )
         # An absolute address, which does not depend on the working directory.
         object.__setattr__(self, "uri", open_storage(uri, self.options).uri)
+
+    @property
+    def keeps_rows(self) -> bool:
+        return False
 
     @property
     def destination(self) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, Invalid
 from strandline.model import duration, secret
-from strandline.sinks.contract import Batch, Producer, Result
+from strandline.sinks.contract import CHANGES, Batch, Producer, Result
 from strandline.sinks.forward import encode
 from strandline.sinks.forward.chunks import CutRule
 from strandline.sinks.forward.client import Connection
@@ -55,6 +55,7 @@ class HttpSink:
     kind: ClassVar[str] = "http"
     access: ClassVar[tuple[str, ...]] = ("token", "headers", "params", "patience", "timeout")
     is_ordered: ClassVar[bool] = True
+    mode: ClassVar[str] = CHANGES
     keeps_rows: ClassVar[bool] = False
 
     url: str

@@ -1,4 +1,4 @@
-"""Send a table to Iceberg, each batch as one snapshot.
+"""Send a table to Iceberg, each batch as one snapshot: a mirror of the table, or its changes.
 
 The lanes write Parquet files into the table's own folder, where readers ignore them until a snapshot names them.
 `finish` adds them and moves the producer's mark, a property of the Iceberg table, in one commit. The catalog accepts it
@@ -24,7 +24,8 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.change import OP, SEQ
 from strandline.retry import ATTEMPTS
-from strandline.sinks.contract import Batch, Lane, Producer, Result, is_delivered
+from strandline.sinks import mirror
+from strandline.sinks.contract import MIRROR, Batch, Lane, Producer, Result, check_mode, is_delivered
 from strandline.sinks.files import FileLane, collect_files
 from strandline.sinks.iceberg_catalog import (
     TIMEOUT_S,
@@ -34,13 +35,13 @@ from strandline.sinks.iceberg_catalog import (
     open_catalog,
     translate_errors,
 )
-from strandline.sinks.iceberg_rows import rewrite
-from strandline.sinks.iceberg_types import fit_columns, stored_schema
+from strandline.sinks.iceberg_rows import MARKS, OldIcebergFile, check_owner, file_columns, list_files
+from strandline.sinks.iceberg_types import fit_columns, stored_schema, with_field_ids
+from strandline.sinks.mirror import NewFiles, rewrite
 from strandline.storage.open import Storage
+from strandline.storage.parquet import writer
 
-CHANGES, UPSERT = "changes", "upsert"
 T = TypeVar("T")
-_CHANGES_BELOW = "changes"  # the folder of the changes that `upsert` applies; not part of the table
 _NEW_TABLE = {
     "format-version": "2",
     # A table that gets a snapshot at each tick would otherwise keep a manifest for each, and every metadata file.
@@ -54,9 +55,9 @@ _NEW_TABLE = {
 class IcebergSink:
     """An Iceberg table. `catalog` is what `pyiceberg.catalog.load_catalog` takes: `type`, `uri`, `warehouse`, …
 
-    `mode="changes"` appends every change with its `_op` and `_seq`; `mode="upsert"` keeps the current rows, at a cost
-    that grows with the table. That table belongs to the sink: its first batch replaces all rows. `options` are settings
-    of the object store, if the catalog's settings do not suffice."""
+    `mode="mirror"` keeps it equal to the table; it belongs to the sink. `mode="changes"` appends every change with its
+    `_op` and `_seq`. Without a mode a new sink is a mirror if it can be one; a sink on record keeps its mode. `options`
+    are settings of the object store, if the catalog's settings do not suffice."""
 
     kind: ClassVar[str] = "iceberg"
     access: ClassVar[tuple[str, ...]] = ("catalog", "options")
@@ -64,19 +65,22 @@ class IcebergSink:
 
     catalog: CatalogSettings
     table: str
-    mode: str
+    mode: str | None
     options: CatalogSettings
 
     def __init__(
-        self, catalog: Mapping[str, Any], table: str, *, mode: str = CHANGES, options: Mapping[str, str] | None = None
+        self,
+        catalog: Mapping[str, Any],
+        table: str,
+        *,
+        mode: str | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
-        if mode not in (CHANGES, UPSERT):
-            raise Invalid(f"mode is {mode!r}; expected 'changes' or 'upsert'")
         if not isinstance(table, str) or "." not in table or not all(table.split(".")):
             raise Invalid(f"table is {table!r}; expected a namespace and a name", hint="Such as: 'ns.messages'")
         object.__setattr__(self, "catalog", CatalogSettings(catalog, "Iceberg catalog"))
         object.__setattr__(self, "table", table)
-        object.__setattr__(self, "mode", mode)
+        object.__setattr__(self, "mode", check_mode(mode))
         object.__setattr__(self, "options", CatalogSettings(options or {}, "object store's options"))
 
     @property
@@ -85,7 +89,7 @@ class IcebergSink:
 
     @property
     def destination(self) -> str:
-        mode = "" if self.mode == CHANGES else f", {self.mode}"
+        mode = ", mirror" if self.keeps_rows else ""
         return f"Iceberg table {self.table} ({describe_catalog(self.catalog)}{mode})"
 
     @property
@@ -94,7 +98,7 @@ class IcebergSink:
 
     @property
     def keeps_rows(self) -> bool:
-        return self.mode == UPSERT
+        return self.mode == MIRROR
 
     def to_dict(self) -> dict[str, Any]:
         kept = {"catalog": self.catalog.to_dict(), "options": self.options.to_dict()}
@@ -126,22 +130,23 @@ class IcebergDelivery:
     def lane(self, batch: Batch) -> Lane:
         table, columns = self._prepare_table(batch)
         storage, folder, self._root = self._data_place(table)
-        if self._sink.mode == UPSERT:
+        budget = mirror.BUDGET if self._sink.keeps_rows else writer.DEFAULT
+        if self._sink.keeps_rows and not _is_plain(batch):
             # Nullable, because a delete has only its key.
             changed = [
                 batch.file_schema.field(OP),
                 batch.file_schema.field(SEQ),
                 *(c.with_nullable(True) for c in columns),
             ]
-            folder, columns = f"{folder}/{_CHANGES_BELOW}", pa.schema(changed)
-        return FileLane(storage, batch, folder, batch.id, is_staged=False, schema=columns)
+            folder, columns = f"{folder}/{mirror.CHANGED_BELOW}", pa.schema(changed)
+        return FileLane(storage, batch, folder, batch.id, is_staged=False, schema=columns, budget=budget)
 
     def finish(self, batch: Batch, results: Sequence[Result]) -> None:
         crash_point("sink.files_written")
         files = [file.path for file, _ in collect_files(results)]
         _retry_until_landed(lambda: self._land_batch(batch, files))
         crash_point("sink.committed")
-        if self._sink.mode == UPSERT and files:
+        if self._sink.keeps_rows and files:
             self._delete_changes(batch)
 
     def position(self, vnodes: int) -> Mapping[int, int]:
@@ -171,24 +176,20 @@ class IcebergDelivery:
 
     def _prepare_table(self, batch: Batch) -> tuple[Any, pa.Schema]:
         """The table, with every column of the batch, and the columns for its files."""
-        if self._sink.mode == UPSERT and not batch.key:
-            raise Invalid(
-                f"{self._sink.destination}: {self._producer.table!r} has no key, so its rows cannot be replaced",
-                hint="Use mode='changes'.",
-                consumer=self._producer.consumer,
-            )
-        columns = batch.columns if self._sink.mode == UPSERT else batch.file_schema
-        return _retry_until_landed(lambda: self._fit_table(columns))
+        return _retry_until_landed(lambda: self._fit_table(batch))
 
-    def _fit_table(self, columns: pa.Schema) -> tuple[Any, pa.Schema]:
+    def _fit_table(self, batch: Batch) -> tuple[Any, pa.Schema]:
+        columns = batch.columns if self._sink.keeps_rows else batch.file_schema
         table = self._load_table() or self._create_table(columns)
         self._check_table(table)
+        if self._sink.keeps_rows:
+            check_owner(table, batch, self._producer, self._sink.destination)
         found = fit_columns(columns, table, self._sink.destination)
         if len(found.lacking):
             # A separate commit, harmless alone: the columns stay empty until rows come.
             with self._translate_errors(), table.update_schema() as update:
                 update.union_by_name(found.lacking)
-        return table, found.files
+        return table, with_field_ids(found.files, table)
 
     def _create_table(self, columns: pa.Schema) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
@@ -211,7 +212,7 @@ class IcebergDelivery:
             why = f"is partitioned by {', '.join(part.name for part in table.spec().fields)}"
         elif table.metadata.format_version > 2:
             why = f"has format version {table.metadata.format_version}"
-        elif self._sink.mode == UPSERT and {OP, SEQ} & set(table.schema().column_names):
+        elif self._sink.keeps_rows and {OP, SEQ} & set(table.schema().column_names):
             why = f"has the columns {OP} and {SEQ}: it holds changes, not rows"
         else:
             return
@@ -229,7 +230,7 @@ class IcebergDelivery:
 
         A batch without rows makes no snapshot, so the catalog does not notice a commit in between. If all seqs shared
         one property, such a batch, landing late, would set the mark back."""
-        return f"strandline.mark.{self._producer.generation}."
+        return f"{MARKS}{self._producer.generation}."
 
     def _find_marks(self, table: Any) -> dict[int, str]:
         names = [name for name in table.properties if name.startswith(self._mark_prefix)]
@@ -262,14 +263,13 @@ class IcebergDelivery:
         with self._translate_errors():
             _forget_snapshots(table)
             transaction = table.transaction()
-            if files and self._sink.mode == UPSERT:
-                self._replace_rows(table, transaction, batch, files)
+            rows = None
+            if self._sink.keeps_rows:
+                rows = self._replace_rows(table, transaction, batch, files)
             elif files:
-                root = self._data_place(table)[2]
-                paths = [f"{root}/{path}" for path in files]
-                transaction.add_files(paths, self._snapshot_summary(batch), check_duplicate_files=False)
+                self._change_files(table, transaction, batch, (), files)
             old = list(self._find_marks(table).values())
-            transaction.set_properties({f"{self._mark_prefix}{batch.upto}": self._mark_note(batch)})
+            transaction.set_properties({f"{self._mark_prefix}{batch.upto}": self._mark_note(batch, rows)})
             if old:
                 transaction.remove_properties(*old)
             # Not `commit_transaction`: after a conflict it adds the files again, although this batch may have landed;
@@ -279,33 +279,61 @@ class IcebergDelivery:
                 requirements=(*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid)),
             )
 
-    def _replace_rows(self, table: Any, transaction: Any, batch: Batch, changes: Sequence[str]) -> None:
+    def _replace_rows(self, table: Any, transaction: Any, batch: Batch, files: Sequence[str]) -> int:
+        """Apply a batch to a mirror; returns how many rows it has then."""
+        check_owner(table, batch, self._producer, self._sink.destination)
+        storage, folder, _ = self._data_place(table)
+        old = list_files(table)
+        if batch.is_whole:
+            removed, added = old, list(files)
+            gone = [name for name in table.schema().as_arrow().names if name not in batch.columns.names]
+            if gone:
+                with transaction.update_schema(allow_incompatible_changes=True) as update:
+                    for name in gone:
+                        update.delete_column(name)
+        else:
+            new = NewFiles(storage, folder, batch.id, file_columns(table), batch.order)
+            done = rewrite(old, new, batch, files if batch.key else ())
+            removed = done.removed
+            added = [file.path for file in done.added] + ([] if batch.key else list(files))
+        left = sum(file.rows for file in old) - sum(file.rows for file in removed)
+        if not removed and not added:
+            return left
+        return left + self._change_files(table, transaction, batch, removed, added)
+
+    def _change_files(
+        self, table: Any, transaction: Any, batch: Batch, removed: Sequence[OldIcebergFile], added: Sequence[str]
+    ) -> int:
+        """Remove and add data files, in one snapshot; returns the number of added rows."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
-        storage, folder, root = self._data_place(table)
-        done = rewrite(table, batch, storage, folder, changes)
-        if not done.removed and not done.added:
-            return
-        if table.metadata.name_mapping() is None:
-            mapping = table.schema().name_mapping.model_dump_json()
-            transaction.set_properties({"schema.name-mapping.default": mapping})
-        with transaction.update_snapshot(self._snapshot_summary(batch)).overwrite() as snapshot:
-            # Selects the manifests to search, not the rows to delete.
-            snapshot.delete_by_predicate(AlwaysTrue())
-            for file in done.removed:
-                snapshot.delete_data_file(file)
-            for path in done.added:
-                snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, f"{root}/{path}"))
+        root, metadata = self._data_place(table)[2], transaction.table_metadata
+        if metadata.name_mapping() is None:
+            transaction.set_properties(
+                {"schema.name-mapping.default": metadata.schema().name_mapping.model_dump_json()}
+            )
+        data = [parquet_file_to_data_file(table.io, metadata, f"{root}/{path}") for path in added]
+        update = transaction.update_snapshot(self._snapshot_summary(batch))
+        with update.overwrite() if removed else update.fast_append() as snapshot:
+            if removed:
+                # Selects the manifests to search, not the rows to delete.
+                snapshot.delete_by_predicate(AlwaysTrue())
+            for file in removed:
+                snapshot.delete_data_file(file.data)
+            for file in data:
+                snapshot.append_data_file(file)
+        return sum(file.record_count for file in data)
 
     def _snapshot_summary(self, batch: Batch) -> dict[str, str]:
         """The properties of a snapshot, for people."""
         return {"strandline.consumer": self._producer.consumer, "strandline.seq": str(batch.upto)}
 
-    def _mark_note(self, batch: Batch) -> str:
+    def _mark_note(self, batch: Batch, rows: int | None) -> str:
         who = self._producer
-        facts = {"seq": batch.upto, "batch": batch.id, "lake": who.lake_id, "consumer": who.consumer}
-        return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation})
+        facts = {"seq": batch.upto, "batch": batch.id, "lake": who.lake_id, "consumer": who.consumer, "life": who.life}
+        more = {} if rows is None else {"rows": rows}
+        return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation, **more})
 
     def _delete_changes(self, batch: Batch) -> None:
         """Delete the change files of a delivered batch, also those of failed attempts."""
@@ -315,8 +343,13 @@ class IcebergDelivery:
         storage, folder, _ = self._data_place(table)
         # The batch counts, even if they cannot be deleted.
         with suppress(StrandlineError, OSError):
-            below = storage.list(f"{folder}/{_CHANGES_BELOW}")
+            below = storage.list(f"{folder}/{mirror.CHANGED_BELOW}")
             storage.delete([file.path for file in below if f"/{batch.id}-" in file.path])
+
+
+def _is_plain(batch: Batch) -> bool:
+    """Whether the rows of a batch go to a mirror as they are: the whole table, or rows without a key."""
+    return batch.is_whole or not batch.key
 
 
 def _forget_snapshots(table: Any) -> None:

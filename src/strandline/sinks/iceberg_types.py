@@ -15,6 +15,8 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.model.types import is_json
 
+_FIELD_ID = "PARQUET:field_id"
+
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
     """The type of `kind` in an Iceberg table's Parquet files; parts of nested values are nullable."""
@@ -38,6 +40,32 @@ def stored_type(kind: pa.DataType) -> pa.DataType:
 def stored_schema(columns: pa.Schema) -> pa.Schema:
     """The columns of a new table, all nullable, since a delete has only its key."""
     return pa.schema([pa.field(field.name, stored_type(field.type)) for field in columns])
+
+
+def with_field_ids(columns: pa.Schema, table: Any) -> pa.Schema:
+    """The columns with the ids that a pyiceberg table gives them and all their parts. A file with ids is read by ids:
+    nested values are found everywhere, also after a rename."""
+    known = {column.name: column for column in table.schema().fields}
+    return pa.schema([_number_field(column, known[column.name]) for column in columns])
+
+
+def _number_field(column: pa.Field, known: Any) -> pa.Field:
+    return pa.field(
+        column.name, _number_parts(column.type, known.field_type), column.nullable, {_FIELD_ID: str(known.field_id)}
+    )
+
+
+def _number_parts(kind: pa.DataType, known: Any) -> pa.DataType:
+    if pt.is_struct(kind):
+        parts = {part.name: part for part in known.fields}
+        return pa.struct([_number_field(part, parts[part.name]) for part in kind])
+    if pt.is_list(kind):
+        return pa.list_(_number_field(kind.value_field.with_name("element"), known.element_field))
+    if pt.is_map(kind):
+        return pa.map_(
+            _number_field(kind.key_field, known.key_field), _number_field(kind.item_field, known.value_field)
+        )
+    return kind
 
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -80,6 +80,12 @@ class Outgoing:
             predicate = _NEVER
         seed = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()
         return Outgoing(definition, names, predicate, masks, seed, deletes, needed)
+
+    def without(self, alive: Predicate | None) -> Outgoing:
+        """The same for the rows alone that meet another condition too; the others leave the destination."""
+        if alive is None or self.lost:
+            return self
+        return replace(self, predicate=alive.also(self.predicate))
 
     @cached_property
     def schema(self) -> pa.Schema:

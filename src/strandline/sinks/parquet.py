@@ -48,6 +48,7 @@ class ParquetSink(FileSink):
     """Changes as Parquet files below `uri`: a folder or `s3://bucket/prefix`."""
 
     kind: ClassVar[str] = "parquet"
+    mode: ClassVar[str] = contract.CHANGES
 
     def open(self, producer: Producer) -> ParquetDelivery:
         return ParquetDelivery(self.storage(), producer)

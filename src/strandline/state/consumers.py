@@ -1,7 +1,8 @@
 """The consumers of a lake, and the lives (generations) of each name.
 
-A new destination, a new kind or a recreated table begins a new life, without marks; the registration says why. Old
-lives stay on record. A retired consumer does not hold the log and moves no mark; reviving it begins a new life.
+A new destination or kind, a recreated table, or another shape of a mirror begins a new life, without marks; the
+registration says why. Old lives stay on record. A retired consumer does not hold the log and moves no mark; reviving it
+begins a new life.
 
 After a crash: a registration or retirement is complete, or it left nothing.
 """
@@ -39,7 +40,7 @@ from strandline.state.intents import Intent, intents, open_intents
 from strandline.state.leases import check_fence, leases
 from strandline.state.values import check_int, from_json, to_json
 
-UNDECIDED = "undecided"
+UNDECIDED, SHAPE = "undecided", "shape"
 _APART_S = 0.002
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 
@@ -188,9 +189,9 @@ class Registry:
 
     def history(self, name: str) -> list[ConsumerRecord]:
         """Every generation of a name, the newest last."""
-        query = select(generations).where(generations.c.name == name)
+        query = select(generations).where(generations.c.name == name).order_by(generations.c.life)
         with self._state.reading() as connection:
-            return [_to_record(row) for row in connection.execute(query.order_by(generations.c.life))]
+            return [_to_record(row) for row in connection.execute(query)]
 
 
 # --- inside a transaction ---------------------------------------------------------------------------------------
@@ -241,7 +242,8 @@ def put_life(connection: Connection, consumer: ConsumerRecord) -> ConsumerRecord
         kept = replace(consumer, life=found.life, created_s=found.created_s)
         _update_life(connection, kept)
     else:
-        taken = _life_numbers(connection, consumer.name)
+        mine = select(generations.c.life).where(generations.c.name == consumer.name)
+        taken = list(connection.execute(mine).scalars())
         kept = replace(consumer, life=max(taken) + 1 if consumer.life in taken else consumer.life)
         _insert_life(connection, kept)
     _set_current(connection, consumer.name, consumer.generation)
@@ -260,10 +262,6 @@ def _next_life(connection: Connection, name: str, after_s: float) -> tuple[int, 
     query = select(func.max(generations.c.life), func.max(generations.c.created_s)).where(generations.c.name == name)
     life, created_s = connection.execute(query).one()
     return (life or 0) + 1, max(now_s(connection), (created_s or 0) + _APART_S, after_s + _APART_S)
-
-
-def _life_numbers(connection: Connection, name: str) -> list[int]:
-    return list(connection.execute(select(generations.c.life).where(generations.c.name == name)).scalars())
 
 
 def _insert_life(connection: Connection, new: ConsumerRecord) -> None:
@@ -375,6 +373,8 @@ def _list_changes(found: ConsumerRecord, draft: ConsumerRecord) -> list[str]:
         why.append(f"destination changed from {found.destination} to {draft.destination}")
     if found.table_generation != draft.table_generation:
         why.append("table was recreated")
+    elif found.definition.get(SHAPE) != draft.definition.get(SHAPE):
+        why.append("its rows or columns changed, so the mirror is written again")
     if found.is_retired:
         why.append("it had been retired")
     return why

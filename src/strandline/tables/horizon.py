@@ -71,6 +71,17 @@ def expiry(definition: TableDef, horizon: int | None) -> Predicate | None:
     )
 
 
+def expired_before(definition: TableDef, horizon: int | None) -> tuple[str, pa.Scalar] | None:
+    """The time column, and the value before which rows are expired; None when no row is."""
+    if horizon is None or definition.time is None:
+        return None
+    kind = definition.schema.field(definition.time).type
+    at = dt.datetime.fromisoformat(_literal_text(horizon, kind))
+    if pt.is_date(kind):
+        return definition.time, pa.scalar(at.date(), kind)
+    return definition.time, pa.scalar(at.replace(tzinfo=dt.UTC) if kind.tz else at, kind)
+
+
 def expired_rows(file: DataFile, definition: TableDef, horizon: int | None) -> int:
     """An estimate of a file's expired rows from its statistics: all, none, or a share as if their times were evenly
     spread."""
