@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size, warning
+from strandline.cli.ingest_preview import shorten, tell_preview
 from strandline.cli.options import ClusterBy, DryRun, Names, VersionColumn, Vnodes, list_names, parse_names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
@@ -103,8 +103,8 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         yield _list_files(moved, report.is_dry)
     skipped = report.count("skip")
     if report.is_dry:
-        total = size(sum(file.bytes for file in moved))
-        yield f"Would load {counted(len(moved), 'file')}, {total}, and skip {skipped:,}. Nothing was written."
+        assert report.preview is not None
+        yield from tell_preview(report, report.preview)
         return
     if report.is_created:
         yield f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}"
@@ -143,20 +143,14 @@ def _tell_dialects(report: IngestReport) -> Iterator[Part]:
             said.setdefault(f"{lines} before the table left out; else: --skip-lines", []).append(file.file)
     for text, files in said.items():
         more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-        yield note(f"{_shorten_path(files[0])}{more}: {text}")
+        yield note(f"{shorten(files[0])}{more}: {text}")
 
 
 def _list_files(files: list[FileReport], is_dry: bool) -> Rows:
-    counts = () if is_dry else ("ROWS", "BAD", "SEQ")
+    counts = ("ROWS", "BAD") if is_dry else ("ROWS", "BAD", "SEQ")
     rows = []
     for file in files:
         what = {"load": f"all ({file.why})", "continue": f"the rest ({file.why})"}[file.action]
-        done = () if is_dry else (file.rows, file.rejects, file.seq)
-        rows.append((_shorten_path(file.file), what, size(file.bytes), *done))
+        done = (file.rows, file.rejects, file.seq)
+        rows.append((shorten(file.file), what, size(file.bytes), *done[: len(counts)]))
     return Rows(("FILE", "WHAT", "BYTES", *counts), rows, numbers=("BYTES",), most=20)
-
-
-def _shorten_path(file: str) -> str:
-    """A path as a person would type it from here."""
-    relative = os.path.relpath(file) if file.startswith("/") else file
-    return file if relative.startswith("../..") else relative

@@ -8,19 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
-from strandline.jobs.column_names import check_rule, find_columns
+from strandline.jobs.column_names import ColumnMatcher, check_rule, find_columns
+from strandline.jobs.ingest.file_reader import FileReader
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, plan
+from strandline.jobs.ingest.preview import FilePreview, Preview, preview
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.definition import TableDef
@@ -52,8 +54,8 @@ class FileReport:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What a call of ingest did, or with `is_dry` would do. `names` are the names in the files that are not those of
-    their columns."""
+    """What a call of ingest did, or with `is_dry` would do: then `preview` has the columns and the first rows. `names`
+    are the names in the files that are not those of their columns."""
 
     table: str
     is_created: bool
@@ -62,6 +64,7 @@ class IngestReport:
     seqs: tuple[int, ...]
     seconds: float
     names: tuple[RenamedColumn, ...] = ()
+    preview: Preview | None = None
 
     @property
     def rows(self) -> int:
@@ -115,6 +118,14 @@ class NewTable:
                     table=name,
                 )
 
+    def define(self, schema: pa.Schema, names: NameMap) -> TableDef:
+        """The table, whose key and other columns may be named as in the file."""
+        said = self.with_columns(schema.names, names)
+        definition = TableDef.declare(
+            schema, key=said.key, cluster_by=said.cluster_by, vnodes=said.vnodes or 16, version=said.version
+        )
+        return definition.with_names(names)
+
 
 def ingest(
     lake: Tables,
@@ -138,25 +149,23 @@ def ingest(
     started_s = time.monotonic()
     sources = find(files, options_of(lake), kind, text.encoding)
     table = _find_table(lake, name, create)
-    if table is None and not dry_run:
+    is_created = False
+    if table is not None:
+        definition = table.definition
+        text.for_columns(definition.schema.names, definition.names).check_types(definition.schema, name)
+    else:
         assert create is not None
         first = settle(sources[0], text.last_line)
         inferred = infer(first, text, is_tolerant=rejects, key=create.key, rule=names)
+        if dry_run:
+            definition = create.define(*inferred)
+            planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)
+            return _look_at_files(name, True, planned, definition, text, names, started_s)
         table, is_created = _create_table(lake, name, create, *inferred)
-    else:
-        is_created = table is None
-        if table is not None:
-            definition = table.definition
-            text.for_columns(definition.schema.names, definition.names).check_types(definition.schema, name)
-    if table is None:
-        assert create is not None
-        planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)
-    else:
-        planned = _make_plan(table, sources, again, text)
-    if dry_run or table is None:
-        done = {step.source.uri: StepResult(step) for step in planned.steps}
-        return _make_report(name, is_created, True, done, (), started_s)
-    done = {}
+    planned = _make_plan(table, sources, again, text)
+    if dry_run:
+        return _look_at_files(name, False, planned, table.definition, text, names, started_s)
+    done: dict[str, StepResult] = {}
     renamed: dict[RenamedColumn, None] = {}
     attempts = _ATTEMPTS
     with _drop_if_empty(lake, table if is_created else None):
@@ -176,6 +185,28 @@ def ingest(
                     raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
     return _make_report(name, is_created, False, in_order | done, tuple(renamed), started_s)
+
+
+def _look_at_files(
+    name: str,
+    is_created: bool,
+    planned: IngestPlan,
+    definition: TableDef,
+    text: TextOptions,
+    rule: Rule | None,
+    started_s: float,
+) -> IngestReport:
+    """The report of a dry run."""
+    matcher = ColumnMatcher(definition, rule)
+    reader = FileReader(definition, text, matcher)
+    found = preview([step for step in planned.steps if step.action != "skip"], definition.schema, reader)
+    results = {}
+    for step in planned.steps:
+        file = found.files.get(step.source.uri, FilePreview())
+        dialect = reader.dialects.get(step.source.uri)
+        results[step.source.uri] = StepResult(step, file.rows, file.rejects, dialect=dialect)
+    report = _make_report(name, is_created, True, results, tuple(matcher.renamed), started_s)
+    return replace(report, preview=found)
 
 
 def options_of(lake: Tables) -> Mapping[str, str] | None:
@@ -217,16 +248,8 @@ def _create_table(
 ) -> tuple[TableStore, bool]:
     """The table, and whether this call created it."""
     is_mine = True
-    create = create.with_columns(schema.names, names)
     try:
-        definition = TableDef.declare(
-            schema,
-            key=create.key,
-            cluster_by=create.cluster_by,
-            vnodes=create.vnodes or 16,
-            version=create.version,
-        )
-        table = lake.create(name, definition.with_names(names))
+        table = lake.create(name, create.define(schema, names))
     except Invalid:
         if name not in lake.tables():
             raise

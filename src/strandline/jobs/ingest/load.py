@@ -17,15 +17,11 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
-from strandline.jobs.ingest.blocks import digest_of
-from strandline.jobs.ingest.csv_file import open_csv
 from strandline.jobs.ingest.dialect import Dialect
-from strandline.jobs.ingest.json_rows import JsonRows, read_json
-from strandline.jobs.ingest.json_stream import FORMS_HINT, sniff_json
+from strandline.jobs.ingest.file_reader import FileReader
+from strandline.jobs.ingest.json_stream import FORMS_HINT
 from strandline.jobs.ingest.loaded_files import Loaded, loads_after
-from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import IngestPlan, Step
-from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
 from strandline.model.name_map import RenamedColumn, Rule
@@ -167,19 +163,21 @@ class _Group:
         self._definition = loader.table.definition
         self.names = ColumnMatcher(self._definition, loader.rule)
         self.batch = RejectedRows(loader.rejects)
-        self.loaded: list[Loaded] = []
+        self._reader = FileReader(self._definition, loader.text, self.names, loader.advance)
         self.done: list[StepResult] = []
-        self.dialects: dict[str, Dialect] = {}
+
+    @property
+    def loaded(self) -> list[Loaded]:
+        return self._reader.loaded
 
     def commit(self) -> Commit:
         table = self._loader.table
-        definition = self._definition
-        pieces = (piece for piece in self._pieces(definition.schema) if piece.num_rows)
+        pieces = (piece for piece in self._pieces() if piece.num_rows)
         first = next(pieces, None)
         if first is None:
             return table.log.commit([], operation="INGEST", amend=self._amend)
         rows = chain([first], pieces)
-        return write(table.log, rows, definition, UPSERT, tokens=(), spark=table.spark, amend=self._amend)
+        return write(table.log, rows, self._definition, UPSERT, tokens=(), spark=table.spark, amend=self._amend)
 
     def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
         replaced = [step.prior for step in self._steps if step.prior is not None]
@@ -190,53 +188,17 @@ class _Group:
         crash_point("ingest.before_commit")
         return amended
 
-    def _pieces(self, schema: pa.Schema) -> Iterator[pa.Table]:
+    def _pieces(self) -> Iterator[pa.Table]:
         kept = self._loader.rejects.tokens() if self._loader.keep_rejects else ()
         for step in self._steps:
             rows = faults = 0
             is_kept = token_of(step) in kept
-            for found in self._read_text(step, schema) if step.source.is_text else self._read_parquet(step, schema):
+            for found in self._reader.read(step):
                 if isinstance(found, BadRow):
                     faults += 1
                     self._loader.take_bad_row(step, found, self.batch, is_kept)
                 else:
                     rows += found.num_rows
                     yield found
-            self.done.append(StepResult(step, rows, faults, dialect=self.dialects.get(step.source.uri)))
+            self.done.append(StepResult(step, rows, faults, dialect=self._reader.dialects.get(step.source.uri)))
             crash_point("ingest.file_read")
-
-    def _read_text(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
-        reading = step.reading()
-        if step.source.kind == "csv":
-            file = open_csv(step.source, schema, self._loader.text, self.names)
-            dialect = self.dialects[step.source.uri] = file.layout.dialect
-            reading.encoding, reading.newline = dialect.encoding, dialect.newline
-            pieces = file.read(reading)
-        else:
-            reading.encoding = sniff_json(step.source)
-            pieces = read_json(reading, JsonRows(schema, self.names))
-        for found in pieces:
-            yield found
-            self._loader.advance(step, min(reading.done, step.bytes - 1))
-        if reading.is_open and self._loader.text.last_line == "auto" and step.source.may_grow:
-            _refuse_growing(step.source)
-        self._loader.advance(step, step.bytes)
-        self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
-
-    def _read_parquet(self, step: Step, schema: pa.Schema) -> Iterator[pa.Table | BadRow]:
-        digest = digest_of(step.source)
-        for found in read_parquet(step.source, schema, self.names):
-            if isinstance(found, BadRow):
-                yield found
-            else:
-                table, size = found
-                yield table
-                self._loader.advance(step, min(size, step.bytes - 1))
-        _refuse_growing(step.source)
-        self._loader.advance(step, step.bytes)
-        self.loaded.append(Loaded.of(step.source, digest=digest))
-
-
-def _refuse_growing(source: Source) -> None:
-    if not source.is_unchanged():
-        raise Conflict(f"{source.uri} was written while it was read; nothing was loaded", file=source.uri)

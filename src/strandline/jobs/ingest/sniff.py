@@ -140,9 +140,10 @@ def _score(text: bytes, dialect: Dialect, is_whole: bool) -> tuple[float, ...]:
     if dialect.quote == "'" and not _is_quoted_by(lines, text, dialect):
         return (-1, 0)
     if not lines or width < 2:
-        return (0.4, 0)
+        # One column: better with a sign that does not occur in it.
+        return (0.3 if dialect.delimiter.encode() in text else 0.4, 0)
     share = sum(len(line.fields) == width for line in lines) / len(lines)
-    return (round(share, 1), width)
+    return (round(max(share, 0.5) if len(lines[0].fields) > 1 else share, 1), width)
 
 
 def _is_quoted_by(lines: Sequence[_Line], text: bytes, dialect: Dialect) -> bool:

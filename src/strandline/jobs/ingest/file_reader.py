@@ -1,0 +1,84 @@
+"""Read the files of a plan, of every format, as rows of one table: tables of good rows, and the bad rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from strandline.errors import Conflict
+from strandline.jobs.column_names import ColumnMatcher
+from strandline.jobs.ingest.bad_rows import BadRow
+from strandline.jobs.ingest.blocks import digest_of
+from strandline.jobs.ingest.csv_file import open_csv
+from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.json_rows import JsonRows, read_json
+from strandline.jobs.ingest.json_stream import sniff_json
+from strandline.jobs.ingest.loaded_files import Loaded
+from strandline.jobs.ingest.parquet import read_parquet
+from strandline.jobs.ingest.plan import Step
+from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_options import TextOptions
+from strandline.model.definition import TableDef
+
+Advance = Callable[[Step, int], None]
+"""Called with the number of bytes of a step that are done."""
+
+
+def stand_still(step: Step, size: int) -> None:
+    """Tells nobody about progress."""
+
+
+class FileReader:
+    """Reads files as rows of a table. `loaded` collects the files that were read to their end, and `dialects` how the
+    CSV files are written."""
+
+    def __init__(
+        self, definition: TableDef, text: TextOptions, names: ColumnMatcher, advance: Advance = stand_still
+    ) -> None:
+        self._schema = definition.schema
+        self._text = text
+        self._names = names
+        self._advance = advance
+        self.loaded: list[Loaded] = []
+        self.dialects: dict[str, Dialect] = {}
+
+    def read(self, step: Step) -> Iterator[pa.Table | BadRow]:
+        """The rows of a file. `Conflict` when it was written meanwhile."""
+        return self._read_text(step) if step.source.is_text else self._read_parquet(step)
+
+    def _read_text(self, step: Step) -> Iterator[pa.Table | BadRow]:
+        reading = step.reading()
+        if step.source.kind == "csv":
+            file = open_csv(step.source, self._schema, self._text, self._names)
+            dialect = self.dialects[step.source.uri] = file.layout.dialect
+            reading.encoding, reading.newline = dialect.encoding, dialect.newline
+            pieces = file.read(reading)
+        else:
+            reading.encoding = sniff_json(step.source)
+            pieces = read_json(reading, JsonRows(self._schema, self._names))
+        for found in pieces:
+            yield found
+            self._advance(step, min(reading.done, step.bytes - 1))
+        if reading.is_open and self._text.last_line == "auto" and step.source.may_grow:
+            _refuse_growing(step.source)
+        self._advance(step, step.bytes)
+        self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
+
+    def _read_parquet(self, step: Step) -> Iterator[pa.Table | BadRow]:
+        digest = digest_of(step.source)
+        for found in read_parquet(step.source, self._schema, self._names):
+            if isinstance(found, BadRow):
+                yield found
+            else:
+                table, size = found
+                yield table
+                self._advance(step, min(size, step.bytes - 1))
+        _refuse_growing(step.source)
+        self._advance(step, step.bytes)
+        self.loaded.append(Loaded.of(step.source, digest=digest))
+
+
+def _refuse_growing(source: Source) -> None:
+    if not source.is_unchanged():
+        raise Conflict(f"{source.uri} was written while it was read; nothing was loaded", file=source.uri)

@@ -1,0 +1,49 @@
+"""What `strandline ingest` says about text files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from strandline.cli import app
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STRANDLINE_LAKE", raising=False)
+    call("init")
+
+
+def call(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_a_dry_run_shows_what_it_sees_and_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Sales\n\nid;day;price\n1;2024-01-31;1.5\n2;x\n3;2024-02-01;\n")
+    said = call("ingest", "t", "a.csv", "--key", "id", "--dry-run")
+    for part in ("delimiter semicolon", "2 lines before the table", "2024-01-31", "float64", "the line has 2 fields"):
+        assert part in said
+    assert "Would make the table t and load 1 file, 2 rows" in said
+    assert json.loads(call("table", "list", "--json"))["tables"] == []
+    report = json.loads(call("ingest", "t", "a.csv", "--key", "id", "--dry-run", "--json"))
+    assert [each["type"] for each in report["preview"]["columns"]] == ["int64", "date", "float64"]
+    assert (report["rows"], report["rejects"]) == (2, 1)
+
+
+def test_what_was_found_out_is_told_and_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("Título\n\nid,name\n1,Müller\n".encode("latin-1"))
+    said = call("ingest", "t", "a.csv", "--no-key")
+    assert "read as latin-1" in said and "2 lines before the table" in said
+    (tmp_path / "b.csv").write_text("1:NA\n-3:x\n")
+    words = ("--delimiter", ":", "--no-header", "--null", "NA", "--types", "column_1:int32", "--encoding", "utf-8")
+    call("ingest", "u", "b.csv", "--no-key", *words)
+    rows = json.loads(call("query", "select * from u", "--json"))["rows"]
+    assert rows == [{"column_1": 1, "column_2": None}, {"column_1": -3, "column_2": "x"}]
+    error = json.loads(call("ingest", "v", "b.csv", "--no-key", "--delimiter", "::", "--json", code=1))["error"]
+    assert error["kind"] == "Invalid" and "delimiter" in error["message"]
