@@ -225,15 +225,21 @@ class Lake(Context):
         storage_options: Mapping[str, str] | None = None,
         progress: Progress = silent,
     ) -> BackupReport:
-        """Copy the lake to another place, as a separate lake; an older copy there is brought up to date."""
-        return backup(self, os.fspath(to), storage_options=storage_options, progress=progress)
+        """Copy the lake to another place, as a separate lake; an older copy there is brought up to date. Its sinks,
+        marks and tokens are kept beside it."""
+        return backup(self, to, storage_options=storage_options, progress=progress)
 
     @staticmethod
     def restore_backup(
-        source: str | os.PathLike[str], to: str | os.PathLike[str], *, progress: Progress = silent
+        source: str | os.PathLike[str],
+        to: str | os.PathLike[str],
+        *,
+        state: str | os.PathLike[str] | None = None,
+        progress: Progress = silent,
     ) -> BackupReport:
-        """Copy a backup to an empty place, with the identity of the original lake."""
-        return restore(os.fspath(source), os.fspath(to), progress=progress)
+        """Copy a backup to an empty place, with the identity of the original lake. Its sinks send nothing until
+        `adopt_state`."""
+        return restore(source, to, state=state, progress=progress)
 
     def sink(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strandline.cli.answer import Answer, Part, counted, size
+from strandline.cli.answer import Answer, Part, counted, size, warning
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -22,7 +22,9 @@ def backup(
         str, typer.Argument(metavar="DEST", help="An empty folder or s3://bucket/prefix, or an earlier backup.")
     ],
 ) -> Answer:
-    """Copy the lake to another place, while others write it. Into an earlier backup goes only what is new."""
+    """Copy the lake to another place, while others write it. Into an earlier backup goes only what is new.
+
+    Sinks, marks, dead letters and tokens are kept beside the copy, for a restore; the copy itself sends nothing."""
     lake = call.lake()
     with progress_bar("Copying") as progress:
         report = lake.backup(dest, progress=progress)
@@ -35,7 +37,18 @@ def _tell(report: BackupReport, dest: str) -> Iterator[Part]:
     else:
         there = counted(report.files_skipped, "file is", "files are")
         yield f"Nothing is new: {there} in {report.uri} already."
+    yield from describe_state(report, "Took along")
     yield f"The backup is a lake: strandline --lake {shlex.quote(dest)} status"
+
+
+def describe_state(report: BackupReport, verb: str) -> Iterator[Part]:
+    """What a copy took of the state, and what it left out."""
+    state = report.state
+    counts = ((state.sinks, "sink"), (state.letters, "dead letter"), (state.tokens, "token"))
+    if taken := [counted(count, noun) for count, noun in counts if count]:
+        yield f"{verb}: {', '.join(taken)}{', with marks' if state.marks else ''}."
+    for what in state.left_out:
+        yield warning(f"Left out: {what}.")
 
 
 def describe_copy(report: BackupReport) -> str:

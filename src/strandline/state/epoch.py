@@ -143,14 +143,21 @@ class Epoch:
                 self._refuse(
                     f"{self._state.shown} was replaced by an older one during a renewal", _ADOPT, found.epoch, own
                 )
-            known = tuple(list_current(connection))
-            begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-            self._write_record(EpochRecord(self._lake_id, told, self._state.shown, known, tuple(begun)))
+            self._write_record(self._make_record(connection, told))
             crash_point("epoch.recorded")
             connection.execute(_delete_renewals, {"own": own, "late_s": now_s(connection) - LATE_S})
             oldest = connection.execute(_oldest_renewal).scalar()
             connection.execute(_set_epoch, {"lowest": told if oldest is None else min(told, oldest)})
         return told
+
+    def fence(self) -> bool:
+        """Record the consumers of a restored state in the lake. If there are any, the record is ahead of the state:
+        nothing is sent until a person adopts the state. Returns whether that is so."""
+        with self._state.transaction() as connection:
+            found = self._lock_epochs(connection)
+            is_fenced = any(not each.is_retired for each in list_current(connection))
+            self._write_record(self._make_record(connection, found.pending + is_fenced))
+        return is_fenced
 
     def adopt(
         self,
@@ -248,6 +255,11 @@ class Epoch:
         raise Conflict(what, hint=hint, epoch=epoch, found=found, state=self._state.shown, lake=self._lake_id)
 
     # --- the record --------------------------------------------------------------------------------------------
+
+    def _make_record(self, connection: Connection, epoch: int) -> EpochRecord:
+        known = tuple(list_current(connection))
+        begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
+        return EpochRecord(self._lake_id, epoch, self._state.shown, known, tuple(begun))
 
     def _write_record(self, record: EpochRecord) -> None:
         known = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]

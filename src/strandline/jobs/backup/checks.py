@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from strandline.errors import Invalid, NotFound
 from strandline.jobs.backup.refusal import not_a_copy
 from strandline.jobs.backup.run import CopyRun
+from strandline.jobs.backup.saved_state import PARTS, RESTORING
 from strandline.storage.commits import CommitLog
 from strandline.storage.open import Storage, open_storage
 from strandline.tables.catalog import COPYING, FOLDER, Catalog, CatalogState
@@ -67,6 +68,7 @@ def _refuse_strangers(run: CopyRun, state: CatalogState) -> None:
     entries = run.each(catalog.read, range(state.version + 1))
     created = [entry.actions[0] for entry in entries if entry is not None and "create" in entry.actions[0]]
     folders = tuple(f"{action['folder']}/" for action in created)
+    passing = (*_PASSING, *(PARTS if run.target.exists(RESTORING) else ()))
     for info in run.target.list(""):
-        if not (info.path.startswith((*folders, *_PASSING)) or _ENTRY.match(info.path)):
+        if not (info.path.startswith((*folders, *passing)) or _ENTRY.match(info.path)):
             raise not_a_copy(run.target, f"files that are no copy of this lake, such as {info.path}", info.path)
