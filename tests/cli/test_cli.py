@@ -123,9 +123,9 @@ def test_starting_loads_no_heavy_library(part: str) -> None:
 def test_init_says_what_to_do_next_and_a_second_one_that_it_is_there(run: Run, tmp_path: Path) -> None:
     assert "strandline ingest" in run("init")
     assert "already" in run("init")
-    assert run.json("init", "other")["created"] is True
+    assert run.json("init", "other")["is_created"] is True
     second = run.json("init", "other")
-    assert (second["created"], second["lake"]) == (False, str(tmp_path / "other"))
+    assert (second["is_created"], second["lake"]) == (False, str(tmp_path / "other"))
     assert f"--lake {tmp_path}/third" in run("init", f"{tmp_path}/third")
 
 

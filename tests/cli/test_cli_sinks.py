@@ -454,14 +454,14 @@ def test_names_that_no_sink_can_have_are_told_as_such(run: Run, items: sl.Table)
 
 
 def test_marks_show_how_far_a_sink_is(archive: Run, items: sl.Table) -> None:
-    (mark,) = archive.json("mark", "show")["sinks"]
+    (mark,) = archive.json("mark", "show")["consumers"]
     assert (mark["marks"], mark["lag"]["commits"]) == ({"0": 1, "1": 1, "2": 1, "3": 1}, 0)
     items.upsert(rows(1))
     items.upsert(rows(2, 3))
     said = archive("mark", "show", "archive")
     assert re.search(r"mark +seq 1\nlag +2 commits, 3 rows, \d+ s\nunder way +nothing", said)
     assert re.search(r"last +10 rows, [\d.]+ k?B, 20\d\d-", said)
-    assert archive.json("mark", "show", "archive")["sinks"][0]["lag"]["rows"] == 3
+    assert archive.json("mark", "show", "archive")["consumers"][0]["lag"]["rows"] == 3
 
 
 def test_texts_of_marks_and_lengths() -> None:
@@ -487,7 +487,7 @@ def test_a_reset_says_what_it_causes_asks_and_sends_again(archive: Run, items: s
     ):
         said = archive("mark", "reset", "archive", *words, "--dry-run")
         assert text in said and said.endswith("Nothing was written.\n")
-    assert archive.json("mark", "show")["sinks"][0]["life"] == 1
+    assert archive.json("mark", "show")["consumers"][0]["life"] == 1
     archive("mark", "reset", "archive", "--to", "1", "--head", code=2)
     assert archive.json("mark", "reset", "archive", "--to", "9", "--yes", code=1)["error"]["kind"] == "Invalid"
     done = archive.json("mark", "reset", "archive", "--yes")

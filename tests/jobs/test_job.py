@@ -79,7 +79,7 @@ def test_all_formats_give_the_same_rows(lake: sl.Lake, load: Callable[..., Any],
 def test_a_dry_run_writes_nothing(lake: sl.Lake, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(lines(1))
     report = lake.ingest("made", [str(tmp_path / "a.jsonl")], key=["id"], dry_run=True)
-    assert (report.is_dry, actions(report), report.seqs) == (True, ["load"], ())
+    assert (report.is_dry_run, actions(report), report.seqs) == (True, ["load"], ())
     assert lake.tables() == []
 
 

@@ -16,7 +16,7 @@ def test_a_dry_run_shows_columns_first_rows_and_bad_rows(lake: sl.Lake, tmp_path
     (tmp_path / "a.csv").write_text(f"id;price;note\n{rows}99;x\n")
     report = lake.ingest("made", [str(tmp_path / "a.csv")], key=["id"], dry_run=True)
     assert lake.tables() == []
-    assert (report.is_dry, report.rows, report.rejects) == (True, 10, 1)
+    assert (report.is_dry_run, report.rows, report.rejects) == (True, 10, 1)
     found = report.preview
     assert found is not None
     assert [(each.column, each.type, each.example, each.nulls) for each in found.columns] == [

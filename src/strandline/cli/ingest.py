@@ -100,9 +100,9 @@ def ingest(
 def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
     moved = [file for file in report.files if file.action != "skip"]
     if moved:
-        yield _list_files(moved, report.is_dry)
+        yield _list_files(moved, report.is_dry_run)
     skipped = report.count("skip")
-    if report.is_dry:
+    if report.is_dry_run:
         assert report.preview is not None
         yield from tell_preview(report, report.preview)
         return

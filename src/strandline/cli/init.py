@@ -24,7 +24,7 @@ def init(
     lake = sl.Lake(call.path)
     existed = lake.exists
     state = lake.catalog.ensure_lake()
-    data = {"lake": lake.storage.uri, "lake_id": state.lake_id, "format": state.format, "created": not existed}
+    data = {"lake": lake.storage.uri, "lake_id": state.lake_id, "format": state.format, "is_created": not existed}
     if existed:
         there = f"There is a lake at {lake.storage.uri} already, with {counted(len(state.tables), 'table')}."
         return Answer(data, [there, f"See: {call.command('status')}"])

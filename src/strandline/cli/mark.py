@@ -45,7 +45,7 @@ def show(
             yield sinks.no_sinks(call)
         yield from sinks.tell_hidden(len(found) - len(shown))
 
-    return Answer({"lake": lake.storage.uri, "sinks": [sink.to_dict() for sink in found]}, tell())
+    return Answer({"lake": lake.storage.uri, "consumers": [sink.to_dict() for sink in found]}, tell())
 
 
 def reset(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from strandline.cli.answer import Rows
+from strandline.cli.completion import complete_tables
 from strandline.errors import Invalid
 from strandline.model import duration
 from strandline.model.settings import TableSettings
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 VNODES = 16
 
-TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.")]
+TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.", autocompletion=complete_tables)]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
-TableNames = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="The tables; all of them without a name.")]
+TableNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME", help="The tables; all of them without a name.", autocompletion=complete_tables),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")]
 ShowAll = Annotated[bool, typer.Option("--all", help="Show retired sinks as well.")]

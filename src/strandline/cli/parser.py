@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import strandline
 from strandline.cli.answer import print_error
 from strandline.cli.logs import FORM, LEVEL, Form, Level
-from strandline.cli.verb import APP, DEBUG, JSON, LAKE, PLACE, STATE, GlobalOptions, load_verb
+from strandline.cli.verb import APP, DEBUG, JSON, LAKE, PLACE, STATE, GlobalOptions, PlainGroup, load_verb
 from strandline.engines.stoppable import was_work_stopped
 
 VERBS = (
@@ -23,7 +22,7 @@ VERBS = (
 )  # fmt: skip
 
 
-class Verbs(TyperGroup):
+class Verbs(PlainGroup):
     """The verbs by name. Each loads when it is asked for: the libraries of one take longer than the work of another."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -46,7 +45,6 @@ app = typer.Typer(
     name="strandline",
     help="Incremental lakehouse tables: a table is a baseline plus a log.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -11,6 +11,7 @@ import typer
 
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, preview, warning
+from strandline.cli.completion import complete_sinks
 from strandline.cli.destination import BACKFILL, make_sink, parse_start
 from strandline.cli.options import DryRun, ShowAll, Where, Yes, parse_names, parse_pairs
 from strandline.cli.verb import Call
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
 _MODES = {"mirror": "mirror: the rows of the table", "changes": "changes: every change, with _op and _seq"}
-SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.")]
+SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.", autocompletion=complete_sinks)]
 
 
 def add(

@@ -15,15 +15,16 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import strandline as sl
 from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
+from strandline.cli.completion import DEFAULT_LAKE
+from strandline.cli.examples import EXAMPLES
 from strandline.cli.logs import FORM_AFTER, LEVEL_AFTER, Form, Level, set_up_logs
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 from strandline.interrupts import STOPPED, Interruptible, say_stopped
-
-DEFAULT_LAKE = "./lake"
 
 LAKE = typer.Option(
     metavar="PATH|URI", help=f"The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE); else {DEFAULT_LAKE}."
@@ -136,23 +137,44 @@ class Call:
         return _COMMAND.sub(lambda _: self.command(""), text)
 
 
+def _hide_flag_types(parameters: list[Any]) -> list[Any]:
+    """The parameters; help shows no type for those that are only given or not."""
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
+class _PlainCommand(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """Verbs of one kind."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_flag_types(super().get_params(ctx))
+
+
 def load_verb(name: str) -> Mapping[str, Any]:
     """The command of a verb, by name. Its module has a function of that name; that of a group has `VERBS`, its verbs by
     name, and a docstring, which is the group's help."""
     module = import_module(f"strandline.cli.{name}")
     part = typer.Typer()
     if hasattr(module, "VERBS"):
-        group = typer.Typer(name=name, help=module.__doc__, no_args_is_help=True)
+        group = typer.Typer(name=name, cls=PlainGroup, help=module.__doc__, no_args_is_help=True)
         for each, function in module.VERBS.items():
-            _add_verb(group, each, function)
+            _add_verb(group, each, function, EXAMPLES.get(f"{name} {each}"))
         part.add_typer(group)
     else:
-        _add_verb(part, name, getattr(module, name))
+        _add_verb(part, name, getattr(module, name), EXAMPLES.get(name))
     return typer.main.get_group(part).commands
 
 
-def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> None:
-    """Make a function a verb. Its first parameter is the `Call`; the others are the verb's arguments and options."""
+def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer], example: str | None) -> None:
+    """Make a function a verb, with an example in its help. Its first parameter is the `Call`; the others are the
+    verb's arguments and options."""
     has_lake = name not in _WITHOUT_LAKE
 
     def run(context: typer.Context, **values: Any) -> None:
@@ -179,7 +201,7 @@ def _add_verb(app: typer.Typer, name: str, function: Callable[..., Answer]) -> N
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     # Paragraphs stay; the window breaks the lines.
     run.__doc__ = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-    app.command(name)(run)
+    app.command(name, cls=_PlainCommand, epilog=f"Example: {example}" if example else None)(run)
 
 
 def _make_option(name: str, annotation: Any, default: object) -> inspect.Parameter:

@@ -54,12 +54,12 @@ class FileReport:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What a call of ingest did, or with `is_dry` would do: then `preview` has the columns and the first rows. `names`
-    are the names in the files that are not those of their columns."""
+    """What a call of ingest did, or with `is_dry_run` would do: then `preview` has the columns and the first rows.
+    `names` are the names in the files that are not those of their columns."""
 
     table: str
     is_created: bool
-    is_dry: bool
+    is_dry_run: bool
     files: tuple[FileReport, ...]
     seqs: tuple[int, ...]
     seconds: float
@@ -296,7 +296,7 @@ def _add_loaded(error: Invalid, done: Mapping[str, StepResult]) -> StrandlineErr
 def _make_report(
     name: str,
     is_created: bool,
-    is_dry: bool,
+    is_dry_run: bool,
     done: Mapping[str, StepResult],
     renamed: tuple[RenamedColumn, ...],
     started_s: float,
@@ -316,4 +316,4 @@ def _make_report(
         for uri, each in done.items()
     )
     seqs = tuple(sorted({each.seq for each in done.values() if each.seq is not None}))
-    return IngestReport(name, is_created, is_dry, files, seqs, time.monotonic() - started_s, renamed)
+    return IngestReport(name, is_created, is_dry_run, files, seqs, time.monotonic() - started_s, renamed)
