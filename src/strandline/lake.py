@@ -10,11 +10,10 @@ from typing import Literal, Unpack, cast
 
 import pyarrow as pa
 
-from strandline.consumers.compaction import Compaction, CompactReport, compact_tables
+from strandline.consumers.compaction import CompactReport, compact_tables
 from strandline.consumers.compaction_plan import CompactPlan
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
-from strandline.consumers.retention import Retention
 from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
@@ -27,7 +26,7 @@ from strandline.model.definition import TableDef, check_name
 from strandline.model.name_map import Rule
 from strandline.model.schema_text import parse_schema
 from strandline.pipeline import commands, notebook, pausing, redelivery, runner
-from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, plan_sink
+from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, declare_consumer, declare_sink, plan_sink
 from strandline.pipeline.commands import ResetReport, RetireReport
 from strandline.pipeline.pausing import PauseReport, RemoveReport
 from strandline.pipeline.plan import Plan, plan_of
@@ -39,7 +38,7 @@ from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
 from strandline.query import sql as query
 from strandline.sinks.contract import Sink
-from strandline.sinks.definition import BACKFILL, KINDS, SinkDef, Start
+from strandline.sinks.definition import BACKFILL, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
@@ -271,26 +270,11 @@ class Lake(Context):
             deletes=deletes,
             start=start,
         )
-        self.check_sink(declared)
-        self.check_state_place()
-        self._check_free(name, self.consumers)
-        self.declared[name] = declared
-        return declared
+        return declare_sink(self, declared)
 
     def consumer(self, consumer: LogConsumer) -> LogConsumer:
         """Declare a consumer of your own; a tick runs it. Nothing is written before that. See `docs/extending.md`."""
-        table = self.table(consumer.table)
-        if consumer.kind in (*KINDS, Compaction.kind, Retention.kind):
-            raise Invalid(f"the kind {consumer.kind!r} is Strandline's own", hint="Choose another.", kind=consumer.kind)
-        consumer.missing_columns(table, is_new=True)
-        self.check_state_place()
-        self._check_free(consumer.name, self.declared)
-        self.consumers[consumer.name] = consumer
-        return consumer
-
-    def _check_free(self, name: str, taken: Mapping[str, object]) -> None:
-        if name in taken:
-            raise Invalid(f"{name!r} is declared already, as another kind of consumer", consumer=name)
+        return declare_consumer(self, consumer)
 
     def plan(self, *, only: Sequence[str] | None = None) -> Plan:
         """What a tick, or with `only` a tick of those sinks alone, would do now, from commit files and marks alone."""

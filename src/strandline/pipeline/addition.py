@@ -1,19 +1,23 @@
-"""Add or change a sink by command: the preview and the result."""
+"""Declare sinks and other consumers in a program; add or change a sink by command: the preview and the result."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
+from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.plan import ConsumerPlan
 from strandline.consumers.registration import declared_sink, facts_of, settle_sink
+from strandline.consumers.retention import Retention
 from strandline.consumers.sink import SinkConsumer
 from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.pipeline import commands
 from strandline.pipeline.plan import marked_plans
-from strandline.sinks.definition import SinkDef
+from strandline.sinks.definition import KINDS, SinkDef
 from strandline.state.consumers import ConsumerRecord, Registration, preview
 
 
@@ -48,6 +52,32 @@ class AddedSink:
         after = self.change.after
         facts = {"is_new": after.is_new, "why": after.why, "rows": self.plan.rows}
         return {**after.consumer.to_dict(), **facts, "shared_with": self.change.shared_with}
+
+
+def declare_sink(context: Context, sink: SinkDef) -> SinkDef:
+    """Declare a sink in this process."""
+    context.check_sink(sink)
+    context.check_state_place()
+    _check_free(sink.name, context.consumers)
+    context.declared[sink.name] = sink
+    return sink
+
+
+def declare_consumer(context: Context, consumer: LogConsumer) -> LogConsumer:
+    """Declare a consumer of a user's own in this process."""
+    table = context.table(consumer.table)
+    if consumer.kind in (*KINDS, Compaction.kind, Retention.kind):
+        raise Invalid(f"the kind {consumer.kind!r} is Strandline's own", hint="Choose another.", kind=consumer.kind)
+    consumer.missing_columns(table, is_new=True)
+    context.check_state_place()
+    _check_free(consumer.name, context.declared)
+    context.consumers[consumer.name] = consumer
+    return consumer
+
+
+def _check_free(name: str, taken: Mapping[str, object]) -> None:
+    if name in taken:
+        raise Invalid(f"{name!r} is declared already, as another kind of consumer", consumer=name)
 
 
 def plan_sink(context: Context, sink: SinkDef) -> SinkChange:
