@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
 @pytest.fixture(scope="module")
 def example() -> SimpleNamespace:
     """What the document's program defines."""
-    (program,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    program, *_ = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert len(program.splitlines()) < 60
     names: dict[str, Any] = {"__name__": "pipeline"}
     exec(compile(program, str(DOCUMENT), "exec"), names)
