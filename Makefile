@@ -12,13 +12,13 @@ help:  ## List the targets
 java:
 	@tools/check-java.sh
 
-$(VENV)/.ready: pyproject.toml constraints.txt | java
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: java $(VENV)/.ready  ## Run the main job end to end on generated data
+demo: $(VENV)/.ready  ## Run the main job end to end on generated data
 	@$(BIN)/strandline demo --fresh
 
 test: lint types tests  ## Lint, check types, run the tests
@@ -54,4 +54,4 @@ lock: $(VENV)/.ready  ## Write constraints.txt from what is installed
 	@$(BIN)/pip freeze --exclude-editable > constraints.txt
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-lake demo-lake-archive
+	rm -rf $(VENV) .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-lake demo-lake-mirror

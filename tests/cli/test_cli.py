@@ -923,9 +923,10 @@ def test_stopping_it_by_hand_leaves_nothing_half_done(tmp_path: Path) -> None:
 def test_demo_runs_without_spark_and_replaces_only_a_demo_and_only_if_asked(run: Run, tmp_path: Path) -> None:
     document = json.loads(run("--json", "demo", "--rows", "600", "--no-spark"))
     found = {step["what"]: step["rows"] for step in document["steps"]}
-    assert list(found)[:4] == ["Make JSON lines", "Load them", "Send them on", "Load them again"]
+    assert list(found)[:4] == ["Make JSON lines", "Load them", "Mirror in Delta", "Load them again"]
     assert [found[what] for what in list(found)[:4]] == [600, 600, 600, 0]
-    assert found["Send what is new"] == found["Correct some rows"] > 0
+    assert found["Mirror the changes"] == found["Correct some rows"] > 0
+    assert found["Load a messy CSV"] == 3
     error = run.json("demo", "--rows", "500", "--no-spark", code=1)["error"]
     assert error["kind"] == "Invalid" and "--dir" in error["hint"] and "--fresh" in error["hint"]
     assert run.json("--lake", "demo-lake", "query", "select count(*) as n from messages")["rows"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from strandline.cli.answer import Answer, show, stdout
+from strandline.cli.answer import Answer, show, stdout, warning
 from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def demo(
 ) -> Answer:
     """Run the main job end to end on made-up data: recorded AI-agent conversations."""
     # No other verb needs what the demo is made of.
-    from strandline.demo.tour import QUESTION, TABLE, Tour
+    from strandline.demo.tour import ORDERS, QUESTION, SINK, TABLE, Tour
 
     started_s = time.monotonic()
     on_stop = (lambda stop: None) if call.is_json else _show_stop
@@ -40,20 +40,24 @@ def demo(
         "lake": lake.storage.uri,
         "table": TABLE,
         "steps": [asdict(stop) for stop in tour.stops],
+        "left_out": tour.left_out,
         "seconds": seconds,
     }
 
     here = f"strandline --lake {shlex.quote(str(folder))}"
-    commands = (
-        "status",
-        f'query "{" ".join(QUESTION.split())}"',
-        f"table history {TABLE}",
-        "tick",
-        f"ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}",
-        "doctor --deep",
-    )
-    done = f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on:"
-    return Answer(data, ["", done, *(f"  {here} {command}" for command in commands)])
+    commands = {
+        "status": "how everything is, and what needs you",
+        f"rejects show {ORDERS}": "the bad row of the CSV file, and why",
+        f"sink show {SINK}": "the mirror, and how far it is",
+        f'query "{" ".join(QUESTION.split())}"': "ask in SQL",
+        f"table history {TABLE}": "the commits",
+        f"ingest {TABLE} {shlex.quote(f'{tour.inbox}/*.jsonl')}": "nothing new: each file is loaded once",
+        "doctor --deep": "check every row",
+    }
+    done = f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on. Type next:"
+    told = [f"  {here} {command}\n      # {what}" for command, what in commands.items()]
+    left_out = [warning(tour.left_out)] if tour.left_out else []
+    return Answer(data, ["", *left_out, done, *told])
 
 
 def _show_stop(stop: Stop) -> None:

@@ -1,5 +1,5 @@
-"""The main job from end to end on made-up data: load, send, load again, change, send the changes, read the past, query,
-fold, and query with Spark."""
+"""The main job from end to end on made-up data: load, mirror, load again, change, mirror the changes, read the past,
+load a messy CSV file, query, compact, and query with Spark."""
 
 from __future__ import annotations
 
@@ -11,19 +11,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deltalake import DeltaTable
+
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages, revisions, write_jsonl
 from strandline.engines.spark import check_java
-from strandline.errors import Internal, Invalid
+from strandline.errors import Internal, Invalid, Unavailable
 from strandline.lake import Lake
-from strandline.sinks.parquet import ParquetSink
+from strandline.sinks.delta import DeltaSink
 from strandline.table import Table
 
 MARKER = "THIS-IS-A-DEMO"
 TABLE = "messages"
-SINK = "archive"
+SINK = "mirror"
+ORDERS = "orders"
 QUESTION = f"""SELECT role, part_type, count(*) AS parts, count(DISTINCT session_id) AS sessions
 FROM {TABLE} GROUP BY ALL ORDER BY parts DESC LIMIT 5"""
 _FILES = 4
+# As people send it: names with spaces, semicolons, a quoted line break, a row that does not fit.
+MESSY_CSV = """Order ID;Customer Name;Amount;Ordered At
+1001;Ada;12.50;2026-03-01 09:15:00
+1002;"Bob; junior";8.00;2026-03-01 10:02:00
+1003;"Cy
+the second";99.90;2026-03-02 18:45:00
+1004;Dee;a lot;2026-03-02 19:01:00
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Stop:
 
 @dataclass
 class Tour:
-    """A run of the demo. `folder` is its lake; the sink writes to `archive`, beside it."""
+    """A run of the demo. `folder` is its lake; the sink keeps a Delta table in `mirror`, beside it. Without Java the
+    demo leaves Spark out, and `left_out` says so."""
 
     folder: Path
     rows: int
@@ -47,19 +59,20 @@ class Tour:
     on_stop: Callable[[Stop], None] = lambda stop: None
     stops: list[Stop] = field(default_factory=list)
     loaded_seq: int = 0
+    left_out: str = ""
 
     def run(self) -> Lake:
         if self.rows < 1:
             raise Invalid(f"rows is {self.rows}; expected at least 1")
         if self.with_spark:
-            check_java()
-        for folder in (self.folder, self.archive):
+            self._look_for_java()
+        for folder in (self.folder, self.mirror):
             check_folder(folder, is_fresh=self.is_fresh)
-        for folder in (self.folder, self.archive):
+        for folder in (self.folder, self.mirror):
             clear_folder(folder)
         lake = Lake(self.folder)
         table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
-        lake.sink(SINK, TABLE, to=ParquetSink(str(self.archive)))
+        lake.sink(SINK, TABLE, to=DeltaSink(str(self.mirror / TABLE)))
         for what, act in self._acts(lake, table):
             started_s = time.monotonic()
             result, rows = act()
@@ -71,13 +84,14 @@ class Tour:
     def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
         yield "Make JSON lines", self._make_files
         yield "Load them", lambda: self._load_files(lake)
-        yield "Send them on", lambda: _send_changes(lake)
+        yield "Mirror in Delta", lambda: self._send_changes(lake)
         yield "Load them again", lambda: self._load_files(lake)
         yield "Correct some rows", lambda: self._revise_rows(table)
-        yield "Send what is new", lambda: _send_changes(lake)
+        yield "Mirror the changes", lambda: self._send_changes(lake)
         yield "Look back", lambda: self._read_past(table)
+        yield "Load a messy CSV", lambda: self._load_messy_file(lake)
         yield "Ask in SQL", lambda: _ask_sql(lake)
-        yield "Fold the log", lambda: _fold_log(table)
+        yield "Compact the log", lambda: _compact_log(table)
         if self.with_spark:
             yield "Ask Spark", lambda: _ask_spark(table)
 
@@ -86,8 +100,15 @@ class Tour:
         return self.folder / "inbox"
 
     @property
-    def archive(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}-archive")
+    def mirror(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}-mirror")
+
+    def _look_for_java(self) -> None:
+        try:
+            check_java()
+        except Unavailable as error:
+            self.with_spark = False
+            self.left_out = f"Spark was left out: {error}. {error.hint}"
 
     def _make_files(self) -> tuple[str, int]:
         self.inbox.mkdir()
@@ -119,6 +140,23 @@ class Tour:
         gone = before.num_rows - before.join(table.to_arrow(columns=KEY), keys=KEY, join_type="left semi").num_rows
         return f"as it was at seq {self.loaded_seq}; {gone:,} of those rows are gone by now", before.num_rows
 
+    def _send_changes(self, lake: Lake) -> tuple[str, int]:
+        report = lake.tick(only=[SINK])
+        for sink in report.sinks:
+            if sink.error is not None:
+                raise sink.error
+        there = DeltaTable(str(self.mirror / TABLE)).to_pyarrow_table(columns=KEY).num_rows
+        here = lake.table(TABLE).to_arrow(columns=KEY).num_rows
+        if there != here:
+            raise Internal(f"the mirror has {there} rows, the table {here}")
+        return f"the Delta table now has {there:,} rows, as the table", report.rows
+
+    def _load_messy_file(self, lake: Lake) -> tuple[str, int]:
+        file = self.inbox / "orders.csv"
+        file.write_text(MESSY_CSV)
+        report = lake.ingest(ORDERS, [str(file)], key=["order_id"], types={"amount": "decimal(10,2)"}, rejects=True)
+        return f"columns renamed, {report.rejects} bad row kept aside", report.rows
+
 
 def check_folder(folder: Path, *, is_fresh: bool) -> None:
     """`Invalid` unless the folder is empty, or holds an earlier demo and `is_fresh` says to replace it."""
@@ -144,23 +182,13 @@ def clear_folder(folder: Path) -> None:
     (folder / MARKER).write_text("Made by `strandline demo`, which replaces this folder when it runs with --fresh.\n")
 
 
-def _send_changes(lake: Lake) -> tuple[str, int]:
-    report = lake.tick(only=[SINK])
-    for sink in report.sinks:
-        if sink.error is not None:
-            raise sink.error
-    sent = sum(sink.bytes for sink in report.sinks)
-    upto = max((sink.upto or 0 for sink in report.sinks), default=0)
-    return f"to Parquet files, up to seq {upto}, {sent / 1e6:.1f} MB", report.rows
-
-
 def _ask_sql(lake: Lake) -> tuple[str, int]:
     answer = lake.sql(QUESTION)
     first = answer.to_pylist()[0]
     return f"most are {first['part_type']} parts by {first['role']}: {first['parts']:,}", answer.num_rows
 
 
-def _fold_log(table: Table) -> tuple[str, int]:
+def _compact_log(table: Table) -> tuple[str, int]:
     report = table.compact(full=True)
     return f"up to seq {report.upto}, {report.files} files", report.rows
 
