@@ -35,7 +35,7 @@ import strandline as sl
 _BLOCK = re.compile(
     r"^```(?P<language>[a-z]+)\n(?P<text>.*?)^```$|^<!-- test (?P<hidden>[a-z]+) ?(?P<hidden_text>.*?)-->$", re.S | re.M
 )
-_SERVICES = ("strandline serve", "strandline run")
+_SERVICE = re.compile(r"strandline( --\S+ \S+)* (serve|run)\b")
 _LOOKED_AT = {"mermaid", "dockerfile", "text"}
 
 
@@ -167,10 +167,10 @@ class Shell:
 
     def type(self, command: str) -> tuple[str, int]:
         """Run a command; what it printed, and its exit code."""
-        if command.startswith(_SERVICES):
+        if _SERVICE.match(command):
             return self._start_service(command), 0
         assert self._bash.stdin and self._bash.stdout
-        self._bash.stdin.write(f'{command}\necho "--end-$?-"\n')
+        self._bash.stdin.write(f"{{ {command}\n}} < /dev/null\necho --end-$?-\n")
         self._bash.stdin.flush()
         printed = ""
         for line in self._bash.stdout:
