@@ -91,7 +91,7 @@ class Tour:
         yield "Look back", lambda: self._read_past(table)
         yield "Load a messy CSV", lambda: self._load_messy_file(lake)
         yield "Ask in SQL", lambda: _ask_sql(lake)
-        yield "Compact the log", lambda: _compact_log(table)
+        yield "Compact the logs", lambda: _compact_logs(lake)
         if self.with_spark:
             yield "Ask Spark", lambda: _ask_spark(table)
 
@@ -188,9 +188,9 @@ def _ask_sql(lake: Lake) -> tuple[str, int]:
     return f"most are {first['part_type']} parts by {first['role']}: {first['parts']:,}", answer.num_rows
 
 
-def _compact_log(table: Table) -> tuple[str, int]:
-    report = table.compact(full=True)
-    return f"up to seq {report.upto}, {report.files} files", report.rows
+def _compact_logs(lake: Lake) -> tuple[str, int]:
+    reports = [lake.table(name).compact(full=True) for name in (TABLE, ORDERS)]
+    return f"{sum(report.files for report in reports)} files", sum(report.rows for report in reports)
 
 
 def _ask_spark(table: Table) -> tuple[str, int]:
