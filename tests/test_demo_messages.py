@@ -263,6 +263,8 @@ def test_json_lines_hold_every_row(tmp_path: Path) -> None:
         for name in ("message_created_at", "conversation_started_at"):
             read[name] = datetime.fromisoformat(read[name])
         read["date"] = date.fromisoformat(read["date"])
+        for name in ("tools", "tool_args", "status", "attributes"):
+            row[name] = None if row[name] is None else json.loads(row[name])
         assert read == row
 
 

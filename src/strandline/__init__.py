@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from strandline.lake import Lake
     from strandline.model.change import Commit
+    from strandline.model.json_text import JsonText, json_values
     from strandline.pipeline.report import TickReport
     from strandline.sinks.delta import DeltaSink
     from strandline.sinks.http import HttpSink
@@ -38,6 +39,7 @@ __all__ = [
     "IcebergSink",
     "Internal",
     "Invalid",
+    "JsonText",
     "Lake",
     "LogConsumer",
     "NotFound",
@@ -49,6 +51,7 @@ __all__ = [
     "TickReport",
     "Unavailable",
     "Work",
+    "json_values",
 ]
 
 _HOMES = {
@@ -61,6 +64,7 @@ _HOMES = {
     "IcebergSink": "strandline.sinks.iceberg",
     "Internal": "strandline.errors",
     "Invalid": "strandline.errors",
+    "JsonText": "strandline.model.json_text",
     "Lake": "strandline.lake",
     "LogConsumer": "strandline.consumers.log_consumer",
     "NotFound": "strandline.errors",
@@ -72,6 +76,7 @@ _HOMES = {
     "TickReport": "strandline.pipeline.report",
     "Unavailable": "strandline.errors",
     "Work": "strandline.consumers.work",
+    "json_values": "strandline.model.json_text",
 }
 
 

@@ -75,7 +75,7 @@ def row(n, rev=0):
         "session": f"s{n // 5}",
         "part": n % 5,
         "text": ["", "e\u0301 👩\u200d🚀 \x00", None, "x" * 3000, f"{n} {rev}"][n % 5],
-        "doc": [f'{{"b" : {n},  "a": 1.0e5}}', None, "[ ]"][n % 3],
+        "doc": [sl.JsonText(f'{{"b" : {n},  "a": 1.0e5}}'), None, sl.JsonText("[ ]")][n % 3],
         "raw": [b"", b"\x00\xff", None, bytes([n % 256])][n % 4],
         "day": dt.date(1960, 1, 1) + dt.timedelta(days=n * 200) if n % 7 else None,
         "at": dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC) + dt.timedelta(microseconds=n),

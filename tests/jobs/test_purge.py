@@ -39,8 +39,8 @@ def mentions(root, *needles):
 def secrets(lake, tmp_path):
     """A table whose row SECRET lies in the log, the baseline, older versions of both, checkpoints and refused rows."""
     table = lake.create_table("secrets", SECRETS, key=["id"], vnodes=4)
-    others = [{"id": f"other{n}", "note": "harmless", "qty": n, "doc": '{"a": 1}'} for n in range(20)]
-    table.upsert([*others, {"id": SECRET, "note": "payload-1", "qty": 1, "doc": '{"b": "payload-1"}'}])
+    others = [{"id": f"other{n}", "note": "harmless", "qty": n, "doc": {"a": 1}} for n in range(20)]
+    table.upsert([*others, {"id": SECRET, "note": "payload-1", "qty": 1, "doc": {"b": "payload-1"}}])
     table.compact(full=True)
     table.upsert([{"id": SECRET, "note": "payload-2", "qty": 2}, {"id": "other3", "note": "changed", "qty": 3}])
     table.compact(full=True)

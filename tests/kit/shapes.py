@@ -41,7 +41,7 @@ def row(n, rev=0):
         "p": Decimal(n) / 4,
         "flag": n % 2 == 0,
         "raw": bytes([n]),
-        "doc": f'{{"n": {n}, "rev": {rev}}}',
+        "doc": sl.JsonText(f'{{"n": {n}, "rev": {rev}}}'),
         "tags": ["a", None] if n % 2 else [],
         "point": {"x": n, "y": None},
     }

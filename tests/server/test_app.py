@@ -148,7 +148,7 @@ def test_every_type_arrives_as_the_sender_says_it(lake, client, form):
         "t": ["NaN", 'quote " \n', None], "b": [b"\x00\xff", b"", None], "y": [True, False, None],
         "day": [moment.astype("M8[D]").item(), None, None], "at": [moment.item(), None, None],
         "local": [moment.item(), None, None], "cash": ["12.345", "-0.001", None],
-        "doc": ['{"a": [1, "NaN"]}', "null", None],
+        "doc": ['{"a": [1, "NaN"]}', '"null"', None],
         "list": [[moment.item(), None], [], None], "blobs": [[b"a", None], [], None],
         "rec": [{"x": float("inf"), "b": b"z", "day": None}, {"x": None, "b": None, "day": None}, None],
         "map": [[("k", float("nan"))], [], None], "ranks": [[(5, moment.astype("M8[D]").item())], [], None],

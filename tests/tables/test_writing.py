@@ -49,7 +49,7 @@ def wide_rows(count):
             "p": Decimal(n) / 8,
             "flag": [True, False, None][n % 3],
             "raw": bytes([n, 0, 255]),
-            "doc": '{"b": 1,  "a": "\\u00e4"}',
+            "doc": sl.JsonText('{"b": 1,  "a": "\\u00e4"}'),
             "tags": [None, [], ["x", None, ""]][n % 3],
             "point": [None, {"x": n, "y": [1, None]}, {"x": None, "y": None}][n % 3],
             "map": [("a", n), ("b", None)],

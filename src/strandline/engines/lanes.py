@@ -24,7 +24,7 @@ from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, p
 from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
-from strandline.model.rows import check_json
+from strandline.model.rows import check_json, drop_json_nulls
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
 from strandline.storage.open import StagedFile, Storage
@@ -136,6 +136,7 @@ class LogLane:
             rows = pa.Table.from_batches([batch])
             if not rows.num_rows:
                 continue
+            rows = drop_json_nulls(rows, self.definition.schema)
             self._check_required(rows)
             if self.op is not None:
                 self._raise_fault(find_invalid(rows), rows)

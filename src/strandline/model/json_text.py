@@ -1,12 +1,23 @@
-"""Check that a text is JSON, without building its values.
+"""JSON as a text: what is one, and which texts of a caller are meant as one.
 
-Python's parser builds objects: `[],` becomes 80 bytes. So a long text is only walked, token by token.
+In rows of dicts a `str` for a JSON column is a value, the JSON string. A `JsonText` is JSON already. In columns (Arrow,
+pandas, polars, Spark, Parquet) a string is JSON text, because that is how a table gives its JSON columns back;
+`json_values` makes such a column from values.
+
+A long text is only walked, token by token: Python's parser builds objects, and `[],` becomes 80 bytes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.errors import Invalid
+from strandline.model.types import JSON
 
 _LONG = 1 << 20
 DEPTH = 900
@@ -15,6 +26,30 @@ _NUMBER = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
 _TOKEN = re.compile(
     rf"[ \t\r\n]*+(?:(?P<text>{_STRING})|(?P<plain>{_NUMBER}|true|false|null)|(?P<sign>[\[\]{{}},:]))[ \t\r\n]*+"
 )
+
+
+class JsonText(str):
+    """A text that is JSON: `{"doc": JsonText('{"a": 1}')}` in a row is the object, not a string."""
+
+    __slots__ = ()
+
+
+def json_values(values: Iterable[Any]) -> pa.ExtensionArray:
+    """Python values as a column for a JSON column: the text "5" is a JSON string, None is null."""
+    texts = []
+    for row, value in enumerate(values):
+        try:
+            texts.append(to_text(value))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Invalid(f"row {row}: {str(value)[:80]!r} is not JSON ({error})", row=row) from error
+    return pa.ExtensionArray.from_storage(JSON, pa.array(texts, pa.string()))
+
+
+def to_text(value: Any) -> str | None:
+    """The JSON text of a value. None, and the JSON text null, are null."""
+    if value is None or isinstance(value, JsonText):
+        return value
+    return json.dumps(value, allow_nan=False)
 
 
 def check(text: str) -> None:

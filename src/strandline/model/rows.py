@@ -17,6 +17,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.model import json_text, moments
 from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
+from strandline.model.json_text import JsonText
 from strandline.model.names import require_utf8_names
 from strandline.model.types import conform_column, is_json, storage_type
 from strandline.model.values import first_unfit
@@ -45,6 +46,7 @@ def check_rows(
                 table = _cast_table(piece, schema, offset)
         else:
             table = _table_from_dicts(piece, schema, offset)
+        table = drop_json_nulls(table, schema)
         _raise_fault(find_unreadable(table), offset)
         _check_nulls(table, needed, offset)
         check_json(table, offset)
@@ -67,7 +69,7 @@ def _split_data(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence
             table = pa.Table.from_pandas(data, preserve_index=False)
         except (pa.ArrowException, TypeError, ValueError):
             # Going row by row finds the value that Arrow could not take.
-            yield data.to_dict("records")
+            yield _mark_texts(data.to_dict("records"), schema)
         else:
             yield _check_moments(table, data, schema)
     elif hasattr(data, "__arrow_c_stream__"):
@@ -92,6 +94,15 @@ def _split_data(data: object, schema: pa.Schema) -> Iterator[pa.Table | Sequence
                 yield [item]
     else:
         raise _not_rows_error(data)
+
+
+def _mark_texts(rows: list[dict[Any, Any]], schema: pa.Schema) -> list[dict[Any, Any]]:
+    """The rows of a frame, in which a text for a JSON column is JSON text, as in every column."""
+    names = {field.name for field in schema if is_json(field.type)}
+    return [
+        {name: JsonText(value) if name in names and isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _check_moments(table: pa.Table, frame: Any, schema: pa.Schema) -> pa.Table:
@@ -274,11 +285,8 @@ def _unfit_error(row: int, field: pa.Field, value: Any, hint: str | None) -> Inv
 
 
 def _to_json_text(value: Any, row: int, column: str) -> str | None:
-    """A text as it is; any other value as its JSON text."""
-    if value is None or isinstance(value, str):
-        return value
     try:
-        return json.dumps(value, allow_nan=False)
+        return json_text.to_text(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(
             f"row {row}, column {column!r}: {_show_value(value)} is not JSON ({error})", row=row, column=column
@@ -315,6 +323,19 @@ def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
             raise Invalid(f"row {row}, column {name!r}: a value is required, found null", row=row, column=name)
 
 
+def drop_json_nulls(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with null for the JSON text `null`: a JSON column has no other null."""
+    for field in schema:
+        if is_json(field.type) and field.name in table.column_names:
+            at = table.column_names.index(field.name)
+            texts = conform_column(table.column(at), pa.string())
+            is_null = pc.match_substring_regex(texts, r"^[ \t\r\n]*null[ \t\r\n]*$")
+            if pc.any(is_null, min_count=0).as_py():
+                kind = table.column(at).type
+                table = table.set_column(at, field.name, conform_column(pc.if_else(is_null, None, texts), kind))
+    return table
+
+
 def check_json(table: pa.Table, offset: int) -> None:
     """`Invalid` when a JSON column holds other text. Each distinct value is parsed once."""
     for field in table.schema:
@@ -330,6 +351,8 @@ def check_json(table: pa.Table, offset: int) -> None:
                 why = str(error).splitlines()[0] if isinstance(error, json.JSONDecodeError) else type(error).__name__
                 raise Invalid(
                     f"row {row}, column {field.name!r}: {_show_value(text)} is not JSON ({why})",
+                    hint="A column of strings for a JSON column holds JSON texts. For a column of values:"
+                    " sl.json_values([…])",
                     row=row,
                     column=field.name,
                 ) from error

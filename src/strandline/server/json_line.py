@@ -27,7 +27,7 @@ class JsonObject(dict[str, Any]):
 
 
 def quote_values(line: str, names: Collection[str]) -> str:
-    """`line`, with the values of these names turned into JSON strings of their text, except strings and null."""
+    """`line`, with the values of these names turned into JSON strings of their text, except null."""
     parts: list[str] = []
     done, at = 0, _skip_sign(line, 0, "{")
     while not line.startswith("}", at):
@@ -36,7 +36,7 @@ def quote_values(line: str, names: Collection[str]) -> str:
         name, at = _decode(line, at)
         at = _skip_sign(line, at, ":")
         value, end = _decode(line, at)
-        if name in names and value is not None and not isinstance(value, str):
+        if name in names and value is not None:
             parts += [line[done:at], json.dumps(line[at:end], ensure_ascii=False)]
             done = end
         at = _skip_sign(line, end, ",}")

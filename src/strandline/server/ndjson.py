@@ -23,6 +23,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.columns import misfit_reason
+from strandline.jobs.ingest.json_rows import quote_columns
 from strandline.model.rows import check_rows, first_failing
 from strandline.model.types import conform, is_json, storage_type
 from strandline.server.json_line import JsonObject, quote_values
@@ -117,6 +118,11 @@ class _Reader:
 
     def _read_by_arrow(self, block: bytes, rows: int) -> pa.Table | None:
         """The rows as Arrow reads them; None when Arrow might read them differently."""
+        if self._is_plain and self._texts:
+            quoted = quote_columns(block, self._texts)
+            if quoted is None:
+                return None
+            block = quoted
         if not self._is_plain or not block.startswith(b"{") or any(found.search(block) for found in _SUSPECT):
             return None
         if (b"NaN" in block or b"Inf" in block) and _CONSTANT.search(block):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -28,7 +28,7 @@ from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
 from strandline.jobs.ingest.json_cells import TOO_DEEP, Texts, read_column
 from strandline.jobs.ingest.json_scan import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, Positions
-from strandline.jobs.ingest.json_stream import JsonBlock, read_records
+from strandline.jobs.ingest.json_stream import JsonBlock, read_records, split_lines
 from strandline.model import json_text
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
@@ -221,6 +221,31 @@ class _Members:
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """Row, start of the name, colon, and end of each value."""
         return zip(self._rows, self._starts, self._colons, self._stops, strict=True)
+
+
+def quote_columns(data: bytes, names: Collection[str]) -> bytes | None:
+    """Lines of objects, with the values of these names turned into strings of their JSON text, except null. None when a
+    line is not one object, or such a value is not JSON."""
+    block = split_lines(data)
+    found = _Members(block)
+    if block.bad or found.faults or (np.diff(block.lines) == 0).any():
+        return None
+    keys = {json.dumps(name, ensure_ascii=False).encode() for name in names}
+    parts, done = [], 0
+    for _, start, colon, stop in found.spans():
+        key = data[start:colon].strip(_SPACE)
+        if b"\\" in key:
+            return None
+        value = data[colon + 1 : stop]
+        if key in keys and value.strip(_SPACE) != b"null":
+            try:
+                text = value.strip(_SPACE).decode()
+                json_text.check(text)
+            except (ValueError, RecursionError):
+                return None
+            parts += [data[done : colon + 1], json.dumps(text, ensure_ascii=False).encode()]
+            done = stop
+    return b"".join([*parts, data[done:]])
 
 
 def _join_ranges(first: Positions, last: Positions) -> Positions:

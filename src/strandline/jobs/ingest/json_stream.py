@@ -166,6 +166,12 @@ def split_objects(data: bytes) -> JsonBlock:
     return found[0]
 
 
+def split_lines(data: bytes) -> JsonBlock:
+    """The values of whole lines."""
+    _, found = _LineCutter().cut(data, 1, is_end=True)
+    return found[0]
+
+
 class _Cutter(Protocol):
     def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
         """Where the last whole value of a text ends, and the values up to there. The text begins on `line`; `is_end`

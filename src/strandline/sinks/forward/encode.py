@@ -1,7 +1,8 @@
 """The rows of a chunk as the bytes of a request, in the two formats of the forward protocol.
 
 The same rows give the same bytes with the same versions of the libraries. JSON keeps every value exactly: decimals, NaN
-and Infinity are texts, bytes are base64, times are ISO 8601, with a `Z` unless the column has no zone."""
+and Infinity are texts, bytes are base64, times are ISO 8601, with a `Z` unless the column has no zone. JSON columns are
+the values themselves."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.model.change import ROW
+from strandline.model.types import is_json
 from strandline.sinks.forward.protocol import ARROW_TYPE, NDJSON_TYPE
 
 ARROW = "arrow"
@@ -48,15 +50,30 @@ def arrow_stream(rows: pa.RecordBatch) -> bytes:
 
 
 def _json_lines(rows: pa.RecordBatch) -> bytes:
-    columns = [_json_values(column) for column in rows.columns]
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-    names = rows.schema.names
-    return "".join(encode(dict(zip(names, row, strict=True))) + "\n" for row in zip(*columns, strict=True)).encode()
+    plain, others = {}, {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if is_json(column.type):
+            others[encode(name)] = [_to_one_line(text) for text in column.storage.to_pylist()]
+        else:
+            plain[name] = _json_values(column)
+    lines = (encode(dict(zip(plain, row, strict=True))) for row in zip(*plain.values(), strict=True))
+    if not others:
+        return "".join(f"{line}\n" for line in lines).encode()
+    # The values of JSON columns are JSON already. A row always has other columns, such as `_op`.
+    parts = (
+        ",".join(f"{name}:{text}" for name, text in zip(others, texts, strict=True))
+        for texts in zip(*others.values(), strict=True)
+    )
+    return "".join(f"{line[:-1]},{part}}}\n" for line, part in zip(lines, parts, strict=True)).encode()
+
+
+def _to_one_line(text: str | None) -> str:
+    """A JSON text without line breaks, which stand only between its values."""
+    return "null" if text is None else text.replace("\r", " ").replace("\n", " ")
 
 
 def _json_values(column: pa.Array) -> list[Any]:
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = column.storage
     say = _json_encoder(column.type)
     # Times become texts in Arrow: Python does not support every year that a column may hold.
     values = column.cast(_times_as_text(column.type)).to_pylist()
