@@ -45,7 +45,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.storage = LocalStorage(str(folder))
-        self.new = NewFiles(self.storage, "data", "part", COLUMNS, ("id",))
+        self.new = NewFiles(self.storage, "data", "part", COLUMNS, key=("id",))
         self.files: list[DataFile] = []
         self.seq = 0
 

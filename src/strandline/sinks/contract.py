@@ -78,11 +78,6 @@ class Batch:
     expired: Expired | None = None
 
     @property
-    def order(self) -> tuple[str, ...]:
-        """The order of the rows in the files of a mirror."""
-        return self.cluster_by or self.key
-
-    @property
     def lane_schema(self) -> pa.Schema:
         """The columns of the record batches that a lane gets."""
         return lane_schema(self.columns, self.key)

@@ -144,7 +144,9 @@ class DeltaMirror:
         self.check_owner(table, batch)
         columns = self.columns_for(table, batch)
         old = self.list_files(table)
-        done = self._apply_batch(old, batch, files, NewFiles(self.storage, folder, "part", columns, batch.order))
+        done = self._apply_batch(
+            old, batch, files, NewFiles(self.storage, folder, "part", columns, batch.cluster_by, batch.key)
+        )
         gone = {file.data.path for file in done.removed}
         rows = count_rows([file for file in old if file.data.path not in gone]) or 0
         now_ms = int(time.time() * 1000)

@@ -292,7 +292,7 @@ class IcebergDelivery:
                     for name in gone:
                         update.delete_column(name)
         else:
-            new = NewFiles(storage, folder, batch.id, file_columns(table), batch.order)
+            new = NewFiles(storage, folder, batch.id, file_columns(table), batch.cluster_by, batch.key)
             done = rewrite(old, new, batch, files if batch.key else ())
             removed = done.removed
             added = [file.path for file in done.added] + ([] if batch.key else list(files))

@@ -61,19 +61,23 @@ class OldFile(Protocol):
 
 @dataclass(frozen=True)
 class NewFiles:
-    """Where new data files go, their columns and the order of their rows."""
+    """Where new data files go, and their columns. Rows are in the order of the cluster columns, or of the key."""
 
     storage: Storage
     folder: str
     prefix: str
     columns: pa.Schema
-    order: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return self.cluster_by or self.key
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
         names = iter(lambda: f"{self.prefix}-{uuid4().hex}.parquet", "")
-        clustered = self.order if set(self.order) <= set(self.columns.names) else ()
         for file in writer.write_files(
-            self.storage, self.folder, names.__next__, rows, self.columns, cluster_by=clustered, budget=BUDGET
+            self.storage, self.folder, names.__next__, rows, self.columns, cluster_by=self.cluster_by, budget=BUDGET
         ):
             yield DataFile(f"{self.folder}/{file.path}", file.size, {}, 0, file.stats_text, file.raw_bytes, file.crc)
 
