@@ -135,6 +135,7 @@ class _SinkWork:
             is_first=work.after == 0,
             is_whole=work.source == SNAPSHOT,
             is_replay=work.is_replay,
+            size=work.extent.bytes,
             expired=self._expired,
         )
         return replace(batch, id=work.intents[at].id, cuts=work.intents[at].cuts) if work.intents else batch

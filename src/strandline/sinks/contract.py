@@ -61,8 +61,8 @@ class Batch:
     `columns` are the columns of the rows, without the hidden ones; `key` is empty for a table without a key.
     `is_first`: nothing was delivered for these vnodes before. `is_whole`: the rows are the table at `upto`.
     `is_replay`: the batch was begun before and may have been delivered, in part or as a whole. `cuts` is how a lane
-    cuts the batch, saved at the lane's request. `expired`: the rows of a mirror with an earlier value in this column
-    leave it."""
+    cuts the batch, saved at the lane's request. `size` is about that of the rows in files. `expired`: the rows of a
+    mirror with an earlier value in this column leave it."""
 
     id: str
     vnodes: tuple[int, ...]
@@ -75,6 +75,7 @@ class Batch:
     is_whole: bool = False
     is_replay: bool = False
     cuts: Any = None
+    size: int = 0
     expired: Expired | None = None
 
     @property

@@ -111,7 +111,13 @@ class DeltaDelivery:
         columns = self._mirror.columns_for(table, batch)
         if batch.is_whole or not batch.key:
             return FileLane(
-                self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns, budget=mirror.BUDGET
+                self.storage,
+                batch,
+                _folder(batch),
+                "part",
+                is_staged=False,
+                schema=columns,
+                budget=mirror.budget_for(batch.size),
             )
         changed = [batch.file_schema.field(OP), batch.file_schema.field(SEQ), *columns]
         folder = f"{_folder(batch)}/{mirror.CHANGED_BELOW}"

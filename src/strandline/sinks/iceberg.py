@@ -130,7 +130,7 @@ class IcebergDelivery:
     def lane(self, batch: Batch) -> Lane:
         table, columns = self._prepare_table(batch)
         storage, folder, self._root = self._data_place(table)
-        budget = mirror.BUDGET if self._sink.keeps_rows else writer.DEFAULT
+        budget = mirror.budget_for(batch.size) if self._sink.keeps_rows else writer.DEFAULT
         if self._sink.keeps_rows and not _is_plain(batch):
             # Nullable, because a delete has only its key.
             changed = [

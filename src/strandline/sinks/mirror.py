@@ -14,7 +14,7 @@ The files written here are not part of the table before a commit; after a crash 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 from uuid import uuid4
@@ -35,13 +35,17 @@ from strandline.storage.snapshot import DataFile
 
 CHANGED_BELOW = "changes"
 """The folder of the changes that a batch applies; not part of the table."""
-BUDGET = writer.Budget(file_bytes=16 << 20)
-"""Smaller files than elsewhere: a changed row costs a file."""
-
 _FILE, _AT, _NUMBER = "_sl_file", "_sl_at", "_sl_number"
-_SMALL_BYTES, _MANY = 4 << 20, 16
+_SMALL_BYTES, _MANY = 1 << 20, 16
+_FILES, _LEAST_BYTES = 64, 4 << 20
 _PLACED_BYTES = 32 << 20  # of a batch, or of a data file, whose rows are put in place
 Places = npt.NDArray[np.int64]
+
+
+def budget_for(size: int) -> writer.Budget:
+    """When a file of a mirror of so many bytes closes. A changed row costs a file: a small mirror has small files."""
+    most = writer.DEFAULT.file_bytes
+    return replace(writer.DEFAULT, file_bytes=min(most, max(_LEAST_BYTES, size // _FILES)))
 
 
 class OldFile(Protocol):
@@ -69,6 +73,7 @@ class NewFiles:
     columns: pa.Schema
     cluster_by: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
+    budget: writer.Budget = writer.DEFAULT
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -77,7 +82,13 @@ class NewFiles:
     def write(self, rows: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
         names = iter(lambda: f"{self.prefix}-{uuid4().hex}.parquet", "")
         for file in writer.write_files(
-            self.storage, self.folder, names.__next__, rows, self.columns, cluster_by=self.cluster_by, budget=BUDGET
+            self.storage,
+            self.folder,
+            names.__next__,
+            rows,
+            self.columns,
+            cluster_by=self.cluster_by,
+            budget=self.budget,
         ):
             yield DataFile(f"{self.folder}/{file.path}", file.size, {}, 0, file.stats_text, file.raw_bytes, file.crc)
 
@@ -93,6 +104,7 @@ class Rewrite:
 def rewrite(old: Sequence[OldFile], new: NewFiles, batch: Batch, changes: Sequence[str]) -> Rewrite:
     """Write the data files that the changes in the files of `changes`, and the expiry of rows, make necessary."""
     done = Rewrite()
+    new = replace(new, budget=budget_for(sum(file.size for file in old)))
     changed = _Changes.read(new, batch, changes)
     if batch.is_first:
         done.added.extend(new.write(changed.upserted_rows()))
