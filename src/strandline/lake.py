@@ -159,16 +159,17 @@ class Lake(Context):
         dry_run: bool = False,
         kind: Kind | None = None,
         names: Rule | None = None,
+        skip: Sequence[str] = (),
         progress: Progress = silent,
         **text: Unpack[TextArguments],
     ) -> IngestReport:
-        """Load JSONL, CSV or Parquet files (paths, patterns, `s3://…`) into a table, each file once.
+        """Load JSONL, CSV or Parquet files (paths, folders, patterns, `s3://…`) into a table, each file once.
 
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
         rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
         the format of files whose names do not show it. `names` is the rule from the names in files to those of new
-        columns: `snake`, or `keep` for the names as they are. `text` are options for text files, such as `delimiter`
-        and `types`: see `TextArguments`."""
+        columns: `snake`, or `keep` for the names as they are. Columns in `skip` are left out. `text` are
+        options for text files, such as `delimiter` and `types`: see `TextArguments`."""
         return ingest(
             self,
             name,
@@ -178,6 +179,7 @@ class Lake(Context):
             again=again,
             dry_run=dry_run,
             kind=kind,
+            skip=skip,
             text=TextOptions.of(text),
             names=names,
             progress=progress,

@@ -85,7 +85,7 @@ def test_a_dry_run_writes_nothing(lake: sl.Lake, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("*.nothing", sl.NotFound), ("none.jsonl", sl.NotFound), ("folder", sl.Invalid), ("a.xlsx", sl.Invalid)],
+    [("*.nothing", sl.NotFound), ("none.jsonl", sl.NotFound), ("folder", sl.NotFound), ("a.xlsx", sl.Invalid)],
 )
 def test_files_that_cannot_be_are_refused(
     items: sl.Table, load: Callable[..., Any], tmp_path: Path, name: str, kind: type[sl.StrandlineError]

@@ -28,6 +28,34 @@ def test_files_of_a_pattern_come_by_name_and_each_file_once(inbox):
     assert names(f"file://{inbox}/a.jsonl") == ["a.jsonl"]
 
 
+def test_a_folder_means_its_data_files_at_any_depth(inbox):
+    for name in ("_SUCCESS", "notes.txt", ".part.csv.crc", "_temporary/x.jsonl", "year=2024/_p=1/f.PARQ"):
+        (inbox / name).parent.mkdir(parents=True, exist_ok=True)
+        (inbox / name).write_text("{}\n")
+    found = find([str(inbox)], None)
+    assert [source.uri.removeprefix(f"{inbox}/") for source in found] == [
+        "a.jsonl", "b.jsonl", "c.csv.gz", "deep/d.jsonl", "e.parquet", "year=2024/_p=1/f.PARQ",
+    ]  # fmt: skip
+    assert [source.partitions for source in found][-2:] == [{}, {"year": "2024", "_p": "1"}]
+
+
+@pytest.mark.parametrize("folder", ["_delta_log", ".hoodie", "metadata", "catalog"])
+def test_a_folder_that_is_a_table_of_another_kind_is_refused(inbox, folder):
+    (inbox / folder).mkdir()
+    (inbox / folder / "0.json").write_text("{}")
+    with refused(sl.Invalid, file=str(inbox)) as caught:
+        find([str(inbox)], None)
+    assert ("table import" in (caught.value.hint or "")) == (folder == "_delta_log")
+
+
+def test_folders_in_the_path_as_it_is_written_hold_columns(inbox, monkeypatch):
+    (inbox / "p=1").mkdir()
+    (inbox / "p=1" / "x.jsonl").write_text("{}\n")
+    assert [s.partitions for s in find([f"{inbox}/p=*/*.jsonl", f"{inbox}/p=1/x.jsonl"], None)] == [{"p": "1"}]
+    monkeypatch.chdir(inbox / "p=1")
+    assert [s.partitions for s in find(["x.jsonl"], None)] == [{}]
+
+
 def test_a_name_with_a_wild_sign_is_a_file_when_it_is_there(inbox):
     (inbox / "x[1].jsonl").write_text("{}\n")
     assert names(inbox / "x[1].jsonl") == ["x[1].jsonl"]
@@ -52,9 +80,10 @@ def test_the_name_says_the_kind_unless_it_is_told(inbox):
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
-    [("none.jsonl", sl.NotFound), ("*.nope", sl.NotFound), ("deep", sl.Invalid), ("a\0b", sl.Invalid)],
+    [("none.jsonl", sl.NotFound), ("*.nope", sl.NotFound), ("empty", sl.NotFound), ("a\0b", sl.Invalid)],
 )
 def test_what_is_no_file_is_refused(inbox, pattern, kind):
+    (inbox / "empty").mkdir()
     with refused(kind):
         find([f"{inbox}/{pattern}"], None)
     with refused(sl.Invalid):

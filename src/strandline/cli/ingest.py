@@ -9,7 +9,7 @@ import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size, warning
 from strandline.cli.ingest_preview import shorten, tell_preview
-from strandline.cli.options import ClusterBy, DryRun, Names, VersionColumn, Vnodes, list_names, parse_names
+from strandline.cli.options import ClusterBy, DryRun, Names, Skip, VersionColumn, Vnodes, list_names, parse_names
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -23,7 +23,7 @@ def ingest(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILES", help="Files or patterns: .jsonl .json .csv .tsv (also .gz .zst .bz2), .parquet"
+            metavar="FILES", help="Files, folders or patterns: .jsonl .json .csv .tsv (also .gz .zst .bz2), .parquet"
         ),
     ],
     key: Annotated[str | None, typer.Option(metavar="A,B", help="Make the table, if missing, with this key.")] = None,
@@ -38,6 +38,7 @@ def ingest(
         Literal["jsonl", "csv", "parquet"] | None,
         typer.Option("--format", help="What the files are, if their names do not say."),
     ] = None,
+    skip: Skip = None,
     types: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help='Types of columns of a new table: "zip:string, id:int64"')
     ] = None,
@@ -81,6 +82,7 @@ def ingest(
             dry_run=dry_run,
             kind=file_format,
             names=names,
+            skip=parse_names(skip),
             progress=progress,
             types=types,
             delimiter=delimiter,

@@ -87,10 +87,12 @@ def find_columns(names: Iterable[str], columns: Sequence[str], known: NameMap) -
 class ColumnMatcher:
     """Gives the names in files the columns of one table, and collects the names that the table has not met before.
 
-    Threads may share it."""
+    Names in `skip` get a label that is no column of the table. Threads may share it."""
 
-    def __init__(self, definition: TableDef, rule: Rule | None = None) -> None:
+    def __init__(self, definition: TableDef, rule: Rule | None = None, skip: Sequence[str] = ()) -> None:
         self._columns = definition.schema.names
+        # No column has such a name.
+        self._labels = {name: f"\0skip {name}" for name in skip}
         self._rule = check_rule(rule)
         self._lock = threading.Lock()
         self.known = definition.names
@@ -99,9 +101,11 @@ class ColumnMatcher:
     def match(self, sources: Sequence[str]) -> list[str]:
         """The column of each name in a file; the table need not have it."""
         with self._lock:
-            columns = _Naming(sources, self.known, self._columns, self._rule).run()
-            self._note(sources, columns)
-            return columns
+            wanted = [source for source in sources if source not in self._labels]
+            columns = _Naming(wanted, self.known, self._columns, self._rule).run()
+            self._note(wanted, columns)
+            rest = iter(columns)
+            return [self._labels.get(source) or next(rest) for source in sources]
 
     def one_by_one(self) -> Callable[[str], str]:
         """A function for the names of a file that come one after another, each once: the column of a name. A column is
@@ -109,6 +113,8 @@ class ColumnMatcher:
         taken: set[str] = set()
 
         def match(source: str) -> str:
+            if source in self._labels:
+                return self._labels[source]
             with self._lock:
                 (column,) = _Naming([source], self.known, self._columns, self._rule, taken).run()
                 self._note([source], [column])
@@ -122,8 +128,13 @@ class ColumnMatcher:
             self.known = self.known.add([source for source, _ in met], [column for _, column in met])
             self.renamed |= {RenamedColumn(*pair): None for pair in met if pair[0] != pair[1]}
 
+    @property
+    def skipped(self) -> list[str]:
+        """The labels of names to skip."""
+        return list(self._labels.values())
+
     def has(self, column: str) -> bool:
-        return column in self._columns
+        return column in self._columns or column in self._labels.values()
 
     def require(self, sources: Sequence[str], place: str, *, hint: str = "", **fields: object) -> list[str]:
         """As `match`; `Invalid` when the table lacks a column. `hint` follows the hint of the error."""

@@ -11,16 +11,12 @@ import pyarrow as pa
 
 from strandline.errors import Invalid, NotFound
 from strandline.jobs.delta_source import DeltaSource
+from strandline.jobs.foreign_tables import DELTA_LOG, FOREIGN_TABLES, is_hidden
 from strandline.jobs.foreign_types import convert_rows, leave_out, unify_files
 from strandline.jobs.parquet_files import ENDINGS, open_parquet
 from strandline.jobs.partitions import Partitions, add_partitions, partition_fields, partitions_of
 from strandline.storage.open import Storage, open_storage
 
-FOREIGN = {
-    ".hoodie/": "a Hudi table",
-    "metadata/": "an Iceberg table",
-    "catalog/": "a Strandline lake; open it with --lake",
-}
 _KINDS = {
     ".csv": "a CSV file; load it with strandline ingest",
     ".json": "a JSON file; load it with strandline ingest",
@@ -67,23 +63,15 @@ def open_source(uri: str, options: Mapping[str, str] | None, skip: Collection[st
         raise NotFound(f"{path} does not exist", path=path)
     storage = open_storage(path, options if is_remote else None)
     names = sorted(info.path for info in storage.list(""))
-    if any(name.startswith("_delta_log/") for name in names):
+    if any(name.startswith(DELTA_LOG) for name in names):
         return DeltaSource.open(path, storage, names, skip)
-    for start, what in FOREIGN.items():
+    for start, what in FOREIGN_TABLES.items():
         if any(name.startswith(start) for name in names):
             raise Invalid(f"{path} is {what}; Delta and Parquet tables can be imported", path=path)
     files = [name for name in names if name.lower().endswith(ENDINGS) and not is_hidden(name)]
     if not files:
         raise NotFound(f"no Delta table and no Parquet files are at {path}", path=path)
     return ParquetSource.open(path, storage, {name: partitions_of(f"{uri}/{name}") for name in files}, skip)
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder on the way to it, is not data: `_SUCCESS`, `.part.crc`, `_temporary/…`. The folder of
-    a partition column is data, whatever its name."""
-    *folders, file = name.split("/")
-    is_marked = any(part.startswith((".", "_")) and "=" not in part for part in folders)
-    return is_marked or file.startswith((".", "_"))
 
 
 @dataclass(frozen=True)

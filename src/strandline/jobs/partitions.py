@@ -66,14 +66,15 @@ def add_partitions(table: pa.Table, partitions: Partitions, schema: pa.Schema, w
     for name, text in partitions.items():
         at = table.schema.get_field_index(name)
         if at >= 0:
-            _check_same(table.column(at), name, text, where)
+            check_partition(table.column(at), name, text, where)
         elif name in schema.names:
             value = _cast_text(text, name, schema.field(name).type, where)
             table = table.append_column(name, pa.chunked_array([pa.repeat(value, table.num_rows)]))
     return table
 
 
-def _check_same(column: pa.ChunkedArray, name: str, text: str | None, where: str) -> None:
+def check_partition(column: pa.ChunkedArray, name: str, text: str | None, where: str) -> None:
+    """`Invalid` when a column inside of a file has another value than the folder of the file."""
     values = pc.unique(column)
     try:
         wanted = pa.scalar(text, pa.string()).cast(values.type)

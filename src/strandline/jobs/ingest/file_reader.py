@@ -18,6 +18,7 @@ from strandline.jobs.ingest.loaded_files import Loaded
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import Step
 from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_columns import TextColumns
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.definition import TableDef
 
@@ -49,16 +50,17 @@ class FileReader:
 
     def _read_text(self, step: Step) -> Iterator[pa.Table | BadRow]:
         reading = step.reading()
+        columns = TextColumns(step.source, self._schema, self._names)
         if step.source.kind == "csv":
-            file = open_csv(step.source, self._schema, self._text, self._names)
+            file = open_csv(step.source, columns.schema, self._text, self._names)
             dialect = self.dialects[step.source.uri] = file.layout.dialect
             reading.encoding, reading.newline = dialect.encoding, dialect.newline
             pieces = file.read(reading)
         else:
             reading.encoding = sniff_json(step.source)
-            pieces = read_json(reading, JsonRows(self._schema, self._names))
+            pieces = read_json(reading, JsonRows(columns.schema, self._names))
         for found in pieces:
-            yield found
+            yield found if isinstance(found, BadRow) else columns.finish(found)
             self._advance(step, min(reading.done, step.bytes - 1))
         if reading.is_open and self._text.last_line == "auto" and step.source.may_grow:
             _refuse_growing(step.source)

@@ -18,11 +18,11 @@ from strandline.errors import Invalid
 from strandline.jobs.column_names import find_columns, name_columns, new_map
 from strandline.jobs.ingest.csv_file import find_types
 from strandline.jobs.ingest.json_types import find_json_columns
-from strandline.jobs.ingest.parquet import open_parquet
+from strandline.jobs.ingest.parquet import infer_parquet
 from strandline.jobs.ingest.source import Source
+from strandline.jobs.ingest.text_columns import add_folders
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.name_map import NameMap, Rule
-from strandline.model.names import require_utf8_names
 from strandline.model.types import KEY_TYPES, canonical_schema, relax_schema
 
 
@@ -33,11 +33,12 @@ def infer(
     is_tolerant: bool = False,
     key: Sequence[str] = (),
     rule: Rule | None = None,
+    others: Sequence[Source] = (),
 ) -> tuple[pa.Schema, NameMap]:
-    """The schema of a Parquet file, or the types of the rows of a text file, and the names in the file that are not
-    those of their columns. `is_tolerant` skips bad rows. Types that `options` says are not inferred. Columns of the
-    `key` get a type that a key may have."""
-    schema = _read_schema(source, options, is_tolerant)
+    """The schema of Parquet files (of this one and of the `others` of the call), or the types of the rows of a text
+    file, and the names in the file that are not those of their columns. `is_tolerant` skips bad rows. Types that
+    `options` says are not inferred. Columns of the `key` get a type that a key may have."""
+    schema = _read_schema(source, options, is_tolerant, others)
     columns = name_columns(schema.names, rule=rule)
     names = new_map(schema.names, columns, rule)
     schema = pa.schema([field.with_name(column) for field, column in zip(schema, columns, strict=True)])
@@ -49,11 +50,10 @@ def infer(
     return _canonical_schema(schema, source), names
 
 
-def _read_schema(source: Source, options: TextOptions, is_tolerant: bool) -> pa.Schema:
+def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others: Sequence[Source]) -> pa.Schema:
     """The names in the file, which may repeat, and their types."""
     if source.kind == "parquet":
-        with open_parquet(source) as file, require_utf8_names():
-            return pa.schema(list(file.schema_arrow))
+        return infer_parquet([source, *(other for other in others if other.kind == "parquet" and other != source)])
     if source.kind == "csv":
         schema = pa.schema([pa.field(name, kind) for name, kind in zip(*find_types(source, options), strict=True)])
     else:
@@ -70,7 +70,7 @@ def _read_schema(source: Source, options: TextOptions, is_tolerant: bool) -> pa.
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )
-    return schema
+    return add_folders(schema, source, others)
 
 
 def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:

@@ -138,16 +138,17 @@ def ingest(
     dry_run: bool = False,
     kind: Kind | None = None,
     text: TextOptions = _SNIFFED,
+    skip: Sequence[str] = (),
     names: Rule | None = None,
     progress: Progress = silent,
 ) -> IngestReport:
-    """Load files into a table. `create` makes the table from the first file when it is missing. `names` is the rule for
-    the names of columns."""
+    """Load files into a table, without the columns in `skip`. `create` makes the table from the first file when it is
+    missing. `names` is the rule for the names of columns."""
     check_rule(names)
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
-    sources = find(files, options_of(lake), kind, text.encoding)
+    sources = find(files, options_of(lake), kind, text.encoding, skip)
     table = _find_table(lake, name, create)
     is_created = False
     if table is not None:
@@ -156,7 +157,7 @@ def ingest(
     else:
         assert create is not None
         first = settle(sources[0], text.last_line)
-        inferred = infer(first, text, is_tolerant=rejects, key=create.key, rule=names)
+        inferred = infer(first, text, is_tolerant=rejects, key=create.key, rule=names, others=sources)
         if dry_run:
             definition = create.define(*inferred)
             planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)
@@ -175,7 +176,7 @@ def ingest(
                 _load_files(loader, planned, done, renamed)
                 break
             except Conflict:
-                sources = find(files, options_of(lake), kind, text.encoding)
+                sources = find(files, options_of(lake), kind, text.encoding, skip)
                 rest = [source for source in sources if not (again and source.uri in done)]
                 before, planned = planned, _make_plan(table, rest, again, text)
                 # A plan with fewer loads is progress, made by another process. Only a file that is written all the time
@@ -197,7 +198,7 @@ def _look_at_files(
     started_s: float,
 ) -> IngestReport:
     """The report of a dry run."""
-    matcher = ColumnMatcher(definition, rule)
+    matcher = ColumnMatcher(definition, rule, planned.steps[0].source.skip)
     reader = FileReader(definition, text, matcher)
     found = preview([step for step in planned.steps if step.action != "skip"], definition.schema, reader)
     results = {}

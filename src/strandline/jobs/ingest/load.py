@@ -161,7 +161,7 @@ class _Group:
         self._loader = loader
         self._steps = steps
         self._definition = loader.table.definition
-        self.names = ColumnMatcher(self._definition, loader.rule)
+        self.names = ColumnMatcher(self._definition, loader.rule, steps[0].source.skip)
         self.batch = RejectedRows(loader.rejects)
         self._reader = FileReader(self._definition, loader.text, self.names, loader.advance)
         self.done: list[StepResult] = []

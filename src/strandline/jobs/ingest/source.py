@@ -9,12 +9,15 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from strandline.errors import Invalid, NotFound
+from strandline.jobs.foreign_tables import DELTA_LOG, FOREIGN_TABLES, is_hidden
 from strandline.jobs.ingest.json_scan import is_inside
+from strandline.jobs.parquet_files import ENDINGS
+from strandline.jobs.partitions import Partitions, partitions_of
 from strandline.storage.open import LocalStorage, Storage, open_storage
 
 Kind = Literal["jsonl", "csv", "parquet"]
@@ -24,10 +27,12 @@ Compression = Literal["gzip", "zstd", "bz2"]
 
 _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".geojson": "jsonl",
-    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet",
+    ".csv": "csv", ".tsv": "csv", **dict.fromkeys(ENDINGS, "parquet"),
 }  # fmt: skip
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+_KNOWN = ".jsonl .ndjson .json .csv .tsv (also .gz .zst .bz2) and .parquet"
+_IMPORT_HINT = "Import it: strandline table import NAME PATH"
 _WILD = "*?["
 _TAIL_BYTES = 64 << 10
 
@@ -41,8 +46,8 @@ def list_paths(files: Paths) -> list[str]:
 class Source:
     """A file: its place, and what is known without reading it. `inode` is empty where files have none.
 
-    The first `size` bytes count; `unfinished_bytes` follow, of a last line without newline. `encoding` is what the
-    caller said."""
+    The first `size` bytes count; `unfinished_bytes` follow, of a last line without newline. `encoding`, and the columns
+    to `skip`, are what the caller said. `partitions` are the columns that its folders hold."""
 
     storage: Storage
     path: str
@@ -53,6 +58,8 @@ class Source:
     inode: str
     unfinished_bytes: int = 0
     encoding: str | None = None
+    partitions: Partitions = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -132,11 +139,13 @@ def find(
     options: Mapping[str, str] | None,
     kind: Kind | None = None,
     encoding: str | None = None,
+    skip: Sequence[str] = (),
 ) -> list[Source]:
-    """The files of names and glob patterns, in that order, each once; the files of one pattern are sorted by name.
+    """The files of names, folders and glob patterns, in that order, each once; the files of one pattern or folder are
+    sorted by name.
 
     `options` are S3 settings for `s3://` addresses; `kind` overrides the endings of the file names. `encoding` is that
-    of the text."""
+    of the text, `skip` the columns to leave out."""
     found: dict[str, Source] = {}
     for pattern in patterns:
         _check_path(pattern)
@@ -145,7 +154,7 @@ def find(
             found.setdefault(source.uri, source)
     if not found:
         raise Invalid("no files were given", hint="Name files or patterns: strandline ingest TABLE 'inbox/*.jsonl'")
-    return [replace(source, encoding=encoding) for source in found.values()]
+    return [replace(source, encoding=encoding, skip=tuple(skip)) for source in found.values()]
 
 
 def _check_path(pattern: str) -> None:
@@ -168,16 +177,27 @@ def _find_local(pattern: str, kind: Kind | None) -> list[Source]:
         if not paths:
             raise _no_match(pattern)
     if os.path.isdir(paths[0]):
-        raise Invalid(
-            f"{pattern} is a folder",
-            hint=f"Name its files: {shlex.quote(os.path.join(pattern, '*.jsonl'))}",
-            file=pattern,
-        )
+        paths = _files_below(pattern, LocalStorage(os.path.abspath(pattern)), "", kind)
     sources = []
     for path in paths:
         folder, name = os.path.split(os.path.abspath(path))
-        sources.append(_describe_file(LocalStorage(folder), name, kind))
+        source = _describe_file(LocalStorage(folder), name, kind)
+        sources.append(replace(source, partitions=partitions_of(path)))
     return sources
+
+
+def _files_below(written: str, storage: Storage, prefix: str, kind: Kind | None) -> list[str]:
+    """The data files in a folder, at any depth, as the caller would write them. `Invalid` for a table of another kind:
+    its files may hold rows that are deleted."""
+    start = f"{prefix}/" if prefix else ""
+    names = sorted(info.path.removeprefix(start) for info in storage.list(prefix))
+    for begin, what in FOREIGN_TABLES.items():
+        if any(name.startswith(begin) for name in names):
+            raise Invalid(f"{written} is {what}", hint=_IMPORT_HINT if begin == DELTA_LOG else None, file=written)
+    data = [name for name in names if not is_hidden(name) and (kind or _known_kind(name))]
+    if not data:
+        raise NotFound(f"the folder {written} has no files of a known format", hint=f"Known: {_KNOWN}", file=written)
+    return [f"{written.rstrip('/')}/{name}" for name in data]
 
 
 def _find_remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | None) -> list[Source]:
@@ -187,10 +207,21 @@ def _find_remote(pattern: str, options: Mapping[str, str] | None, kind: Kind | N
     fixed = rest[: min(rest.index(sign) for sign in _WILD if sign in rest)] if is_wild else rest
     infos = storage.list(fixed.rpartition("/")[0])
     matching = [i for i in infos if (fnmatch.fnmatchcase(i.path, rest) if is_wild else i.path == rest)]
+    if not matching and not is_wild and (folder := rest.rstrip("/")) and (inside := storage.list(folder)):
+        below = set(_files_below(pattern, storage, folder, kind))
+        matching = [i for i in inside if f"s3://{bucket}/{i.path}" in below]
     if not matching:
         raise _no_match(pattern) if is_wild else _no_file(pattern)
     return [
-        Source(storage, i.path, *_kind_of(i.path, kind), i.size, int(i.modified_s * 1e9), "")
+        Source(
+            storage,
+            i.path,
+            *_kind_of(i.path, kind),
+            i.size,
+            int(i.modified_s * 1e9),
+            "",
+            partitions=partitions_of(i.path),
+        )
         for i in sorted(matching, key=lambda i: i.path)
     ]
 
@@ -229,15 +260,21 @@ def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
 
 
 def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, Compression | None]:
-    stem, compression = _split_packing(path)
-    found = kind or _KINDS.get(os.path.splitext(stem)[1].lower())
+    compression = _split_packing(path)[1]
+    found = kind or _known_kind(path)
     if found is None or (found == "parquet" and compression):
         raise Invalid(
             f"{path}: the format of the file is not clear from its name",
-            hint="Known: .jsonl .ndjson .json .csv .tsv (also .gz .zst .bz2) and .parquet; or name it: --format jsonl",
+            hint=f"Known: {_KNOWN}; or name it: --format jsonl",
             file=path,
         )
     return found, compression
+
+
+def _known_kind(path: str) -> Kind | None:
+    stem, compression = _split_packing(path)
+    found = _KINDS.get(os.path.splitext(stem)[1].lower())
+    return None if found == "parquet" and compression else found
 
 
 def _split_packing(path: str) -> tuple[str, Compression | None]:
