@@ -27,7 +27,9 @@ _SAMPLE_RECORDS = 300
 _DELIMITERS = (",", ";", "\t", "|")
 _UNUSED = "\x1f"
 _COMMENT = "#"
-_VALUE = re.compile(rb"-?\d+([.,]\d+)*([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*")
+_VALUE = re.compile(
+    rb"-?(\d+([.,]\d+)*|\.\d+)([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*"
+)
 _MAGIC = {
     b"\x1f\x8b": "gzip; its name should end with .gz",
     b"\x28\xb5\x2f\xfd": "zstd; its name should end with .zst",
@@ -85,7 +87,9 @@ def sniff(source: Source, options: TextOptions, columns: Collection[str] = ()) -
     dialect = replace(dialect, skipped_lines=text.count(b"\n", 0, start))
     if not has_header:
         return Layout(dialect, [f"column_{at + 1}" for at in range(max(width, 1))], text[:start])
-    return Layout(dialect, _name_fields(table[0], width, source, text), text[: table[0].end])
+    # A delimiter at the end of every row makes an empty field too many.
+    is_trailing = all(not line.fields[-1] for line in table[1:] if len(line.fields) == width)
+    return Layout(dialect, _name_fields(table[0], width, is_trailing, source, text), text[: table[0].end])
 
 
 def _read_sample(source: Source, said: str | None) -> tuple[str, bytes, bool]:
@@ -222,8 +226,8 @@ def _has_header(table: Sequence[_Line], options: TextOptions, columns: Collectio
     below = [line.fields for line in table[1:] if len(line.fields) == len(first)]
     for at, field in enumerate(first):
         others = [fields[at].strip() for fields in below if fields[at].strip()]
-        if others and field and at not in values and all(_VALUE.fullmatch(other) for other in others):
-            # A word above values.
+        if others and at not in values and (not field or all(_VALUE.fullmatch(other) for other in others)):
+            # A word above values, or the empty name of a column with values.
             return True
     years = [first[at] for at in values]
     if len(set(years)) == len(years) > 1 and all(re.fullmatch(rb"(1[5-9]|20)\d\d", year) for year in years):
@@ -235,7 +239,7 @@ def _has_header(table: Sequence[_Line], options: TextOptions, columns: Collectio
     )
 
 
-def _name_fields(header: _Line, width: int, source: Source, text: bytes) -> list[str]:
+def _name_fields(header: _Line, width: int, is_trailing: bool, source: Source, text: bytes) -> list[str]:
     line = 1 + text.count(b"\n", 0, header.start)
     names = []
     for field in header.fields:
@@ -252,4 +256,7 @@ def _name_fields(header: _Line, width: int, source: Source, text: bytes) -> list
     if width and len(names) > width and not any(names[width:]):
         # A delimiter at the end of the header alone.
         return names[:width]
+    if 1 < len(names) == width - 1 and not is_trailing:
+        # Programs such as R leave out the name of the first column, which has the names of the rows.
+        return ["", *names]
     return names
