@@ -46,3 +46,13 @@ def test_a_mirror_is_refused_where_it_cannot_be_one(run: Run) -> None:
     run("sink", "add", "late", "items", "--kind", "delta", "--to", "x", "--mode", "mirror", "--start", "head", code=1)
     run("sink", "add", "late", "items", "--kind", "delta", "--to", "x", "--start", "head")
     assert "every change" in run("sink", "show", "late")
+
+
+def test_a_purge_says_what_is_left_where_sinks_sent_the_rows(run: Run) -> None:
+    run("sink", "add", "copy", "items", "--kind", "delta", "--to", "there")
+    run("sink", "add", "log", "items", "--to", "files")
+    run("tick")
+    said = " ".join(run("table", "purge", "items", "1", "--yes").split())
+    assert "(mirror) with the next tick" in said and "what it sent there before stays" in said
+    run("tick")
+    assert DeltaTable("there").to_pyarrow_table()["id"].to_pylist() == [2]

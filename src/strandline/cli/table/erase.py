@@ -19,6 +19,7 @@ from strandline.errors import Invalid
 if TYPE_CHECKING:
     from strandline.consumers.retention import ExpiryPlan
     from strandline.jobs.purge import PurgeReport
+    from strandline.pipeline.status import ConsumerStatus
 
 
 def expire(
@@ -135,3 +136,15 @@ def _tell(call: Call, report: PurgeReport) -> Iterator[Part]:
     if report.is_delete_kept:
         pins = call.command(f"table pins {name}")
         yield f"A pin holds the past, so the log keeps the delete and its keys until it is trimmed. See: {pins}"
+    for sink in call.lake().status().sinks:
+        if sink.table == name and not sink.is_retired and sink.generation:
+            yield _describe_copy(call, sink)
+
+
+def _describe_copy(call: Call, sink: ConsumerStatus) -> str:
+    """What is left of erased rows where a sink has sent them."""
+    if sink.destination.endswith("mirror)"):
+        when = "are gone from" if sink.lag.is_none else "leave"
+        tick = "" if sink.lag.is_none else f" with the next tick ({call.command(f'tick {sink.name}')})"
+        return f"They {when} {sink.destination}{tick}; its replaced files still hold them until that table is vacuumed."
+    return f"Sink {sink.name} sends the delete to {sink.destination}; what it sent there before stays."
