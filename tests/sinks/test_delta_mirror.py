@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def test_a_whole_table_replaces_rows_and_columns_in_one_commit(place: Path) -> N
     assert table_at(place).to_pyarrow_table().to_pylist() == [{"id": 5, "name": "b", "size": 1 << 40}]
     deliver(opened(place, generation="last", life=3), batch_of(0, 4, columns, **WHOLE))
     assert held(place) == []
+
+
+def test_a_whole_table_with_new_types_raises_the_protocol(place: Path) -> None:
+    deliver(opened(place), batch_of(0, 2, **WHOLE), up(2, 1, name="a", qty=1))
+    columns = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("at", pa.timestamp("us"))])
+    at = dt.datetime(2024, 1, 1)
+    life = opened(place, generation="next", life=2)
+    deliver(life, batch_of(0, 3, columns, **WHOLE), up(3, 5, name="b", at=at))
+    assert table_at(place).to_pyarrow_table().to_pylist() == [{"id": 5, "name": "b", "at": at}]
+    deliver(life, batch_of(3, 4, columns), up(4, 6, name="c", at=at))
+    assert held(place) == [(5, "b"), (6, "c")]
 
 
 def test_a_table_that_others_changed_is_refused_and_a_packed_one_is_not(place: Path) -> None:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.errors import Conflict, Invalid
-from strandline.model.types import conform_batches, storage_schema
+from strandline.model.types import conform_batches, needs_ntz, storage_schema
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.delta_types import check_table, fit_columns, missing_columns
 from strandline.sinks.mirror import NewFiles, Rewrite, rewrite
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader
-from strandline.storage.snapshot import DataFile
+from strandline.storage.snapshot import DataFile, protocol
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -157,7 +157,7 @@ class DeltaMirror:
             *(file.add() for file in done.added),
         ]
         if batch.is_whole and columns != pa.schema(table.schema()):
-            actions.insert(1, {"metaData": _describe_table(table, columns)})
+            actions[1:1] = [*_list_upgrades(table, columns), {"metaData": _describe_table(table, columns)}]
         version = table.version() + 1
         data = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
         return self.storage.put_new(f"_delta_log/{version:020d}.json", data.encode())
@@ -216,6 +216,19 @@ def _describe_commit(batch: Batch, done: Rewrite, producer: Producer, now_ms: in
         "strandline.consumer": producer.consumer,
         "strandline.seq": batch.upto,
     }
+
+
+def _list_upgrades(table: DeltaTable, columns: pa.Schema) -> list[dict[str, Any]]:
+    """The protocol that new columns need; nothing when the table has it."""
+    known, wanted = table.protocol(), protocol(with_ntz=needs_ntz(columns))
+    more = set(wanted.get("writerFeatures", ())) - set(known.writer_features or ())
+    if not more:
+        return []
+    features = {
+        "readerFeatures": sorted({*(known.reader_features or ()), *more}),
+        "writerFeatures": sorted({*(known.writer_features or ("appendOnly", "invariants")), *more}),
+    }
+    return [{"protocol": {**wanted, **features}}]
 
 
 def _describe_table(table: DeltaTable, columns: pa.Schema) -> dict[str, Any]:
