@@ -47,6 +47,8 @@ def test_the_columns_of_any_names_are_good_and_stay(sources):
         columns = name_columns(sources, rule=rule)
         assert len({caseless_name(column) for column in columns}) == len(columns)
         assert all(columns) and not any(map(is_reserved, columns))
+        if columns:
+            TableDef.declare(pa.schema([(column, pa.int64()) for column in columns]))
         assert name_columns(sources, rule=rule) == columns
         known = new_map(sources, columns, rule)
         assert name_columns(sources, known=known, columns=columns) == columns

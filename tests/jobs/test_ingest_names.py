@@ -104,7 +104,7 @@ def test_types_and_the_version_column_may_be_said_by_their_names_in_the_file(lak
 def test_purge_finds_refused_rows_by_their_names_in_the_file(lake, load):
     rows = [(1, 1), (3, 3), (4, 4), (2, "x"), (1, "y")]
     lines = (json.dumps({"User ID": id_, "n": n}) + "\n" for id_, n in rows)
-    load("a.jsonl", "".join(lines), key=["User ID"], rejects=True)
+    load("a.jsonl", "".join(lines), key=["User ID"], rejects=True, types="n:int64")
     table = lake.table("t")
     assert table.rejects().count() == 2
     assert table.purge([2]).rejects == 1

@@ -58,14 +58,6 @@ def test_a_type_that_the_files_cannot_hold_is_refused_when_the_table_is_created(
     assert lake.tables() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["", "_seq", "_op", "_sl_x", "a b", "a,b", "a;b", "{a}", "a(b)", "a\nb", "a\tb", "a=b", "`"]
-)
-def test_a_column_name_that_an_engine_cannot_take_is_refused(lake, name):
-    with refused(sl.Invalid, column=name):
-        lake.create_table("t", pa.schema([("id", pa.int64()), (name, pa.string())]))
-
-
 def test_columns_that_differ_in_case_only_are_refused(lake):
     with refused(sl.Invalid, column="ID"):
         lake.create_table("t", pa.schema([("id", pa.int64()), ("ID", pa.string())]))

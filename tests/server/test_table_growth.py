@@ -43,7 +43,7 @@ def test_others_add_no_columns(client, items):
 
 def test_columns_that_cannot_be_are_refused_by_name(client, items):
     with nothing_written(items):
-        for name, value, status in (("qty", "many", 422), ("a b", 1, 412), ("_hash", 1, 412)):
+        for name, value, status in (("qty", "many", 422), ("_sl_a", 1, 412), ("_hash", 1, 412)):
             rows = [row_at(0, 5, 0, id=1, **{name: value})]
             error = error_of(send(client, [[0, 0, 5, 0, 6, 0]], rows, first=True), status)
             assert error["column"] == name

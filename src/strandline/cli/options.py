@@ -12,6 +12,7 @@ from strandline.cli.answer import Rows
 from strandline.cli.completion import complete_tables
 from strandline.errors import Invalid
 from strandline.model import duration
+from strandline.model.names import split_names
 from strandline.model.settings import TableSettings
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ VersionColumn = Annotated[
 
 
 def parse_names(text: str | None) -> tuple[str, ...]:
-    """The names in a text such as `a,b`."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    """The names in a text such as `a,b` or `a,"b, c"`."""
+    return split_names(text or "")
 
 
 def list_names(names: Sequence[RenamedColumn]) -> Iterator[Rows]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from strandline.engines.spark import collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
+from strandline.model.names import backticked
 from strandline.model.types import conform_batches
 from strandline.sinks.contract import Batch, Lane, Result
 
@@ -99,12 +100,12 @@ def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_
         places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
         frame = frame.repartitionById(len(runs), F.element_at(places, F.col(VNODE) + 1))
     elif is_by_key and feed.definition.key and not feed.outgoing.cluster_by:
-        key = [f"`{name}`" for name in feed.definition.key]
+        key = list(map(backticked, feed.definition.key))
         frame = frame.repartitionByRange(tasks_for(spark, feed.extent.raw_bytes), *key)
     else:
-        by = [f"`{name}`" for name in feed.outgoing.cluster_by] or [VNODE]
+        by = list(map(backticked, feed.outgoing.cluster_by)) or [VNODE]
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
-    frame = frame.sortWithinPartitions(*[f"`{name}`" for name in feed.order])
+    frame = frame.sortWithinPartitions(*map(backticked, feed.order))
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
     with running_job(spark, row_bytes) as job:
         try:

@@ -17,6 +17,7 @@ from strandline.engines.spark import collect, run_lane, running_job, session
 from strandline.errors import StrandlineError
 from strandline.model.change import HASH, OP, UPSERT, VNODE
 from strandline.model.keys import shift_for
+from strandline.model.names import backticked
 from strandline.storage import digest
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
@@ -155,7 +156,7 @@ def fold_on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], lis
     tasks = min(len(chosen), SPARK_TASKS)
     place = F.array_position(F.array(*[F.lit(vnode) for vnode in chosen]), F.col(VNODE).cast("int")).cast("int")
     lanes = rows.where(F.col(VNODE).isin(*chosen)).repartitionById(tasks, place % tasks)
-    ordered = lanes.sortWithinPartitions(VNODE, *[f"`{name}`" for name in part.definition.identity])
+    ordered = lanes.sortWithinPartitions(VNODE, *map(backticked, part.definition.identity))
     with running_job(spark, part.row_bytes):
         receipts = collect(run_lane(ordered, _make_lane(table, part), RECEIPT))
     has_version = part.definition.version is not None

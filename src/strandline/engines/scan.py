@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.model.names import backticked, caseless_name
 from strandline.model.types import is_json
 
 _RUNS = 64
+_FILE = "_sl_file"
 _DUCK = {
     pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER",
     pa.int64(): "BIGINT", pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
@@ -72,12 +74,7 @@ def _spark_type(
 
 
 def spark_schema(schema: pa.Schema) -> str:
-    return ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in schema)
-
-
-def backticked(name: str) -> str:
-    """A name in Spark's quotes."""
-    return "`" + name.replace("`", "``") + "`"
+    return ", ".join(f"{backticked(field.name)} {spark_type(field.type)}" for field in schema)
 
 
 def quoted(name: str) -> str:
@@ -164,10 +161,16 @@ def duck_scan(
                 exprs.append(f"CAST({quoted(field.name)} AS {duck_type(field.type)}) AS {quoted(field.name)}")
             else:
                 exprs.append(quoted(field.name))
-        if number_as:
-            exprs.append(f"CAST({_number_sql([file.number for file in group])} AS BIGINT) AS {number_as}")
         urls = ", ".join(literal(file.url) for file in group)
-        parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], hive_partitioning = false)")
+        options = "hive_partitioning = false"
+        numbers = [file.number for file in group]
+        if number_as and "file_index" in map(caseless_name, inside.names):
+            # The table's own column hides DuckDB's number of a file.
+            options += f", filename = '{_FILE}'"
+            exprs.append(f"map([{urls}], CAST([{','.join(map(str, numbers))}] AS BIGINT[]))[{_FILE}] AS {number_as}")
+        elif number_as:
+            exprs.append(f"CAST({_number_sql(numbers)} AS BIGINT) AS {number_as}")
+        parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], {options})")
     if not parts:
         empty = [f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}" for field in wanted]
         if number_as:

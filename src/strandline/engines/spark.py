@@ -133,11 +133,13 @@ def is_running() -> bool:
 
 def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     """The DataFrame of the batches that `lane` returns for each partition."""
+    names = frame.columns
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return lane(batches)
+        return lane(batch.rename_columns(names) for batch in batches)
 
-    return frame.mapInArrow(run, schema)
+    # Spark looks the columns up by their names, where a dot leads into a struct and a backtick is a fault.
+    return frame.toDF(*[f"c{at}" for at in range(len(names))]).mapInArrow(run, schema)
 
 
 def collect(frame: DataFrame) -> list[Any]:

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from strandline.model.names import backticked
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
@@ -57,7 +59,7 @@ def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
 
     parts: list[Column] = []
     for name in keys:
-        column, kind = F.col(f"`{name}`"), schema.field(name).type
+        column, kind = F.col(backticked(name)), schema.field(name).type
         if pt.is_timestamp(kind):
             if kind.tz:
                 column = F.unix_micros(column)

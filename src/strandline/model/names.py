@@ -6,6 +6,7 @@ together, as columns and inside a struct.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -15,10 +16,10 @@ from strandline.errors import Invalid
 _HIDDEN = {"_op", "_hash", "_seq", "_row", "_vnode", "_index"}
 OWN = "_sl_"
 """The start of names that Strandline gives to columns of its own inside of queries."""
-# DuckDB's own name for a file's place in a scan. A column of that name would hide it and give rows wrong seqs.
-_TAKEN = {"file_index"}
-# Characters that Delta or Spark refuses in column names or reads as a path, and SQL's quotes.
-_FORBIDDEN = set(' .,;{}()=`"')
+
+QUOTED = re.compile(r'"(?:[^"]|"")+"')
+"""A name in double quotes, as in SQL; a double quote in it is doubled."""
+_NAME = re.compile(rf"\s*(?P<quoted>{QUOTED.pattern})\s*(?=,|\Z)|(?P<plain>[^,]*)")
 
 
 def caseless_name(name: str) -> str:
@@ -30,7 +31,33 @@ def caseless_name(name: str) -> str:
 def is_reserved(name: str) -> bool:
     """Whether a name belongs to a hidden column, for an engine that ignores case."""
     plain = caseless_name(name)
-    return plain in _HIDDEN or plain in _TAKEN or plain.startswith(OWN)
+    return plain in _HIDDEN or plain.startswith(OWN)
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is one that every engine can hold."""
+    return bool(name) and "\0" not in name and not any("\ud800" <= sign <= "\udfff" for sign in name)
+
+
+def unquote(text: str) -> str:
+    """The name in a text of `QUOTED`."""
+    return text[1:-1].replace('""', '"')
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """The names in a text such as `a,b`. A name with a comma, or with space at its ends, is in double quotes."""
+    found, at = [], 0
+    while at < len(text):
+        part = _NAME.match(text, at)
+        assert part is not None
+        found.append(unquote(part["quoted"]) if part["quoted"] else part["plain"].strip())
+        at = part.end() + 1
+    return tuple(filter(None, found))
+
+
+def backticked(name: str) -> str:
+    """A name in Spark's quotes."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 @contextmanager
@@ -46,17 +73,16 @@ def check_columns(names: Iterable[str]) -> None:
     """`Invalid` for a column name that is not allowed, and for two that are the same to an engine."""
     names = list(names)
     for name in names:
-        is_plain = name.isprintable() and not _FORBIDDEN & set(name)
+        if not is_text(name):
+            raise Invalid(
+                f"column name {name!r} is not allowed",
+                hint="A name is a text that is not empty, without NUL and without half a surrogate pair.",
+                column=name,
+            )
         if is_reserved(name):
             raise Invalid(
                 f"column name {name!r} is reserved for a hidden column",
-                hint=f"Reserved are: {', '.join(sorted(_HIDDEN | _TAKEN))}, and names that start with {OWN}",
-                column=name,
-            )
-        if not name or not is_plain:
-            raise Invalid(
-                f"column name {name!r} is not allowed",
-                hint='A name is printable and has no space and none of: . , ; { } ( ) = ` "',
+                hint=f"Reserved are: {', '.join(sorted(_HIDDEN))}, and names that start with {OWN}",
                 column=name,
             )
     _check_distinct(names, "columns")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
+from strandline.model.names import QUOTED, unquote
 from strandline.model.types import JSON, is_json
 
 _TYPES: dict[str, pa.DataType] = {
@@ -21,10 +22,14 @@ _NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The schema of a text; '!' after a type means that values are required."""
+    """The schema of a text; '!' after a type means that values are required. A name with signs that the text needs is
+    in double quotes: `"Order, Date":date`."""
     fields = []
     for at, part in enumerate(_split_columns(text)):
-        name, colon, kind = (piece.strip() for piece in part.partition(":"))
+        start = QUOTED.match(part.strip())
+        rest = part.strip()[start.end() if start else 0 :]
+        name, colon, kind = (piece.strip() for piece in rest.partition(":"))
+        name = unquote(start.group()) if start and not name else name
         if not colon or not name or not kind:
             raise Invalid(f"column {at + 1} of the schema is {part!r}; expected name:type", column=name or None)
         fields.append(pa.field(name, parse_type(kind.rstrip("!"), name), nullable=not kind.endswith("!")))
@@ -67,11 +72,14 @@ def columns_of(schema: pa.Schema) -> list[dict[str, Any]]:
 
 
 def _split_columns(text: str) -> list[str]:
-    """The parts between the commas outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for at, sign in enumerate(text):
+    """The parts between the commas outside of brackets and of names in quotes."""
+    parts, depth, start, at = [], 0, 0, 0
+    while at < len(text):
+        sign = text[at]
+        name = QUOTED.match(text, at) if not text[start:at].strip() else None
         depth += (sign in "(<") - (sign in ")>")
         if sign == "," and not depth:
             parts.append(text[start:at])
             start = at + 1
+        at = name.end() if name else at + 1
     return [part for part in [*parts, text[start:]] if part.strip()]

@@ -12,22 +12,24 @@ The rules are written once for DuckDB and once for Spark; tests compare them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.engines.scan import duck_type, spark_type
+from strandline.engines.scan import duck_type, quoted, spark_type
 from strandline.errors import Invalid
 from strandline.model.change import DELETE, OP, UPSERT
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
+from strandline.model.names import backticked
 from strandline.model.types import is_json, names_of
 from strandline.model.where import parse
 from strandline.sinks.contract import WITHHELD
 
+Quote = Callable[[str], str]
 MASKS = ("hash", "null", "redact")
 _REDACTED = "***"
 _NEVER = Predicate("false", "false", frozenset(), ())
@@ -111,23 +113,23 @@ class Outgoing:
 
     def duckdb_exprs(self) -> list[str]:
         """The expressions that make `_op` and the columns from a change."""
-        return self._exprs('"', self.predicate.duckdb if self.predicate else None, is_duckdb=True)
+        return self._exprs(quoted, self.predicate.duckdb if self.predicate else None, is_duckdb=True)
 
     def spark_exprs(self) -> list[str]:
-        return self._exprs("`", self.predicate.spark if self.predicate else None, is_duckdb=False)
+        return self._exprs(backticked, self.predicate.spark if self.predicate else None, is_duckdb=False)
 
     def snapshot_exprs(self, *, is_duckdb: bool) -> list[str]:
         """The expressions that make the columns from a row of the table."""
-        quote = '"' if is_duckdb else "`"
-        return [f"{self._mask_column(name, quote, is_duckdb)} AS {quote}{name}{quote}" for name in self.names]
+        quote = quoted if is_duckdb else backticked
+        return [f"{self._mask_column(name, quote, is_duckdb)} AS {quote(name)}" for name in self.names]
 
-    def _exprs(self, quote: str, predicate: str | None, *, is_duckdb: bool) -> list[str]:
+    def _exprs(self, quote: Quote, predicate: str | None, *, is_duckdb: bool) -> list[str]:
         tells_deletes = self.definition.is_keyed and self.sends_deletes
         masked = {name: self._mask_column(name, quote, is_duckdb) for name in self.names}
         if predicate is None:
             # A delete has only its key already.
             op = OP if tells_deletes else f"CASE WHEN {OP} = '{UPSERT}' THEN {OP} ELSE '{WITHHELD}' END AS {OP}"
-            return [op, *(f"{value} AS {quote}{name}{quote}" for name, value in masked.items())]
+            return [op, *(f"{value} AS {quote(name)}" for name, value in masked.items())]
         leaves = f"({OP} = '{UPSERT}' AND coalesce(({predicate}), false))"
         refused = f"'{DELETE}'" if tells_deletes else f"'{WITHHELD}'"
         if tells_deletes and self.predicate == _NEVER:
@@ -135,11 +137,11 @@ class Outgoing:
         exprs = [f"CASE WHEN {leaves} THEN {OP} ELSE {refused} END AS {OP}"]
         for name, value in masked.items():
             kept = value if name in self.definition.key else f"CASE WHEN {leaves} THEN {value} END"
-            exprs.append(f"{kept} AS {quote}{name}{quote}")
+            exprs.append(f"{kept} AS {quote(name)}")
         return exprs
 
-    def _mask_column(self, name: str, quote: str, is_duckdb: bool) -> str:
-        column, how = f"{quote}{name}{quote}", self.masks.get(name)
+    def _mask_column(self, name: str, quote: Quote, is_duckdb: bool) -> str:
+        column, how = quote(name), self.masks.get(name)
         kind = self.definition.schema.field(name).type
         if how == "hash":
             if is_duckdb:

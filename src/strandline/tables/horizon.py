@@ -17,6 +17,7 @@ from strandline.engines.scan import quoted
 from strandline.errors import Invalid
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
+from strandline.model.names import backticked
 from strandline.storage.snapshot import DataFile
 
 _PREFIX = "expire/"
@@ -65,7 +66,7 @@ def expiry(definition: TableDef, horizon: int | None) -> Predicate | None:
     name = definition.time
     return Predicate(
         f"({quoted(name)} >= {duck} OR {quoted(name)} IS NULL)",
-        f"(`{name}` >= {spark} OR `{name}` IS NULL)",
+        f"({backticked(name)} >= {spark} OR {backticked(name)} IS NULL)",
         frozenset([name]),
         (),
     )

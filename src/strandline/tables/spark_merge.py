@@ -22,6 +22,7 @@ from strandline.model.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
+from strandline.model.names import backticked
 from strandline.model.types import canonical_field
 from strandline.storage import digest, os_errors
 from strandline.storage.open import Storage
@@ -136,7 +137,7 @@ def _merge_by_key(
         counts = (is_base & F.col("_sl_winner").isNull()) | is_winner
         return counted(both, counts).select(*shown)
     # A baseline row beats older versions in the log, unless a delete lies between.
-    version = F.col(f"`{definition.version}`")
+    version = F.col(backticked(definition.version))
     stands = F.col("_sl_winner").isNull() | (~F.col("_sl_reset") & (version > F.col("_sl_version")))
     every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
     beaten = every.withColumnRenamed(definition.version, "_sl_standing").alias("b")
@@ -173,7 +174,7 @@ def _find_winners(spark: SparkSession, merge: TableAt) -> DataFrame:
     if definition.version is None:
         winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
         return changes.groupBy(*keys).agg(winner.alias("_sl_winner"))
-    version = F.col(f"`{definition.version}`")
+    version = F.col(backticked(definition.version))
     deletes = changes.where(F.col(OP) == DELETE).groupBy(*keys).agg(F.max(SEQ).alias("_sl_deleted"))
     best = (
         changes.where(F.col(OP) == UPSERT)
@@ -201,7 +202,7 @@ def changed_keys(spark: SparkSession, merge: TableAt, files: Sequence[tuple[int,
 
 
 def _quote_names(names: Sequence[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
+    return list(map(backticked, names))
 
 
 def _base_scan(
@@ -221,7 +222,9 @@ def log_scan(
 def _equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
-    return reduce(lambda a, b: a & b, (F.col(f"{left}.`{k}`") == F.col(f"{right}.`{k}`") for k in key))
+    return reduce(
+        lambda a, b: a & b, (F.col(f"{left}.{backticked(k)}") == F.col(f"{right}.{backticked(k)}") for k in key)
+    )
 
 
 def _drop_folded(log: DataFrame, marks: Sequence[int]) -> DataFrame:
@@ -305,10 +308,10 @@ def _native_scan(
     frame = spark.read.options(**_EXACT).schema(spark_schema(inside)).parquet(*[file.url for file in files])
     kinds = {field.name: field.type for field in inside}
     exprs = [
-        f"`{f.name}`"
+        name
         if kinds.get(f.name) == f.type
-        else f"CAST({f'`{f.name}`' if f.name in kinds else 'NULL'} AS {spark_type(f.type)}) AS `{f.name}`"
-        for f in fields
+        else f"CAST({name if f.name in kinds else 'NULL'} AS {spark_type(f.type)}) AS {name}"
+        for f, name in zip(fields, _quote_names([f.name for f in fields]), strict=True)
     ]
     if number_as and len({file.number for file in files}) == 1:
         exprs.append(f"{files[0].number}L AS {number_as}")

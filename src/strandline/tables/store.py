@@ -24,6 +24,7 @@ from strandline.model import types as schemas
 from strandline.model.change import OP, SEQ, UPSERT
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
+from strandline.model.names import backticked
 from strandline.model.where import parse
 from strandline.storage import digest
 from strandline.storage.open import Storage
@@ -181,7 +182,7 @@ class TableStore:
         if predicate is not None:
             return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
         frame = self._whole_frame(spark, merge)
-        return frame if columns is None else frame.select(*[f"`{name}`" for name in names])
+        return frame if columns is None else frame.select(*map(backticked, names))
 
     def _whole_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
         """All columns at a seq, kept for the next read: planning takes Spark longer than many reads."""

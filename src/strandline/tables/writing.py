@@ -20,6 +20,7 @@ from strandline.errors import Invalid
 from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for, spark_hash
+from strandline.model.names import backticked
 from strandline.tables.log import Amend, Log
 from strandline.tables.overflow import OverflowFiles
 from strandline.tables.pins import new_pin
@@ -92,7 +93,7 @@ def write_frame(
         version = [definition.version] if definition.version and op == UPSERT else []
         order = [HASH, *definition.key, *version, *([order_by] if order_by and [order_by] != version else [])]
         frame = frame.repartitionById(tasks, lane_of)
-        frame = frame.sortWithinPartitions(*[f"`{name}`" for name in order])
+        frame = frame.sortWithinPartitions(*map(backticked, order))
     else:
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
@@ -136,9 +137,9 @@ def check_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> Da
                 column=field.name,
             )
         else:
-            exprs.append(F.col(f"`{field.name}`").cast(kind).alias(field.name))
+            exprs.append(F.col(backticked(field.name)).cast(kind).alias(field.name))
     if order_by is not None and order_by not in schema.names:
-        exprs.append(F.col(f"`{order_by}`"))
+        exprs.append(F.col(backticked(order_by)))
     return frame.select(*exprs)
 
 

@@ -24,6 +24,7 @@ from strandline.errors import Invalid
 from strandline.jobs.export.blocks import BlockLane, GatherLane
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.source import ExportSource, Scan
+from strandline.model.names import backticked
 from strandline.progress import Progress
 from strandline.storage.open import StagedFile, is_inside
 from strandline.storage.parquet import writer
@@ -158,4 +159,4 @@ def _gather_blocks(spark: SparkSession, source: ExportSource, scan: Scan | None,
 
 
 def _quote_names(names: Sequence[str]) -> list[str]:
-    return [f"`{name}`" for name in names]
+    return list(map(backticked, names))
