@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -135,3 +136,19 @@ def test_a_delta_table_is_not_loaded_as_files(lake: sl.Lake, tmp_path: Path) -> 
     with refused(sl.Invalid) as caught:
         lake.ingest("t", [str(tmp_path / "d")], key=[])
     assert "table import" in caught.value.hint
+
+
+def test_a_hive_folder_on_an_object_store_is_loaded(s3_lake: Callable[..., sl.Lake]) -> None:
+    lake = s3_lake()
+    for year in (2023, 2024):
+        with lake.storage.output(f"data/year={year}/a.parquet") as out:
+            pq.write_table(pa.table({"id": [year]}), out)
+    lake.storage.put_new("data/_SUCCESS", b"")
+    uri = f"{lake.storage.uri}/data"
+    lake.ingest("one", [uri], key=["id"])
+    lake.import_table("two", f"{uri}/", key=["id"])
+    for name in ("one", "two"):
+        assert rows_of(lake.table(name).to_arrow()) == [(2023, 2023), (2024, 2024)]
+    assert lake.ingest("one", [f"{uri}/"]).count("skip") == 2
+    with refused(sl.NotFound):
+        lake.ingest("one", [f"{uri}/nothing"])

@@ -16,6 +16,7 @@ from strandline.jobs.parquet_files import ForeignParquet, open_parquet
 from strandline.jobs.partitions import add_partitions, partition_fields
 from strandline.model.arrow_check import python_value
 from strandline.model.rows import check_rows, may_hold
+from strandline.model.schema_text import type_text
 
 
 def infer_parquet(sources: Sequence[Source]) -> pa.Schema:
@@ -63,7 +64,7 @@ def _choose_type(file: ForeignParquet, name: str, column: pa.Field) -> pa.Field:
         if may_hold(candidate, column.type):
             return pa.field(column.name, candidate)
     raise Invalid(
-        f"{file.uri}: column {name!r}: {found} is not {column.type}",
+        f"{file.uri}: column {name!r}: {type_text(found)} is not {type_text(column.type)}",
         hint=f"Leave it out: --skip {name}",
         file=file.uri,
         column=name,
