@@ -122,6 +122,15 @@ def test_a_key_of_long_digits_is_text(lake: sl.Lake, tmp_path: Path) -> None:
     assert lake.table("made").schema.field("id").type == pa.string()
 
 
+def test_a_later_file_with_other_values_says_how_to_choose_the_type(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,v\n1,5\n")
+    (tmp_path / "b.csv").write_text("id,v\n2,x\n")
+    with refused(sl.Invalid, file=str(tmp_path / "b.csv"), line=2, column="v") as caught:
+        lake.ingest("made", [str(tmp_path / "*.csv")], key=["id"])
+    assert '--types "v:string"' in str(caught.value.hint)
+    assert lake.ingest("made", [str(tmp_path / "*.csv")], key=["id"], types="v:string").rows == 2
+
+
 def test_all_rows_are_looked_at_for_the_types(lake: sl.Lake, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,v\n" + "".join(f"{at},{at}\n" for at in range(30_000)) + "30000,x\n")
     assert lake.ingest("made", [str(tmp_path / "a.csv")], key=["id"]).rows == 30_001

@@ -173,7 +173,7 @@ def ingest(
         while True:
             try:
                 loader = Loader(table, planned, keep_rejects=rejects, text=text, names=names, progress=progress)
-                _load_files(loader, planned, done, renamed)
+                _load_files(loader, planned, done, renamed, is_created)
                 break
             except Conflict:
                 sources = find(files, options_of(lake), kind, text.encoding, skip)
@@ -269,7 +269,11 @@ def _make_plan(table: TableStore, sources: Sequence[Source], again: bool, text: 
 
 
 def _load_files(
-    loader: Loader, planned: IngestPlan, done: dict[str, StepResult], renamed: dict[RenamedColumn, None]
+    loader: Loader,
+    planned: IngestPlan,
+    done: dict[str, StepResult],
+    renamed: dict[RenamedColumn, None],
+    is_created: bool,
 ) -> None:
     for step in planned.steps:
         if step.action == "skip":
@@ -278,17 +282,21 @@ def _load_files(
         try:
             _, finished = loader.load(group)
         except Invalid as error:
-            raise _add_loaded(error, done) from error
+            raise _add_loaded(error, done, is_created) from error
         done |= {each.step.source.uri: each for each in finished}
         renamed |= loader.renamed
     loader.remember_skipped()
 
 
-def _add_loaded(error: Invalid, done: Mapping[str, StepResult]) -> StrandlineError:
-    """The error, with a hint that names the files loaded before it."""
+def _add_loaded(error: Invalid, done: Mapping[str, StepResult], is_created: bool) -> StrandlineError:
+    """The error, with a hint that names the files loaded before it, or that a new table may have other types."""
     seqs = [each.seq for each in done.values() if each.seq is not None]
-    if not seqs:
+    column = error.fields.get("column")
+    if not seqs and not (is_created and column and "table" in error.fields):
         return error
+    if not seqs:
+        said = f'The types are those of the first file. To choose another one: --types "{column}:string"'
+        return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
     count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
     said = f"{count} loaded, up to seq {max(seqs)}, and will not be loaded again."
     return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)

@@ -16,7 +16,7 @@ _REST_S = 1.0
 
 def settle(source: Source, rule: LastLine) -> Source:
     """The part of a file that is to be loaded: all of it, or all up to its last newline."""
-    if rule == "load" or not source.may_grow:
+    if rule == "load" or (rule == "auto" and not source.storage.is_local) or not source.may_grow:
         return source
     finished = source.finished()
     if not finished.unfinished_bytes or rule == "wait":
@@ -25,8 +25,6 @@ def settle(source: Source, rule: LastLine) -> Source:
 
 
 def _is_growing(source: Source) -> bool:
-    if not source.storage.is_local:
-        return False
     # A time in the future says nothing; it is not waited for.
     age_s = time.time() - source.mtime_ns / 1e9
     if 0 <= age_s < _REST_S:
