@@ -81,6 +81,7 @@ class PageRun:
     exit_code: int = 0
 
     def run(self) -> None:
+        self.names["spark"] = self.find_spark()
         with contextlib.chdir(self.folder), _set_environment(self.environment), self._open_shell() as shell:
             for block in find_blocks(self.page):
                 where = f"{self.page.name}:{block.line}"
