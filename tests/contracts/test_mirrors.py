@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from forks import Interrupted, at_crash_points
 from strandline.sinks import mirror as mirrors
 from support import ITEMS, refused
 
@@ -112,6 +113,27 @@ def test_rows_that_expire_leave_the_mirror(lake, mirror):
     visits.upsert([{"id": 8, "at": dt.datetime(2020, 1, 2)}, {"id": 60, "at": dt.datetime(2020, 1, 3)}])
     check_equal(lake, mirror, visits)
     assert len(rows_of(mirror)) == 5
+
+
+@pytest.mark.parametrize("point", ["marks.intent_saved", "sink.files_written", "sink.committed"])
+def test_an_expiry_that_was_interrupted_is_repeated(lake, place_of, point):
+    schema = pa.schema([("id", pa.int64()), ("at", pa.date32())])
+    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", fold_ratio=1e9)
+    place = place_of("delta-mirror")
+    lake.sink("out", "visits", to=place.sink())
+    visits.upsert([{"id": id_, "at": dt.date(2020, 1, 1 + id_)} for id_ in range(9)])
+    check_equal(lake, place, visits)
+    visits.expire(dt.datetime(2020, 1, 5, 12))
+
+    def stop(name):
+        if name == point:
+            raise Interrupted
+
+    with at_crash_points(stop), pytest.raises(Interrupted):
+        lake.tick()
+    visits.upsert([{"id": 60, "at": dt.date(2020, 1, 3)}])
+    check_equal(lake, place, visits)
+    assert len(rows_of(place)) == 4
 
 
 def test_rows_that_expire_by_a_column_that_is_not_sent_stop_the_sink(lake, mirror):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import threading
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import strandline as sl
 from deltas import table_at
 from icebergs import COLUMNS, PRODUCER, batch_of, deliver, gone, up, written
 from strandline.sinks.delta import DeltaDelivery, DeltaSink
-from support import refused
+from support import BUCKET, is_commit, options_for, proxied, refused
 
 WHOLE = {"is_whole": True}
 
@@ -151,3 +153,28 @@ def test_nothing_is_left_of_a_batch_whose_files_were_swept_away(place: Path) -> 
     with refused(sl.Conflict):
         mirror.finish(batch, results)
     assert held(place) == [(1, "a")]
+
+
+@pytest.mark.parametrize("faults", [["lost"], ["unsent", "lost"], ["down"]])
+def test_a_commit_to_s3_without_an_answer_neither_loses_nor_doubles(seaweed: str, faults: list[str]) -> None:
+    uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+    def opened_at(endpoint: str) -> Any:
+        return DeltaSink(uri, mode="mirror", options=options_for(endpoint)).open(PRODUCER)
+
+    batch, rows = batch_of(1, 2), [up(2, 1, name="b"), gone(2, 2), up(2, 3, name="c")]
+    with proxied(seaweed) as proxy:
+        mirror = opened_at(proxy.endpoint)
+        deliver(mirror, batch_of(0, 1, **WHOLE), up(1, 1, name="a"), up(1, 2, name="a"))
+        proxy.is_aimed, proxy.faults, proxy.seen = is_commit, list(faults), []
+        results = written(mirror, batch, *rows)
+        threading.Timer(1.0, lambda: setattr(proxy, "is_down", False)).start()
+        with contextlib.suppress(sl.Unavailable):
+            mirror.finish(batch, results)
+        assert proxy.seen[0] == faults[0]
+        proxy.is_down = False
+        deliver(mirror, replace(batch, is_replay=True), *rows)
+    options = dict(opened_at(seaweed).storage.delta_options)
+    table = table_at(uri, storage_options=options)
+    assert sorted(table.to_pyarrow_table()["name"].to_pylist()) == ["b", "c"]
+    assert table.transaction_version(f"strandline/{PRODUCER.generation}") == 2
