@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from strandline.errors import Conflict, Invalid
+from strandline.model.change import OP, SEQ
 from strandline.model.types import conform_batches, needs_ntz, storage_schema
 from strandline.sinks.contract import Batch, Producer
 from strandline.sinks.delta_types import check_table, fit_columns, missing_columns
@@ -78,6 +79,13 @@ class DeltaMirror:
         """Refuse a table that belongs to others or to a later life, or that others have changed."""
         check_table(table, self.storage.uri)
         life, who = table.transaction_version(self._life_id), self.producer.consumer
+        if {OP, SEQ} <= set(pa.schema(table.schema()).names):
+            raise Invalid(
+                f"the Delta table at {self.storage.uri} has the columns {OP} and {SEQ}: it holds changes, not rows",
+                hint="Send the mirror to another place, or go on with mode='changes'.",
+                consumer=who,
+                path=self.storage.uri,
+            )
         if life is not None and life > self.producer.life:
             raise Conflict(
                 f"sink {who!r} has begun a new life, which writes the Delta table at {self.storage.uri} now",
