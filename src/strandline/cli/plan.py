@@ -46,7 +46,8 @@ def _tell(call: Call, found: Plan, is_all: bool) -> Iterator[Part]:
         yield sinks.no_sinks(call)
     yield from broken_parts(call, found.broken)
     if found.is_idle:
-        yield "A tick would do nothing: everything is up to date."
+        is_waiting = any(each.is_paused for each in found.consumers)
+        yield f"A tick would do nothing{'' if is_waiting else ': everything is up to date'}."
     yield note("Nothing was written.")
 
 
