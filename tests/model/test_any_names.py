@@ -6,6 +6,7 @@ import datetime as dt
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -13,6 +14,7 @@ import strandline as sl
 from odd_names import KEY, NUMBER, ODD, SCHEMA, TEXT, in_order, odd_rows, quoted
 from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
+from strandline.jobs.export import export
 from strandline.jobs.restore import restore
 from strandline.model.names import split_names
 from strandline.model.schema_text import parse_schema
@@ -90,7 +92,7 @@ def test_version_time_and_rows_without_a_key(lake):
     assert rows_of(rows) == odd_rows(0, 4)
 
 
-def test_spark_writes_reads_folds_and_restores_every_column(lake, table, spark):
+def test_spark_writes_reads_folds_restores_and_exports_every_column(lake, table, spark, tmp_path, monkeypatch):
     def frame(start, stop):
         return spark.createDataFrame(pa.Table.from_pylist(odd_rows(start, stop), SCHEMA))
 
@@ -107,6 +109,13 @@ def test_spark_writes_reads_folds_and_restores_every_column(lake, table, spark):
     assert rows() == odd_rows(0, 8)
     restore(table, seq, limit=DriverLimit(rows=0, raw_bytes=0))
     assert rows() == rows_of(table) == odd_rows(0, 9)
+    monkeypatch.setattr(export, "BULK", DriverLimit(rows=0, raw_bytes=0))
+    assert table.export(tmp_path / "out").engine == "spark"
+    assert in_order(pq.read_table(tmp_path / "out").select(ODD).to_pylist()) == odd_rows(0, 9)
+    assert table.export(tmp_path / "changes", changes=(0, seq)).engine == "spark"
+    assert {row[TEXT] for row in pq.read_table(tmp_path / "changes").to_pylist()} == {
+        row[TEXT] for row in odd_rows(0, 9)
+    }
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "_seq", "_OP", "_index", "_sl_x"])
