@@ -116,7 +116,7 @@ def test_line_ends_of_old_programs_are_known(tmp_path: Path) -> None:
     assert look(tmp_path, "id,name\r\n1,a\r\n").dialect.newline == "\n"
 
 
-@pytest.mark.parametrize("start", [b"\x1f\x8b\x08", b"PK\x03\x04", b"PAR1", b"%PDF-1.7"])
+@pytest.mark.parametrize("start", [b"\x1f\x8b\x08", b"PK\x03\x04", b"PAR1", b"%PDF-1.7", b"\0\5\xff\xfe\x80"])
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path, start: bytes) -> None:
     with refused(sl.Invalid, file=str(tmp_path / "a.csv")):
         look(tmp_path, start + b"\n1,2\n")

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from strandline.errors import Invalid
-from strandline.jobs.ingest.decode import sniff_encoding, text_chunks, unpacked_chunks
+from strandline.jobs.ingest.decode import UTF8, sniff_encoding, text_chunks, unpacked_chunks
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.records import Records
 from strandline.jobs.ingest.source import Source
@@ -26,6 +26,7 @@ _SAMPLE_BYTES = 1 << 20
 _SAMPLE_RECORDS = 300
 _DELIMITERS = (",", ";", "\t", "|")
 _UNUSED = "\x1f"
+_ZERO_SHARE = 0.02
 _COMMENT = "#"
 _VALUE = re.compile(
     rb"-?(\d+([.,]\d+)*|\.\d+)([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*"
@@ -105,6 +106,8 @@ def _read_sample(source: Source, said: str | None) -> tuple[str, bytes, bool]:
         if raw.startswith(magic):
             raise Invalid(f"{source.uri} is not CSV: it is {what}", file=source.uri)
     encoding = sniff_encoding(raw[:_SAMPLE_BYTES], said)
+    if said is None and encoding == UTF8 and raw.count(0) > _ZERO_SHARE * len(raw):
+        raise Invalid(f"{source.uri} is not text: it has zero bytes", hint="If it is: --encoding NAME", file=source.uri)
     is_whole = size <= _SAMPLE_BYTES
     plain = replace(source, compression=None)
     # Decoded in one piece: an unfinished character at its end belongs to the part that is not looked at.
