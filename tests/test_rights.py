@@ -62,7 +62,7 @@ WRITES = """
 ask("create_table", lambda: lake.create_table("other", items.schema, key=["id"]))
 ask("drop", lambda: lake.drop("items"))
 ask("rename", lambda: lake.rename("items", "other"))
-ask("upsert", lambda: items.upsert([{"id": 1}]))
+ask("upsert", lambda: items.upsert([{"id": 1, "name": "x"}]))
 ask("delete", lambda: items.delete([1]))
 ask("evolve", lambda: items.evolve(pa.schema([("more", pa.int64())])))
 ask("configure", lambda: items.configure(keep="2d"))
@@ -221,7 +221,7 @@ def test_a_part_that_may_not_be_written_is_named(place, part):
     close(place, part)
     asks = {
         "catalog": 'ask("x", lambda: lake.rename("items", "other"))\n',
-        "tables": 'ask("x", lambda: items.upsert([{"id": 1}]))\n',
+        "tables": 'ask("x", lambda: items.upsert([{"id": 1, "name": "x"}]))\n',
         "state.db": SINKS.replace('"tick"', '"x"'),
     }
     heard = told(BOUND, ASK + asks[part] + TELL, str(place / "lake"), str(place / "out"))

@@ -14,7 +14,7 @@ def test_added_columns_are_null_in_rows_from_before(items):
     items.upsert([{"id": 2, "name": "b", "qty": 2}])
     schema = items.evolve(pa.schema([("colour", pa.string()), ("tags", pa.list_(pa.string()))]))
     assert schema.names == ["id", "name", "qty", "colour", "tags"]
-    items.upsert([{"id": 3, "colour": "red", "tags": ["x"]}, {"id": 1, "colour": "blue"}])
+    items.upsert([{"id": 3, "colour": "red", "tags": ["x"]}, {"id": 1, "colour": "blue"}], missing="null")
     for table in (items, sl.Lake(items.log.storage.uri).table("items")):
         for _ in range(2):
             colours = {row["id"]: row["colour"] for row in table.to_arrow().to_pylist()}

@@ -11,12 +11,13 @@ from typing import Literal, Unpack, cast
 import pyarrow as pa
 
 from strandline.consumers.compaction import CompactReport, compact_tables
-from strandline.consumers.compaction_plan import CompactPlan
+from strandline.consumers.compaction_plan import CompactPlan, plan_tables
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
+from strandline.jobs.dropped import DroppedTable, DropReport, drop, list_dropped, undrop
 from strandline.jobs.ingest.job import IngestReport, NewTable, ingest
 from strandline.jobs.ingest.source import Kind, Paths, list_paths
 from strandline.jobs.ingest.text_options import TextArguments, TextOptions
@@ -42,7 +43,8 @@ from strandline.sinks.definition import BACKFILL, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.table import Table
-from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.broken import BrokenTable
+from strandline.tables.partial import Missing
 from strandline.tables.store import At
 
 
@@ -107,6 +109,18 @@ class Lake(Context):
         """The table of that name; `NotFound` lists the existing ones."""
         return cast(Table, super().table(name))
 
+    def drop(self, name: str, *, dry_run: bool = False) -> DropReport:
+        """Drop a table. Its files stay for an hour at least, until a vacuum; so long `undrop` brings it back."""
+        return drop(self, name, dry_run=dry_run)
+
+    def dropped(self) -> list[DroppedTable]:
+        """The dropped tables that `undrop` can bring back, the latest first."""
+        return list_dropped(self)
+
+    def undrop(self, name: str, *, to: str | None = None, generation: str | None = None) -> Table:
+        """Bring a dropped table back, with `to` under another name; of several the last one or that `generation`."""
+        return self.table(undrop(self, name, to=to, generation=generation).name)
+
     def rename(self, name: str, to: str) -> Table:
         """Rename a table; its rows, seqs and files stay."""
         return cast(Table, super().rename(name, to))
@@ -160,6 +174,7 @@ class Lake(Context):
         kind: Kind | None = None,
         names: Rule | None = None,
         skip: Sequence[str] = (),
+        missing: Missing | None = None,
         progress: Progress = silent,
         **text: Unpack[TextArguments],
     ) -> IngestReport:
@@ -168,8 +183,8 @@ class Lake(Context):
         With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
         rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
         the format of files whose names do not show it. `names` is the rule from the names in files to those of new
-        columns: `snake`, or `keep` for the names as they are. Columns in `skip` are left out. `text` are
-        options for text files, such as `delimiter` and `types`: see `TextArguments`."""
+        columns: `snake`, or `keep` for the names as they are. Columns in `skip` are left out. `text` are options for
+        text files, such as `delimiter` and `types`: see `TextArguments`. `missing` is for files that lack columns."""
         return ingest(
             self,
             name,
@@ -180,6 +195,7 @@ class Lake(Context):
             dry_run=dry_run,
             kind=kind,
             skip=skip,
+            missing=missing,
             text=TextOptions.of(text),
             names=names,
             progress=progress,
@@ -187,11 +203,7 @@ class Lake(Context):
 
     def plan_compaction(self, names: Sequence[str] = (), *, full: bool = False) -> list[CompactPlan | BrokenTable]:
         """Which vnodes of these tables, or of all, `compact` would fold now, and why."""
-
-        def plan(name: str) -> CompactPlan:
-            return self.table(name).plan_compaction(full=full)
-
-        return [try_table(name, partial(plan, name)) for name in self._choose_tables(names)]
+        return plan_tables(self, self._choose_tables(names), full=full)
 
     def compact(
         self, names: Sequence[str] = (), *, full: bool = False, progress: Progress = silent

@@ -33,9 +33,11 @@ from strandline.model.text import check_text
 from strandline.pipeline import notebook
 from strandline.pipeline.status import TableStatus, table_status
 from strandline.progress import Progress, silent
+from strandline.retry import until_landed
 from strandline.tables import frames
 from strandline.tables.count import count_rows
 from strandline.tables.horizon import moment
+from strandline.tables.partial import Missing, check_missing, complete_frame, refuse_losses, write_keeping
 from strandline.tables.pins import HeldPin, Pin
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
@@ -58,6 +60,9 @@ class HistoryEntry:
 
 class Table(TableStore):
     """A keyed table, or an append-only one without a key. Safe to share between threads and processes."""
+
+    _planned: Mapping[str, object] | None = None
+    """The settings of the last `plan_expiry`."""
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, head={self.head})"
@@ -94,14 +99,21 @@ class Table(TableStore):
         """Print at most `n` rows, in no promised order."""
         notebook.print_rows(self.to_arrow(at=at, columns=columns, where=where, limit=n))
 
-    def upsert(self, rows: object, *, order_by: str | None = None, token: str | None = None) -> Commit:
+    def upsert(
+        self, rows: object, *, order_by: str | None = None, token: str | None = None, missing: Missing = "refuse"
+    ) -> Commit:
         """Insert or replace whole rows by key, as one commit.
+
+        A column that no row of the call has is `missing`. The call is refused if the table would lose values by that;
+        `null` sets them to null, and `keep` is a partial upsert that keeps the values which the table has.
 
         Rows are Arrow, pandas, polars, a list of dicts or a Spark DataFrame. Of several rows with the same key
         the last wins; a DataFrame has no order, so it needs `order_by` or unique keys. With a `token`, repeating the
         call is safe."""
         definition = self._require_key("upsert")
-        return self._write_rows(rows, definition, definition.schema, UPSERT, order_by, token)
+        return self._write_rows(
+            rows, definition, definition.schema, UPSERT, order_by, token, missing=check_missing(missing)
+        )
 
     def delete(self, keys: object, *, token: str | None = None) -> Commit:
         """Delete rows by key, as one commit; keys that are not in the table are no error.
@@ -132,15 +144,32 @@ class Table(TableStore):
         op: Op,
         order_by: str | None,
         token: str | None,
+        *,
+        missing: Missing = "null",
     ) -> Commit:
         tokens = [] if token is None else [_check_token(token)]
+        if missing != "null" and self.log.find_token(tokens) is not None:
+            # A repeated call changes nothing, whatever the table has by now.
+            missing = "null"
         try:
             if is_spark(rows):
-                frame = check_frame(cast("DataFrame", rows), columns, order_by)
-                return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens)
+                given = cast("DataFrame", rows)
+                checked = check_frame(given, columns, order_by)
+
+                def attempt() -> Commit:
+                    frame, amend = complete_frame(self, definition, checked, given.columns, missing)
+                    return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens, amend=amend)
+
+                return until_landed(attempt) if missing == "keep" else attempt()
             if order_by is not None:
                 raise Invalid("order_by is for Spark DataFrames; other rows are taken in their own order")
-            return write(self.log, check_rows(rows, columns), definition, op, tokens=tokens, spark=self.spark)
+            found: set[str] = set()
+            pieces = check_rows(rows, columns, found=found)
+            if missing == "keep":
+                return write_keeping(self, definition, pieces, found, tokens=tokens)
+            if missing == "refuse":
+                pieces = refuse_losses(self, definition, pieces, found)
+            return write(self.log, pieces, definition, op, tokens=tokens, spark=self.spark)
         except Invalid as error:
             error.fields.setdefault("table", self.name)
             raise
@@ -239,15 +268,17 @@ class Table(TableStore):
     def configure(self, **settings: object) -> TableSettings:
         """Change the table's settings (see `TableSettings`), or name its `time` column; returns all of them.
 
-        Ask `plan_expiry(retention=…)` first how many rows the next tick would hide; a warning is logged for them."""
+        Ask `plan_expiry(retention=…)` first how many rows the next tick would hide; without that, a warning is logged
+        for them."""
         changed = self.log.redefine("CONFIGURE", lambda definition: definition.with_settings(settings)).settings
-        if "retention" in settings:
+        if "retention" in settings and self._planned != settings:
             retention.warn_of_retention(self)
         return changed
 
     def plan_expiry(self, before: dt.datetime | None = None, **settings: object) -> ExpiryPlan:
         """The rows that `expire` would hide now, or that the next tick would hide after `configure(**settings)`."""
         definition = self.definition.with_settings(settings) if settings else None
+        self._planned = settings
         return retention.plan_expiry(self, before, definition=definition)
 
     def expire(self, before: dt.datetime | dt.date | None = None) -> int | None:

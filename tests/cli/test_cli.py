@@ -32,7 +32,7 @@ VERBS = [
     ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"),
     ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
     ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "add-column"),
-    ("table", "drop-column"),
+    ("table", "drop-column"), ("table", "undrop"),
     ("table", "purge"), ("table", "drop"), ("plan",), ("tick",), ("run",), ("serve",), ("sink", "add"),
     ("sink", "list"), ("sink", "show"), ("sink", "pause"), ("sink", "resume"), ("sink", "remove"), ("mark", "show"),
     ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
@@ -400,7 +400,7 @@ def folded(run: Run) -> Run:
     items = sl.Lake("lake").table("items")
     items.upsert([{"id": n, "name": "a", "at": dt.datetime(2024, 1 + n % 12, 5, tzinfo=dt.UTC)} for n in range(100)])
     run("compact", "items")
-    items.upsert([{"id": 1, "name": "b"}])
+    items.upsert([{"id": 1, "name": "b"}], missing="null")
     items.delete([2])
     return run
 

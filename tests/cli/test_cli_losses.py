@@ -27,7 +27,7 @@ def visits(run: Run) -> Run:
     run("table", "create", "visits", *words)
     table = sl.Lake("lake").table("visits")
     for first in (0, 10):
-        table.upsert([{"id": n, "at": NOW - dt.timedelta(days=n, hours=1)} for n in range(first, first + 10)])
+        table.upsert([{"id": n, "at": NOW - dt.timedelta(days=n, hours=12)} for n in range(first, first + 10)])
     return run
 
 
@@ -117,6 +117,30 @@ def test_a_program_that_sets_a_retention_is_warned(visits: Run, caplog: pytest.L
     assert (plan.rows, plan.total, plan.is_exact) == (15, 20, True)
     table.configure(retention="30d")
     assert caplog.text == ""
+    table.plan_expiry(retention="4d")
+    table.configure(retention="4d")
+    assert caplog.text == "", "who has asked is not told again"
     table.configure(retention="5d")
     assert "the next tick hides about" in caplog.text
     assert table.plan_expiry().rows == 15
+
+
+def test_a_drop_names_rows_and_sinks_and_the_table_comes_back(visits: Run) -> None:
+    visits("sink", "add", "archive", "visits", "--to", "out")
+    visits("tick")
+    said = visits("table", "drop", "visits", code=1, stdin="n\n")
+    assert "Drop the table visits (20 rows)? Its sinks will send nothing more: archive." in said
+    assert visits.json("table", "drop", "visits", code=1)["error"]["kind"] == "Invalid"
+    assert visits("table", "undrop") == "No dropped table can be brought back.\n"
+    said = visits("table", "drop", "visits", "--yes")
+    assert "Dropped visits (20 rows)." in said and "strandline table undrop visits" in said
+    (found,) = visits.json("table", "undrop")["dropped"]
+    assert (found["table"], found["rows"]) == ("visits", 20)
+    assert found["generation"] in visits("table", "undrop")
+    said = visits("table", "undrop", "visits", "--as", "again")
+    assert "visits is back as again: 20 rows" in said and "Its sinks go on with the next tick: archive" in said
+    done = visits.json("table", "drop", "again", "--yes")
+    assert (done["rows"], done["sinks"], done["dropped"]) == (20, ["archive"], True)
+    assert visits.json("table", "undrop", "again")["rows"] == 20
+    assert visits.json("table", "undrop", "nothing", code=1)["error"]["kind"] == "NotFound"
+    visits("table", "undrop", "--as", "x", code=2)

@@ -300,7 +300,7 @@ def test_a_slow_compactor_does_not_take_the_schema_back(items):
         claim = new_pin("compaction", vnodes=(0,))
         other.pins.put(claim)
         other.evolve(pa.schema([("colour", pa.string())]))
-        other.upsert([{"id": key, "colour": "red"} for key in keys_in(1, 30)])
+        other.upsert([{"id": key, "colour": "red"} for key in keys_in(1, 30)], missing="null")
         assert other.compact().vnodes == 1
         other.pins.release(claim.name)
         return commit(*args, **options)

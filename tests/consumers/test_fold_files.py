@@ -210,7 +210,7 @@ def shaped(lake, shape):
     if shape == "dropped":
         table.drop_column("name")
         table.evolve(pa.schema([("colour", pa.string())]))
-        table.upsert([{"id": 5, "colour": "red"}])
+        table.upsert([{"id": 5, "colour": "red"}], missing="null")
     return table
 
 

@@ -62,7 +62,7 @@ def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatc
     items.delete([1, 2])
     deliver()
     items.evolve(pa.schema([("colour", pa.string())]))
-    items.upsert([{"id": 4, "qty": -1}, {"id": 5, "qty": 7, "colour": "red"}])
+    items.upsert([{"id": 4, "qty": -1}, {"id": 5, "qty": 7, "colour": "red"}], missing="null")
     items.delete([60, 999])
     deliver()
     assert sorted(large.current()) == sorted({*range(40)} - {1, 2, 4})

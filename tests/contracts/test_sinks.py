@@ -336,7 +336,7 @@ def test_a_column_that_comes_between_two_ticks_arrives_with_its_rows(lake, items
     items.upsert(some(1, 2))
     tick(lake)
     items.evolve(pa.schema([("colour", pa.string())]))
-    items.upsert([{"id": 2, "colour": "red"}, {"id": 3, "colour": "blue"}])
+    items.upsert([{"id": 2, "colour": "red"}, {"id": 3, "colour": "blue"}], missing="null")
     assert tick(lake).rows == 2
     assert {id_: row.get("colour") for id_, row in near.current().items()} == {1: None, 2: "red", 3: "blue"}
 
@@ -349,7 +349,7 @@ def test_a_column_that_comes_between_a_crash_and_its_replay_changes_nothing_of_w
         items.upsert(some(10 + number))
         interrupt(lake, point)
         items.evolve(pa.schema([(f"colour{number}", pa.string())]))
-        items.upsert([{"id": 1, f"colour{number}": "red"}])
+        items.upsert([{"id": 1, f"colour{number}": "red"}], missing="null")
         assert tick(lake).replays == 1 or point != "marks.intent_saved"
         found = {id_: row.get(f"colour{number}") for id_, row in near.current().items()}
         assert found == {1: "red", 2: None, **dict.fromkeys(range(10, 11 + number))}

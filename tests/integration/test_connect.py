@@ -26,7 +26,7 @@ clustered = lake.create_table("clustered", schema, key=["id"], cluster_by=["name
 clustered.upsert([{"id": n, "name": f"n{n % 3}"} for n in range(20)])
 table.upsert(spark.range(40).selectExpr("id", "'spark' AS name", "TIMESTAMP'2026-01-01 00:00:00Z' AS at"))
 compaction.compact(table, full=True, driver_rows=0)
-table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)])
+table.upsert([{"id": n, "name": "driver"} for n in range(30, 50)], missing="null")
 table.delete(spark.range(5))
 
 def rows(arrow):
@@ -38,7 +38,7 @@ answers["before"] = table.to_spark(at=1).count()
 pieces = check_rows([{"id": n, "name": "spool"} for n in range(100, 120)], table.schema)
 writing.write(table.log, pieces, table.definition, UPSERT, tokens=(), spark=spark, limit=DriverLimit(0, 1))
 try:
-    table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"))
+    table.upsert(spark.sql("SELECT 1L AS id UNION ALL SELECT 1L AS id"), missing="null")
 except sl.Invalid as error:
     answers["refused"] = error.fields["column"]
 compaction.compact(table, full=True, driver_rows=0)

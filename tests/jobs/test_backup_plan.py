@@ -49,7 +49,7 @@ import strandline as sl
 lake = sl.Lake(sys.argv[1])
 items, events = lake.table("items"), lake.table("events")
 for n in itertools.count():
-    items.upsert([{"id": n % 50, "name": str(n)}, {"id": -1, "name": str(n)}])
+    items.upsert([{"id": n % 50, "name": str(n)}, {"id": -1, "name": str(n)}], missing="null")
     events.append([{"id": n}])
     if n % 5 == 0:
         items.compact(full=True)

@@ -42,12 +42,14 @@ def secrets(lake, tmp_path):
     others = [{"id": f"other{n}", "note": "harmless", "qty": n, "doc": {"a": 1}} for n in range(20)]
     table.upsert([*others, {"id": SECRET, "note": "payload-1", "qty": 1, "doc": {"b": "payload-1"}}])
     table.compact(full=True)
-    table.upsert([{"id": SECRET, "note": "payload-2", "qty": 2}, {"id": "other3", "note": "changed", "qty": 3}])
+    table.upsert(
+        [{"id": SECRET, "note": "payload-2", "qty": 2}, {"id": "other3", "note": "changed", "qty": 3}], missing="null"
+    )
     table.compact(full=True)
     table.log.delta.checkpoint()
     table.baseline.delta.checkpoint()
-    table.upsert([{"id": SECRET, "note": "payload-3", "qty": 3}])
-    table.upsert([{"id": "other4", "note": "changed", "qty": 4}])
+    table.upsert([{"id": SECRET, "note": "payload-3", "qty": 3}], missing="null")
+    table.upsert([{"id": "other4", "note": "changed", "qty": 4}], missing="null")
     for name, text in {
         "a.jsonl": f'{{"id": "{SECRET}", "qty": "payload-4"}}\n{{"id": "other5", "qty": "bad5"}}\n',
         "b.jsonl": f'{{"id": "{SECRET}", "note": "payload-5\n{{"id": "other6", "note": "torn\n',

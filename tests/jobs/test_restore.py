@@ -93,7 +93,7 @@ def test_restoring_after_a_column_was_dropped_brings_back_rows_without_it(reques
     table, history = parts
     table.drop_column("name")
     table.evolve(pa.schema([("colour", pa.string())]))
-    table.upsert([{"part": "p0", "id": 6, "colour": "red"}])
+    table.upsert([{"part": "p0", "id": 6, "colour": "red"}], missing="null")
     expected = sorted(((part, id_, n, None) for part, id_, _, n in history[1]), key=repr)
     assert rows_of(table.to_arrow(at=1)) == expected
     restore(table, 1, limit=LIMITS[engine])

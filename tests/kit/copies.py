@@ -49,7 +49,7 @@ def more(lake: sl.Lake) -> None:
     """What comes after `small`: commits, folds, new columns, a trimmed log; tables that come, go and come again."""
     items, events = lake.table("items"), lake.table("events")
     items.evolve(MORE)
-    items.upsert([{"id": 4, "colour": "red"}, {"id": 30, "name": "b"}])
+    items.upsert([{"id": 4, "colour": "red"}, {"id": 30, "name": "b"}], missing="null")
     items.compact(full=True)
     trim(items, items.head)
     items.upsert(rows(40))

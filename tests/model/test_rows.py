@@ -279,7 +279,7 @@ def test_moments_are_taken_when_no_digit_is_lost_and_refused_otherwise(make_tabl
     with nothing_written(table), refused(sl.Invalid, row=1, column="at") as caught:
         table.upsert(make([whole, FINE, FINE], "at"))
     assert "microseconds" in caught.value.hint
-    table.upsert(make([midnight, midnight], "day"))
+    table.upsert(make([midnight, midnight], "day"), missing="null")
     assert table.to_arrow(columns=["day"]).column(0).to_pylist() == [midnight.date()] * 2
     with nothing_written(table), refused(sl.Invalid, row=1, column="day") as caught:
         table.upsert(make([midnight, MIDDAY], "day"))
@@ -482,7 +482,7 @@ def test_any_value_is_taken_as_it_is_or_refused_by_row_and_column(tmp_path_facto
     table = _scratch(tmp_path_factory)
     head = table.head
     try:
-        table.upsert([{"id": 1, "s": "x"}, {"id": 2, column: value}])
+        table.upsert([{"id": 1, "s": "x"}, {"id": 2, column: value}], missing="null")
     except sl.Invalid as error:
         assert error.fields["column"] in (column, "id")
         assert error.fields["row"] in (0, 1)

@@ -201,8 +201,9 @@ def care_steps(lake):
     """Everything that looks after a table; a step that is repeated after a crash does nothing twice."""
     visits = lake.table("visits")
     vacuum = partial(visits.vacuum, keep=0, grace=0)
-    one = partial(visits.upsert, [{"id": 1, "name": "one"}, {"id": 200, "name": "x"}], token="one")
-    two = partial(visits.upsert, [{"id": 1, "name": "two"}, {"id": PURGED, "name": "secret 2"}], token="two")
+    upsert = partial(visits.upsert, missing="null")
+    one = partial(upsert, [{"id": 1, "name": "one"}, {"id": 200, "name": "x"}], token="one")
+    two = partial(upsert, [{"id": 1, "name": "two"}, {"id": PURGED, "name": "secret 2"}], token="two")
     return [
         ("expire", lambda: visits.expire(dt.datetime(2026, 1, 3))),
         ("drop column", lambda: "old" in visits.schema.names and visits.drop_column("old")),
@@ -211,7 +212,7 @@ def care_steps(lake):
         ("upsert", one),
         ("upsert again", two),
         ("restore", lambda: visits.restore(one().seq)),
-        ("upsert for the purge", lambda: visits.upsert([{"id": PURGED, "name": "secret 3"}], token="three")),
+        ("upsert for the purge", lambda: upsert([{"id": PURGED, "name": "secret 3"}], token="three")),
         ("purge", lambda: visits.purge([PURGED])),
         ("fold again", partial(visits.compact, full=True)),
         ("vacuum again", vacuum),

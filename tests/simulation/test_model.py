@@ -7,6 +7,7 @@ Two handles work on one lake, as two processes would. A failure prints the seed 
 import datetime as dt
 import shutil
 import tempfile
+from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
@@ -110,7 +111,7 @@ class TableModel(RuleBasedStateMachine):
         rows = [self.row(data) for _ in range(count)]
         table = self.handles[handle]
         if self.key:
-            commit = table.upsert(rows)
+            commit = table.upsert(rows, missing="null")
             self.oracle.upsert(rows)
             # What a batch leaves in an empty table is what it writes: of one key, the last of the highest version.
             batch = Oracle(self.oracle.key, self.oracle.version)
@@ -135,7 +136,8 @@ class TableModel(RuleBasedStateMachine):
     def write_with_token(self, data, handle, token):
         row = self.row(data)
         table = self.handles[handle]
-        commit = (table.upsert if self.key else table.append)([row], token=token)
+        write = partial(table.upsert, missing="null") if self.key else table.append
+        commit = write([row], token=token)
         if token in self.tokens:
             # The row may be trimmed or purged by now; the token is not forgotten.
             assert commit in (sl.Commit(self.tokens[token], rows, is_replay=True) for rows in (0, 1))

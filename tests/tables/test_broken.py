@@ -84,21 +84,21 @@ def test_a_tick_goes_on_behind_a_table_whose_rows_cannot_expire(three, monkeypat
 
 
 def test_a_table_that_cannot_be_vacuumed_keeps_no_other_from_it(three, monkeypatch):
-    from strandline import table
+    from strandline.jobs import lake_vacuum
 
-    fail_for_b(monkeypatch, table, "vacuum", RuntimeError("no such thing"))
+    fail_for_b(monkeypatch, lake_vacuum, "vacuum", RuntimeError("no such thing"))
     found = three.vacuum()
     assert [isinstance(each, BrokenTable) for each in found.tables] == [False, True, False]
 
 
 @pytest.mark.parametrize("verb", ["compact", "vacuum", "tick", "status", "plan"])
 def test_the_command_line_tells_of_every_table_and_ends_with_1(three, monkeypatch, capsys, verb):
-    from strandline import table
+    from strandline.jobs import lake_vacuum
 
     error = RuntimeError("no such thing")
     for module, name in {
         "compact": [(compaction, "fold_on_driver")],
-        "vacuum": [(table, "vacuum")],
+        "vacuum": [(lake_vacuum, "vacuum")],
         "tick": [(compaction, "fold_on_driver")],
         "status": [(sl.Table, "merge")],
         "plan": [(retention, "due_horizon")],

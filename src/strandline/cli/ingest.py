@@ -42,6 +42,10 @@ def ingest(
     types: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help='Types of columns of a new table: "zip:string, id:int64"')
     ] = None,
+    missing: Annotated[
+        Literal["refuse", "null", "keep"] | None,
+        typer.Option(help="What to do about columns that a file lacks: refuse to lose values, set null, keep values."),
+    ] = None,
     delimiter: Annotated[str | None, typer.Option(metavar="C", help="What separates the fields of CSV files.")] = None,
     quote: Annotated[str | None, typer.Option(metavar="C", help='What encloses fields; "" for nothing.')] = None,
     escape: Annotated[str | None, typer.Option(metavar="C", help="What stands before a quote in a field.")] = None,
@@ -80,6 +84,7 @@ def ingest(
             rejects=rejects,
             again=again,
             dry_run=dry_run,
+            missing=missing,
             kind=file_format,
             names=names,
             skip=parse_names(skip),

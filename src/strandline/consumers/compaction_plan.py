@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from strandline.model.change import VNODE
 from strandline.model.definition import TableDef
 from strandline.storage.snapshot import DataFile, schema_id_of
+from strandline.tables.broken import BrokenTable, try_table
+from strandline.tables.collection import Tables
 from strandline.tables.horizon import expired_rows
 from strandline.tables.merge import TableAt, vnodes_of
 from strandline.tables.store import TableStore
@@ -51,6 +55,15 @@ class CompactPlan:
 def plan(table: TableStore, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
     """Which vnodes are due, from commit files and statistics alone; with `full`, every vnode with changes."""
     return plan_of(table, table.merge(), full, now)[0]
+
+
+def plan_tables(tables: Tables, names: Sequence[str], *, full: bool) -> list[CompactPlan | BrokenTable]:
+    """The plans of several tables; a broken one stops no other."""
+
+    def plan_one(name: str) -> CompactPlan:
+        return plan(tables.table(name), full=full)
+
+    return [try_table(name, partial(plan_one, name)) for name in names]
 
 
 def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | None) -> tuple[CompactPlan, list[int]]:

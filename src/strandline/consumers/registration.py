@@ -98,7 +98,8 @@ def table_of(context: Context, declared: str | None, record: ConsumerRecord | No
     what = "sink" if record.kind in KINDS else record.kind
     raise NotFound(
         f"the table {record.table!r} of {what} {record.name!r} was dropped",
-        hint=f"To give the rest up: strandline mark retire {record.name}",
+        hint=f"Bring it back: strandline table undrop {record.table}. Or give the rest up: strandline mark retire"
+        f" {record.name}",
         consumer=record.name,
         table=record.table,
     )

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strandline.errors import StrandlineError
+from strandline.crash import crash_point
+from strandline.errors import Corrupt, NotFound, StrandlineError
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
 from strandline.tables import pins
 from strandline.tables.catalog import IMPORTED, IMPORTING, Catalog, Generations, is_later_commit
-from strandline.tables.log import DROPPED
+from strandline.tables.log import DROPPED, Log
 
 _MAKING_S = 3600.0
 _EXPIRED_S = 86400.0
@@ -75,13 +76,28 @@ def leftovers(storage: Storage, *, now_s: float, grace_s: float) -> list[Leftove
 
 
 def sweep(storage: Storage, found: Sequence[Leftover]) -> None:
-    """Delete leftovers, data files before the commit files that describe them. The catalog is read again first."""
+    """Delete leftovers, data files before the commit files that describe them. The catalog is read again first. A
+    dropped table is claimed by a commit of its log: after that nobody can bring it back."""
     live = Catalog(storage).generations().live
     for leftover in found:
-        if leftover.is_deletable and leftover.where not in live:
-            storage.delete(
-                info.path for info in sorted(leftover.infos, key=lambda info: (not _is_data(info.path), info.path))
-            )
+        if not leftover.is_deletable or leftover.where in live:
+            continue
+        paths = [info.path for info in leftover.infos]
+        if leftover.is_dropped:
+            if not _claim_dropped(storage, leftover.where):
+                continue
+            crash_point("sweep.claimed")
+            paths = [info.path for info in storage.list(leftover.where)]
+        storage.delete(sorted(paths, key=lambda path: (not _is_data(path), path)))
+
+
+def _claim_dropped(storage: Storage, folder: str) -> bool:
+    """Whether a dropped table may be deleted; False when it was brought back meanwhile."""
+    try:
+        return Log(storage, f"{folder}/log").mark_deleted()
+    except (Corrupt, NotFound):
+        # Without its log nobody can bring it back.
+        return True
 
 
 def _find_unfinished(
@@ -118,12 +134,12 @@ def _examine_folder(
     """Leftovers in the folder of a generation that is not in the catalog: it was dropped, or never registered."""
     _, name, generation = folder.split("/")
     is_quiet = all(info.modified_s < before_s for info in infos)
-    if generation in lives.dropped_ms:
+    if generation in lives.dropped:
         # Both catalog and log must say that it was dropped: a wrong catalog must not cost a table.
         if not _is_dropped(storage, folder) and any(_is_data(info.path) for info in infos):
             what = "of a table that the catalog calls dropped, but its own log does not"
             return [Leftover(name, what, folder, tuple(infos), _SET_BACK)]
-        is_due = lives.dropped_ms[generation] < before_s * 1000
+        is_due = lives.dropped[generation].at_ms < before_s * 1000
         found = Leftover(name, "of a dropped table", folder, tuple(infos), is_dropped=True)
         return [found] if is_due and is_quiet else []
     later = {info.path for info in infos if is_later_commit(info.path)}

@@ -31,12 +31,18 @@ def is_spark(data: object) -> bool:
 
 
 def check_rows(
-    data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
+    data: object,
+    schema: pa.Schema,
+    *,
+    required: Sequence[str] | None = None,
+    first_row: int = 0,
+    found: set[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of `data` in pieces, each with exactly the columns and types of `schema`.
 
     Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
-    values, by default the not-null ones of the schema. Errors count rows from `first_row` on."""
+    values, by default the not-null ones of the schema. Errors count rows from `first_row` on. The names of the columns
+    that the data has are added to `found`."""
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
     offset = first_row
     for piece in _split_data(data, schema):
@@ -47,11 +53,23 @@ def check_rows(
         else:
             table = _table_from_dicts(piece, schema, offset)
         table = drop_json_nulls(table, schema)
+        if found is not None:
+            found.update(piece.column_names if isinstance(piece, pa.Table) else _names_of(piece, len(schema)))
         _raise_fault(find_unreadable(table), offset)
         _check_nulls(table, needed, offset)
         check_json(table, offset)
         yield table
         offset += table.num_rows
+
+
+def _names_of(piece: Sequence[Mapping[str, Any]], most: int) -> set[str]:
+    """The names that some dict has; looking ends with the first dicts that have them all."""
+    names: set[str] = set()
+    for row in piece:
+        names.update(row)
+        if len(names) == most:
+            break
+    return names
 
 
 def _raise_fault(fault: Fault | None, offset: int) -> None:

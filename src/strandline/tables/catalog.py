@@ -71,11 +71,19 @@ class CatalogState:
 
 
 @dataclass(frozen=True)
+class DroppedEntry:
+    """A table that was dropped, under its last name."""
+
+    entry: Entry
+    at_ms: int
+
+
+@dataclass(frozen=True)
 class Generations:
-    """All generations ever: the names of the live ones by folder, and the time of drop of the others."""
+    """All generations ever: the names of the live ones by folder, and the dropped ones by their generation."""
 
     live: Mapping[str, str]
-    dropped_ms: Mapping[str, int]
+    dropped: Mapping[str, DroppedEntry]
 
 
 class Catalog:
@@ -146,7 +154,7 @@ class Catalog:
             hidden = {folder for folder in hidden if not self._is_import(folder, proofs[folder])}
             # An import registers its table before it removes its mark.
             lives = self.generations()
-            hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped_ms}
+            hidden = {folder for folder in hidden - set(lives.live) if _generation_of(folder) not in lives.dropped}
         if hidden and not state.exists:
             raise Corrupt(
                 f"{self._storage.uri} has tables, such as {min(hidden)}, but its folder {FOLDER}/ is gone, or a backup"
@@ -201,20 +209,23 @@ class Catalog:
         state = self.refresh()
         if state.is_partial:
             raise self._commits.missing(state.version + 1)
-        now: dict[str, str] = {}
-        dropped_ms: dict[str, int] = {}
+        now: dict[str, Entry] = {}
+        dropped: dict[str, DroppedEntry] = {}
         for version in range(state.version + 1):
             entry = self._commits.read(version)
             if entry is None:
                 raise self._commits.missing(version)
             for action in entry.actions:
                 if "create" in action:
-                    now[action["create"]] = action["generation"]
+                    made = _entry_from(action)
+                    now[made.name] = made
+                    dropped.pop(made.generation, None)
                 elif "rename" in action:
-                    now[action["to"]] = now.pop(action["rename"])
+                    now[action["to"]] = replace(now.pop(action["rename"]), name=action["to"])
                 elif "drop" in action:
-                    dropped_ms[now.pop(action["drop"])] = int(action.get("at", 0))
-        return Generations({entry.folder: entry.name for entry in state.tables.values()}, dropped_ms)
+                    gone = now.pop(action["drop"])
+                    dropped[gone.generation] = DroppedEntry(gone, int(action.get("at", 0)))
+        return Generations({entry.folder: entry.name for entry in state.tables.values()}, dropped)
 
     def ensure_lake(self) -> CatalogState:
         """Make this an empty lake unless it is one already."""
@@ -245,6 +256,17 @@ class Catalog:
     def drop(self, entry: Entry) -> None:
         """Drop a table, even when it was renamed meanwhile."""
         self._change(lambda state: {"drop": _current_name(state, entry)})
+
+    def undrop(self, entry: Entry) -> None:
+        """Register a dropped table again, under the name of `entry`. Readers of earlier versions see a create."""
+
+        def action(state: CatalogState) -> dict[str, Any]:
+            if entry.folder in {each.folder for each in state.tables.values()}:
+                raise Conflict(f"table {entry.name!r} was brought back by another process", table=entry.name)
+            _refuse_taken(state, entry.name)
+            return {"create": entry.name, "generation": entry.generation, "folder": entry.folder, "undrop": True}
+
+        self._change(action)
 
     def rename(self, entry: Entry, to: str) -> None:
         def action(state: CatalogState) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from strandline.crash import crash_point
 from strandline.engines.duck import Duck
 from strandline.errors import Invalid, NotFound
 from strandline.model.definition import TableDef, check_name
@@ -82,7 +83,7 @@ class Tables:
             raise
         return table
 
-    def drop(self, name: str) -> None:
+    def drop_table(self, name: str) -> Entry:
         """Drop a table. Its files stay until vacuum; a table created later under the name starts empty."""
         entry = self.catalog.refresh().get(check_name(name))
         self.catalog.check_whole()
@@ -90,6 +91,24 @@ class Tables:
         self.catalog.drop(entry)
         with self._lock:
             self._opened.pop(entry.generation, None)
+        return entry
+
+    def undrop_table(self, entry: Entry) -> TableStore:
+        """Bring a dropped table back under the name of `entry`, with its log, baseline and generation; `NotFound` when
+        its files are gone. After a crash in between, the table is still dropped and can be brought back."""
+        self.catalog.check_free(check_name(entry.name))
+        self.catalog.check_whole()
+        try:
+            Log(self.storage, f"{entry.folder}/log").mark_undropped()
+        except NotFound as error:
+            raise NotFound(
+                f"the files of table {entry.name!r} are deleted: it cannot be brought back",
+                hint="Restore it from a backup.",
+                table=entry.name,
+            ) from error
+        crash_point("undrop.log_opened")
+        self.catalog.undrop(entry)
+        return self.open_table(entry)
 
     def rename(self, name: str, to: str) -> TableStore:
         """Give a table another name; its rows, seqs and files stay as they are."""

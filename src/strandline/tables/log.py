@@ -47,6 +47,7 @@ TRIM = "trim"
 EPOCH = "epoch"
 HIDDEN = "hidden"
 DROPPED = "strandline.dropped"
+DELETED = "strandline.deleted"
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,13 @@ class Log:
         a commit with one of `tokens` is in the log already, the answer is that commit, as for every repeated call."""
         snapshot = self.delta.refresh()
         _refuse_dropped(snapshot)
-        earlier = [snapshot.txns[app] for app in _token_txns(tokens) if app in snapshot.txns]
-        return self._replayed_commit(earlier[0]) if earlier else Commit(snapshot.version, 0)
+        earlier = self.find_token(tokens)
+        return Commit(snapshot.version, 0) if earlier is None else self._replayed_commit(earlier)
+
+    def find_token(self, tokens: Sequence[str]) -> int | None:
+        """The seq of the commit with one of these tokens; None when there is none."""
+        txns = self.delta.refresh().txns if tokens else {}
+        return next((txns[app] for app in _token_txns(tokens) if app in txns), None)
 
     def _replayed_commit(self, seq: int) -> Commit:
         return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
@@ -302,6 +308,33 @@ class Log:
             return Draft(metadata={**snapshot.metadata, "configuration": configuration})
 
         self.delta.commit("DROP TABLE", build)
+
+    def mark_undropped(self) -> None:
+        """Open a dropped log again; `NotFound` when a vacuum has begun to delete its files."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            if DELETED in snapshot.configuration:
+                raise NotFound("a vacuum has deleted the files of this table")
+            if DROPPED not in snapshot.configuration:
+                return None
+            configuration = {name: value for name, value in snapshot.configuration.items() if name != DROPPED}
+            return Draft(metadata={**snapshot.metadata, "configuration": configuration})
+
+        self.delta.commit("UNDROP TABLE", build)
+
+    def mark_deleted(self) -> bool:
+        """Say that the files of a dropped table are about to be deleted; False when it is not dropped any more."""
+        is_dropped: list[bool] = []
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft | None:
+            is_dropped.append(DROPPED in snapshot.configuration)
+            if not is_dropped[-1] or DELETED in snapshot.configuration:
+                return None
+            configuration = {**snapshot.configuration, DELETED: str(now_ms)}
+            return Draft(metadata={**snapshot.metadata, "configuration": configuration})
+
+        self.delta.commit("VACUUM", build)
+        return is_dropped[-1]
 
 
 def _token_txns(tokens: Sequence[str]) -> list[str]:

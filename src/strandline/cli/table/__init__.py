@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strandline.cli.table import change, erase, look, make, pins
+from strandline.cli.table import change, drop, erase, look, make, pins
 
 VERBS = {
     "list": look.list_,
@@ -20,5 +20,6 @@ VERBS = {
     "add-column": change.add_column,
     "drop-column": change.drop_column,
     "purge": erase.purge,
-    "drop": change.drop,
+    "drop": drop.drop,
+    "undrop": drop.undrop,
 }

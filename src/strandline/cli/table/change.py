@@ -11,7 +11,7 @@ import strandline as sl
 from strandline.cli.answer import Answer, Part, Rows, counted, moment, preview, warning
 from strandline.cli.options import DryRun, TableName, Yes, parse_seq_or_time, parse_settings
 from strandline.cli.verb import Call
-from strandline.errors import Invalid, StrandlineError
+from strandline.errors import Invalid
 
 if TYPE_CHECKING:
     from strandline.consumers.retention import ExpiryPlan
@@ -179,21 +179,3 @@ def describe_cleanup(call: Call, table: sl.Table) -> str:
         f"at once with: {call.command(f'compact {table.name} --all')}\n"
         f"Vacuum deletes the old files after keep ({settings['keep']}) and grace ({settings['grace']})."
     )
-
-
-def drop(call: Call, name: TableName, yes: Yes = False) -> Answer:
-    """Drop a table. Its files stay for an hour, until a vacuum."""
-    lake = call.lake()
-    entry = lake.catalog.refresh().get(name)
-    if not yes:
-        call.confirm(f"Drop the table {name} ({_describe_rows(lake, name)})?", f"table {name!r} is dropped", table=name)
-    lake.drop(name)
-    said = f"Dropped {name}. Its files go with a vacuum an hour or more from now: {call.command('vacuum')}"
-    return Answer({"table": name, "generation": entry.generation, "dropped": True}, said)
-
-
-def _describe_rows(lake: sl.Lake, name: str) -> str:
-    try:
-        return counted(lake.table(name).status().rows, "row")
-    except StrandlineError:
-        return "it cannot be read"

@@ -94,6 +94,6 @@ def _examine_catalog(storage: Storage, findings: list[Finding]) -> CatalogState 
     if len(lives.live) != len(state.tables):
         wrong("two tables share one folder")
     for entry in state.tables.values():
-        if entry.folder.rsplit("/", 1)[-1] != entry.generation or entry.generation in lives.dropped_ms:
+        if entry.folder.rsplit("/", 1)[-1] != entry.generation or entry.generation in lives.dropped:
             wrong(f"table {entry.name!r} shares its generation {entry.generation} or its folder")
     return state

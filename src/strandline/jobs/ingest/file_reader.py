@@ -10,7 +10,7 @@ from strandline.errors import Conflict
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import digest_of
-from strandline.jobs.ingest.csv_file import open_csv
+from strandline.jobs.ingest.csv_file import CsvFile, open_csv
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.json_rows import JsonRows, read_json
 from strandline.jobs.ingest.json_stream import sniff_json
@@ -20,6 +20,7 @@ from strandline.jobs.ingest.plan import Step
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_columns import TextColumns
 from strandline.jobs.ingest.text_options import TextOptions
+from strandline.jobs.parquet_files import open_parquet
 from strandline.model.definition import TableDef
 
 Advance = Callable[[Step, int], None]
@@ -43,16 +44,36 @@ class FileReader:
         self._advance = advance
         self.loaded: list[Loaded] = []
         self.dialects: dict[str, Dialect] = {}
+        self._csv: tuple[Source, CsvFile] | None = None
 
     def read(self, step: Step) -> Iterator[pa.Table | BadRow]:
         """The rows of a file. `Conflict` when it was written meanwhile."""
         return self._read_text(step) if step.source.is_text else self._read_parquet(step)
 
+    def columns_of(self, step: Step) -> set[str] | None:
+        """The columns of a file; None where only its rows tell."""
+        source = step.source
+        if source.kind == "jsonl":
+            return None
+        columns = TextColumns(source, self._schema, self._names)
+        if source.kind == "csv":
+            found = self._open_csv(source, columns).form.names
+        else:
+            with open_parquet(source.storage, source.path, source.skip) as file:
+                found = self._names.match([name for name in file.schema.names if name not in source.skip])
+        return {*found, *columns.folders} & set(self._schema.names) if found else None
+
+    def _open_csv(self, source: Source, columns: TextColumns) -> CsvFile:
+        """The file, which is looked at once."""
+        if self._csv is None or self._csv[0] != source:
+            self._csv = (source, open_csv(source, columns.schema, self._text, self._names))
+        return self._csv[1]
+
     def _read_text(self, step: Step) -> Iterator[pa.Table | BadRow]:
         reading = step.reading()
         columns = TextColumns(step.source, self._schema, self._names)
         if step.source.kind == "csv":
-            file = open_csv(step.source, columns.schema, self._text, self._names)
+            file = self._open_csv(step.source, columns)
             dialect = self.dialects[step.source.uri] = file.layout.dialect
             reading.encoding, reading.newline = dialect.encoding, dialect.newline
             pieces = file.read(reading)

@@ -29,6 +29,7 @@ from strandline.model.definition import TableDef
 from strandline.model.name_map import NameMap, RenamedColumn, Rule
 from strandline.progress import Progress, silent
 from strandline.tables.collection import Tables
+from strandline.tables.partial import Missing, check_missing
 from strandline.tables.store import TableStore
 
 _ATTEMPTS = 10
@@ -140,11 +141,15 @@ def ingest(
     text: TextOptions = _SNIFFED,
     skip: Sequence[str] = (),
     names: Rule | None = None,
+    missing: Missing | None = None,
     progress: Progress = silent,
 ) -> IngestReport:
     """Load files into a table, without the columns in `skip`. `create` makes the table from the first file when it is
-    missing. `names` is the rule for the names of columns."""
+    missing. `names` is the rule for the names of columns, `missing` is what happens with the columns that a file
+    lacks."""
     check_rule(names)
+    if missing is not None:
+        check_missing(missing)
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
@@ -172,7 +177,9 @@ def ingest(
     with _drop_if_empty(lake, table if is_created else None):
         while True:
             try:
-                loader = Loader(table, planned, keep_rejects=rejects, text=text, names=names, progress=progress)
+                loader = Loader(
+                    table, planned, keep_rejects=rejects, text=text, names=names, missing=missing, progress=progress
+                )
                 _load_files(loader, planned, done, renamed, is_created)
                 break
             except Conflict:
@@ -240,7 +247,7 @@ def _drop_if_empty(lake: Tables, made: TableStore | None) -> Iterator[None]:
     except BaseException:
         with suppress(StrandlineError):
             if made is not None and not made.head:
-                lake.drop(made.name)
+                lake.drop_table(made.name)
         raise
 
 
@@ -279,12 +286,14 @@ def _load_files(
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
     for group in groups(planned):
-        try:
-            _, finished = loader.load(group)
-        except Invalid as error:
-            raise _add_loaded(error, done, is_created) from error
-        done |= {each.step.source.uri: each for each in finished}
-        renamed |= loader.renamed
+        while group:
+            try:
+                _, finished = loader.load(group)
+            except Invalid as error:
+                raise _add_loaded(error, done, is_created) from error
+            done |= {each.step.source.uri: each for each in finished}
+            renamed |= loader.renamed
+            group = group[len(finished) :]
     loader.remember_skipped()
 
 

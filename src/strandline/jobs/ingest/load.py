@@ -27,6 +27,7 @@ from strandline.model.change import UPSERT, Commit
 from strandline.model.name_map import RenamedColumn, Rule
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
+from strandline.tables.partial import Missing, refuse_losses, write_keeping
 from strandline.tables.rejects import Reject, RejectedRows, Rejects
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
@@ -73,6 +74,7 @@ class Loader:
         text: TextOptions,
         names: Rule | None,
         progress: Progress,
+        missing: Missing | None = None,
     ) -> None:
         self.table = table
         self._plan = plan
@@ -80,13 +82,15 @@ class Loader:
         self.keep_rejects = keep_rejects
         self.text = text
         self.rule = names
+        self._missing = missing
         self._progress = progress
         self._done_bytes = 0
         self._mine: set[str] = set()
         self.renamed: dict[RenamedColumn, None] = {}
 
     def load(self, steps: Sequence[Step]) -> tuple[Commit, list[StepResult]]:
-        """Load some files in one commit; `Conflict` when another process has loaded one of them first."""
+        """Load some files in one commit: the first one, and those after it that lack the same columns. `Conflict` when
+        another process has loaded one of them first."""
         group = _Group(self, steps)
         try:
             commit = group.commit()
@@ -118,6 +122,13 @@ class Loader:
             txns={**draft.txns, **{one.app: seq for one in loaded}},
             forgotten_txns={one.app: one.seq for one in replaced if one.app in snapshot.txns},
         )
+
+    def missing_in(self, step: Step) -> Missing:
+        """What happens with the columns that a file lacks. Writers of JSON leave nulls out, so a name that is missing
+        there is null unless the caller says otherwise. In a table without a key no row is replaced."""
+        if not self.table.definition.is_keyed:
+            return "null"
+        return self._missing or ("refuse" if step.source.kind in ("csv", "parquet") else "null")
 
     def advance(self, step: Step, size: int) -> None:
         self._progress(self._done_bytes + size, self._plan.bytes, step.source.path)
@@ -165,6 +176,8 @@ class _Group:
         self.batch = RejectedRows(loader.rejects)
         self._reader = FileReader(self._definition, loader.text, self.names, loader.advance)
         self.done: list[StepResult] = []
+        self._missing: Missing = "null"
+        self._found: set[str] = set()
 
     @property
     def loaded(self) -> list[Loaded]:
@@ -176,7 +189,12 @@ class _Group:
         first = next(pieces, None)
         if first is None:
             return table.log.commit([], operation="INGEST", amend=self._amend)
-        rows = chain([first], pieces)
+        rows: Iterator[pa.Table] = chain([first], pieces)
+        if self._missing == "keep":
+            return write_keeping(table, self._definition, rows, self._found, amend=self._amend)
+        if self._missing == "refuse":
+            where = f"the rows of {self._steps[0].source.uri}"
+            rows = refuse_losses(table, self._definition, rows, self._found, where=where)
         return write(table.log, rows, self._definition, UPSERT, tokens=(), spark=table.spark, amend=self._amend)
 
     def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
@@ -190,7 +208,10 @@ class _Group:
 
     def _pieces(self) -> Iterator[pa.Table]:
         kept = self._loader.rejects.tokens() if self._loader.keep_rejects else ()
-        for step in self._steps:
+        for at, step in enumerate(self._steps):
+            if not self._take_columns(step):
+                self._steps = self._steps[:at]
+                return
             rows = faults = 0
             is_kept = token_of(step) in kept
             for found in self._reader.read(step):
@@ -199,6 +220,24 @@ class _Group:
                     self._loader.take_bad_row(step, found, self.batch, is_kept)
                 else:
                     rows += found.num_rows
+                    self._note_columns(step, found)
                     yield found
             self.done.append(StepResult(step, rows, faults, dialect=self._reader.dialects.get(step.source.uri)))
             crash_point("ingest.file_read")
+
+    def _take_columns(self, step: Step) -> bool:
+        """Note the columns of a file. False when it must not share the commit: its rows would replace those of a file
+        before it that has other columns."""
+        missing, whole = self._loader.missing_in(step), set(self._definition.schema.names)
+        names = whole if missing == "null" else self._reader.columns_of(step)
+        if names == whole:
+            missing = "null"
+        if self.done:
+            return missing == self._missing and names == self._found
+        self._missing, self._found = missing, names or set()
+        return True
+
+    def _note_columns(self, step: Step, rows: pa.Table) -> None:
+        """Note the columns with values of a file without a header."""
+        if self._missing != "null" and step.source.kind == "jsonl":
+            self._found |= {name for name in rows.column_names if rows.column(name).null_count < rows.num_rows}

@@ -26,6 +26,11 @@ class TextColumns:
         own = [pa.field(f.name, pa.string()) if f.name in self._partitions else f for f in schema]
         self.schema = pa.schema([*own, *(pa.field(label, pa.string()) for label in names.skipped)])
 
+    @property
+    def folders(self) -> list[str]:
+        """The columns of its folders."""
+        return list(self._partitions)
+
     def finish(self, rows: pa.Table) -> pa.Table:
         """The rows of the table, from rows of `schema`. `Invalid` when a folder contradicts its file."""
         if not self._partitions:

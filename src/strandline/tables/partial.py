@@ -1,0 +1,209 @@
+"""Rows that lack columns of their table: refused when a value would be lost, or completed with the table's values.
+
+A call lacks a column when none of its rows has it. By default (`refuse`) it is refused if a row of the table has a
+value there that the call would replace by null; new rows get null. `keep` makes it a partial upsert: rows keep the
+values that the table has for their keys at the moment of the commit. A change of one of these keys between the read
+and the commit makes the upsert read again.
+
+After a crash: the commit exists with the completed rows, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.engines.choice import BULK
+from strandline.engines.scan import listed, quoted
+from strandline.errors import Conflict, Invalid
+from strandline.model.change import HASH, SEQ, UPSERT, Commit
+from strandline.model.definition import TableDef
+from strandline.model.keys import hash_keys, vnode_of
+from strandline.model.types import conform
+from strandline.retry import until_landed
+from strandline.storage.snapshot import PURGE, Draft, Snapshot, schema_id_of
+from strandline.tables.log import TRIM, Amend
+from strandline.tables.merge import TableAt, duck_sql
+from strandline.tables.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Missing = Literal["refuse", "null", "keep"]
+
+_PLACE = "_place"
+
+
+def check_missing(missing: Missing) -> Missing:
+    """The option `missing`, checked."""
+    if missing not in get_args(Missing):
+        raise Invalid(f"missing is {missing!r}; expected one of: {', '.join(get_args(Missing))}")
+    return missing
+
+
+def find_lacking(definition: TableDef, found: Iterable[str]) -> list[str]:
+    """The columns that rows lack which have the columns `found`."""
+    present = set(found)
+    return [name for name in definition.schema.names if name not in present]
+
+
+def refuse_losses(
+    table: TableStore,
+    definition: TableDef,
+    pieces: Iterable[pa.Table],
+    found: Iterable[str],
+    *,
+    where: str = "the rows",
+) -> Iterator[pa.Table]:
+    """The pieces; after the last one, `Invalid` when they would replace values by null. `found` are the columns of the
+    pieces so far, all of them after the last one. The caller commits only after that."""
+    keys: list[pa.Table] = []
+    for piece in pieces:
+        if not find_lacking(definition, found):
+            keys = []
+        elif piece.num_rows:
+            keys.append(piece.select(list(definition.key)))
+        yield piece
+    if not keys:
+        return
+    merge = table.merge()
+    filled = _find_filled(merge, find_lacking(definition, found))
+    if filled:
+        values = _find_values(table, merge, pa.concat_tables(keys), filled)
+        lost = [name for name in filled if values.column(name).null_count < values.num_rows]
+        if lost:
+            raise _loss_error(table, lost, where)
+
+
+def write_keeping(
+    table: TableStore,
+    definition: TableDef,
+    pieces: Iterable[pa.Table],
+    found: Iterable[str],
+    *,
+    tokens: Sequence[str] = (),
+    amend: Amend | None = None,
+) -> Commit:
+    """Commit rows, which keep the table's values in the columns that they lack."""
+    held: list[pa.Table] = []
+    for piece in pieces:
+        held.append(piece)
+        if not BULK.holds(raw_bytes=sum(each.nbytes for each in held)):
+            raise Invalid(
+                f"a partial upsert takes at most {BULK.raw_bytes >> 20} MiB of rows",
+                hint="Split the rows, or pass them as a Spark DataFrame.",
+                table=table.name,
+            )
+    rows = pa.concat_tables(held) if held else definition.schema.empty_table()
+    if not rows.num_rows:
+        return table.log.empty_commit(tokens)
+    lacking = find_lacking(definition, found)
+    hashes = np.unique(hash_keys([rows.column(name) for name in definition.key]).to_numpy())
+
+    def attempt() -> Commit:
+        merge = table.merge()
+        whole = _complete_rows(table, merge, rows, lacking)
+        return table.log.append(
+            whole, definition, UPSERT, tokens=tokens, amend=_check_unchanged(merge.seq, hashes, amend)
+        )
+
+    return until_landed(attempt)
+
+
+def complete_frame(
+    table: TableStore, definition: TableDef, frame: DataFrame, found: Iterable[str], missing: Missing
+) -> tuple[DataFrame, Amend | None]:
+    """A checked DataFrame with the table's values in the columns that it lacks, and what its commit has to check;
+    without `keep`, the same DataFrame, or `Invalid` when values would be lost."""
+    from pyspark.sql import functions as F
+
+    merge = table.merge()
+    filled = _find_filled(merge, find_lacking(definition, found)) if missing != "null" else []
+    if not filled:
+        return frame, None
+    key = list(definition.key)
+    present = table.to_spark(at=merge.seq, columns=[*key, *filled])
+    if missing == "refuse":
+        counts = present.join(frame.select(*key), key, "semi").agg(*[F.count(f"`{name}`") for name in filled]).first()
+        lost = [name for name, count in zip(filled, counts or (), strict=False) if count]
+        if lost:
+            raise _loss_error(table, lost, "the DataFrame")
+        return frame, None
+    order = frame.columns
+    joined = frame.drop(*filled).join(present, key, "left")
+    return joined.select(*[f"`{name}`" for name in order]), _check_unchanged(merge.seq, None, None)
+
+
+def _find_filled(merge: TableAt, names: Sequence[str]) -> list[str]:
+    """Those columns in which the table may have values, by statistics."""
+    files = [*merge.base_files(), *(file for _, file in merge.log_files())]
+    schemas = merge.definition.schemas
+
+    def has_values(name: str) -> bool:
+        holders = [file for file in files if name in schemas[schema_id_of(file)].names]
+        return any(file.stats.get("nullCount", {}).get(name, -1) < file.rows for file in holders)
+
+    return [name for name in names if has_values(name)]
+
+
+def _find_values(table: TableStore, merge: TableAt, keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The table's values in some columns for each of the keys, in their order; null for a key that it does not have."""
+    definition = merge.definition
+    key = list(definition.key)
+    hashes = np.unique(hash_keys([keys.column(name) for name in key]).to_numpy())
+    part = merge.part({vnode_of(int(each), merge.baseline.vnodes) for each in hashes})
+    wanted = keys.append_column(_PLACE, pa.array(range(keys.num_rows), pa.int64()))
+    with table.duck.transaction() as cursor:
+        fold = table.pinned_fold(cursor, part)
+        rows = duck_sql(part, fold, [*key, *names])
+        cursor.register("_wanted", wanted)
+        columns = ", ".join(f"t.{quoted(name)}" for name in names)
+        sql = f"SELECT {columns} FROM _wanted w LEFT JOIN ({rows}) t USING ({listed(key)}) ORDER BY w.{_PLACE}"
+        found = cursor.sql(sql).to_arrow_table()
+        cursor.unregister("_wanted")
+    return conform(found, pa.schema([definition.schema.field(name).with_nullable(True) for name in names]))
+
+
+def _complete_rows(table: TableStore, merge: TableAt, rows: pa.Table, lacking: Sequence[str]) -> pa.Table:
+    filled = _find_filled(merge, lacking)
+    if not filled:
+        return rows
+    values = _find_values(table, merge, rows.select(list(merge.definition.key)), filled)
+    for name in filled:
+        rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), values.column(name))
+    return rows
+
+
+def _check_unchanged(seq: int, hashes: Any, amend: Amend | None) -> Amend:
+    """An amendment that refuses the commit when a key with one of the hashes, or without them any key, may have
+    changed after `seq`."""
+
+    def check(snapshot: Snapshot, draft: Draft) -> Draft:
+        is_purged = snapshot.txns.get(PURGE, 0) > seq or snapshot.txns.get(TRIM, 0) > seq
+        later = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) > seq]
+        if is_purged or any(hashes is None or _may_hold(file.stats, hashes) for file in later):
+            raise Conflict("a row that keeps values was changed meanwhile; nothing was written")
+        return draft if amend is None else amend(snapshot, draft)
+
+    return check
+
+
+def _may_hold(stats: Mapping[str, Any], hashes: Any) -> bool:
+    low, high = stats["minValues"][HASH], stats["maxValues"][HASH]
+    return bool(np.searchsorted(hashes, low) < np.searchsorted(hashes, high, side="right"))
+
+
+def _loss_error(table: TableStore, lost: Sequence[str], where: str) -> Invalid:
+    names = ", ".join(map(repr, lost))
+    what = f"column {names}" if len(lost) == 1 else f"columns {names}"
+    return Invalid(
+        f"{where} lack the {what}, in which table {table.name!r} has values for some of their keys",
+        hint="Add the values. Or say what to do: missing='keep' keeps the values of the table, missing='null' replaces"
+        " them by null (ingest: --missing keep, --missing null).",
+        table=table.name,
+        column=lost[0],
+        columns=list(lost),
+    )

@@ -1,0 +1,231 @@
+"""Rows that lack columns: refused when a value would be lost, set to null, or completed with the table's values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import strandline as sl
+from strandline.tables import partial
+from support import refused
+
+SCHEMA = "id:int64, name:string, qty:int64, tags:list<string>, note:json"
+
+
+@pytest.fixture
+def table(lake: sl.Lake) -> sl.Table:
+    """Two rows with all values, one folded and one in the log."""
+    made = lake.create_table("stock", SCHEMA, key=["id"], vnodes=2)
+    made.upsert([{"id": 1, "name": "a", "qty": 10, "tags": ["x"], "note": {"n": 1}}])
+    made.compact(full=True)
+    made.upsert([{"id": 2, "name": "b", "qty": 20, "tags": [], "note": [2]}])
+    return made
+
+
+def rows(table: sl.Table) -> dict[int, dict[str, Any]]:
+    return {row.pop("id"): row for row in table.to_arrow().to_pylist()}
+
+
+SHORT = [{"id": 1, "name": "A"}, {"id": 3, "name": "C"}]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: SHORT, lambda: pa.Table.from_pylist(SHORT), lambda: iter(pa.Table.from_pylist(SHORT).to_batches())]
+)
+def test_a_call_that_would_lose_values_is_refused_with_the_columns_and_the_ways_out(table: sl.Table, make: Any) -> None:
+    before = rows(table)
+    with pytest.raises(sl.Invalid) as caught:
+        table.upsert(make())
+    assert caught.value.fields["columns"] == ["qty", "tags", "note"]
+    assert caught.value.fields["table"] == "stock"
+    assert all(word in str(caught.value.hint) for word in ("keep", "null", "--missing"))
+    assert rows(table) == before and table.head == 2
+
+
+def test_keep_keeps_the_values_of_the_table_and_new_rows_get_null(table: sl.Table) -> None:
+    table.upsert([*SHORT, {"id": 2, "name": "B"}], missing="keep")
+    now = rows(table)
+    assert now[1] == {"name": "A", "qty": 10, "tags": ["x"], "note": '{"n": 1}'}
+    assert now[2] == {"name": "B", "qty": 20, "tags": [], "note": "[2]"}
+    assert now[3] == {"name": "C", "qty": None, "tags": None, "note": None}
+
+
+def test_null_replaces_the_values(table: sl.Table) -> None:
+    table.upsert(SHORT, missing="null")
+    assert rows(table)[1] == {"name": "A", "qty": None, "tags": None, "note": None}
+
+
+def test_new_rows_may_lack_columns_and_so_may_rows_without_values_there(table: sl.Table) -> None:
+    table.upsert([{"id": 3, "name": "c"}])
+    table.upsert([{"id": 3, "name": "C"}])
+    table.evolve(pa.schema([("colour", pa.string())]))
+    table.upsert([{"id": 1, "name": "A", "qty": 1, "tags": [], "note": 1}])
+    assert rows(table)[1]["colour"] is None and rows(table)[3]["name"] == "C"
+    table.delete([1])
+    table.upsert([{"id": 1, "name": "again"}])
+    assert rows(table)[1]["qty"] is None, "a deleted row has no values to lose"
+
+
+def test_a_column_that_one_row_of_the_call_has_is_null_in_the_others(table: sl.Table) -> None:
+    table.upsert([{"id": 1, "name": "A", "qty": 11, "tags": [], "note": None}, {"id": 2}])
+    assert rows(table)[2] == {"name": None, "qty": None, "tags": None, "note": None}
+
+
+def test_whole_rows_cost_no_read(table: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial, "_find_filled", lambda *words: pytest.fail("it looked at the table"))
+    table.upsert([{"id": 1, "name": "A", "qty": 1, "tags": [], "note": 1}])
+
+
+def test_a_repeated_call_is_not_refused(table: sl.Table) -> None:
+    first = table.upsert([{"id": 3, "name": "c"}], token="t")
+    table.upsert([{"id": 3, "name": "c", "qty": 3, "tags": [], "note": 3}])
+    for missing in ("refuse", "keep", "null"):
+        again = table.upsert([{"id": 3, "name": "c"}], token="t", missing=missing)
+        assert (again.seq, again.is_replay) == (first.seq, True)
+    assert rows(table)[3]["qty"] == 3
+
+
+def test_other_words_are_refused(table: sl.Table, tmp_path: Path) -> None:
+    with refused(sl.Invalid):
+        table.upsert(SHORT, missing="drop")  # type: ignore[arg-type]
+    assert table.upsert([], missing="keep").rows == 0
+
+
+def test_a_change_between_read_and_commit_is_not_undone(
+    lake: sl.Lake, table: sl.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process changes the row after its values were read: the newer values stay."""
+    other = sl.Lake(lake.storage.uri).table("stock")
+    plain, reads = partial._complete_rows, []
+
+    def complete(*words: Any) -> pa.Table:
+        done = plain(*words)
+        reads.append(1)
+        if len(reads) == 1:
+            other.upsert([{"id": 1, "name": "z", "qty": 99, "tags": [], "note": 9}])
+        elif len(reads) == 2:
+            other.upsert([{"id": 7, "name": "z", "qty": 7, "tags": [], "note": 7}])
+        return done
+
+    monkeypatch.setattr(partial, "_complete_rows", complete)
+    table.upsert([{"id": 1, "name": "A"}], missing="keep")
+    assert rows(table)[1] == {"name": "A", "qty": 99, "tags": [], "note": "9"}
+    assert len(reads) == 2, "a change of another key makes nobody read again"
+    other.delete([1])
+    reads[:] = [1, 1]
+    table.upsert([{"id": 1, "name": "B"}], missing="keep")
+    assert rows(table)[1]["qty"] is None
+
+
+def test_a_purge_between_read_and_commit_is_not_undone(table: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, reads = partial._complete_rows, []
+
+    def complete(*words: Any) -> pa.Table:
+        done = plain(*words)
+        reads.append(1)
+        if len(reads) == 1:
+            table.purge([1])
+        return done
+
+    monkeypatch.setattr(partial, "_complete_rows", complete)
+    table.upsert([{"id": 1, "name": "A"}], missing="keep")
+    assert rows(table)[1] == {"name": "A", "qty": None, "tags": None, "note": None}
+
+
+def test_a_partial_upsert_of_a_table_with_versions_loses_to_a_newer_row(lake: sl.Lake) -> None:
+    table = lake.create_table("v", "id:int64, at:int64, name:string, qty:int64", key=["id"], version="at")
+    table.upsert([{"id": 1, "at": 5, "name": "a", "qty": 1}])
+    table.upsert([{"id": 1, "at": 4, "name": "old"}], missing="keep")
+    table.upsert([{"id": 2, "at": 1, "name": "new"}], missing="keep")
+    assert rows(table)[1] == {"at": 5, "name": "a", "qty": 1}
+    table.upsert([{"id": 1, "at": 6, "name": "b"}], missing="keep")
+    assert rows(table)[1] == {"at": 6, "name": "b", "qty": 1}
+
+
+def test_a_table_without_a_key_takes_rows_without_columns(lake: sl.Lake) -> None:
+    table = lake.create_table("log", "id:int64, name:string")
+    table.append([{"id": 1, "name": "a"}])
+    table.append([{"id": 2}])
+    assert table.count() == 2
+
+
+def test_a_dataframe_is_refused_or_completed(table: sl.Table, spark: Any) -> None:
+    frame = spark.createDataFrame([(1, "A"), (3, "C")], "id long, name string")
+    with pytest.raises(sl.Invalid) as caught:
+        table.upsert(frame)
+    assert caught.value.fields["columns"] == ["qty", "tags", "note"]
+    table.upsert(frame, missing="keep")
+    now = rows(table)
+    assert now[1] == {"name": "A", "qty": 10, "tags": ["x"], "note": '{"n": 1}'}
+    assert now[3] == {"name": "C", "qty": None, "tags": None, "note": None}
+    table.upsert(spark.createDataFrame([(4, "D")], "id long, name string"))
+    table.upsert(frame, missing="null")
+    assert rows(table)[1]["qty"] is None
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(lake: sl.Lake) -> sl.Table:
+    table = lake.create_table("plain", "id:int64, name:string, qty:int64", key=["id"])
+    table.upsert([{"id": 1, "name": "a", "qty": 10}, {"id": 2, "name": "b", "qty": 20}])
+    return table
+
+
+def test_a_csv_or_parquet_file_that_would_lose_values_is_refused(
+    lake: sl.Lake, plain: sl.Table, tmp_path: Path
+) -> None:
+    short, other = tmp_path / "short.csv", tmp_path / "short.parquet"
+    short.write_text("id,name\n1,A\n3,C\n")
+    pq.write_table(pa.table({"id": [2], "name": ["B"]}), other)
+    for file in (short, other):
+        with pytest.raises(sl.Invalid) as caught:
+            lake.ingest("plain", [str(file)])
+        assert caught.value.fields["columns"] == ["qty"] and file.name in caught.value.message
+    assert rows(plain)[1] == {"name": "a", "qty": 10} and plain.head == 1
+    report = lake.ingest("plain", [str(short), str(other)], missing="keep")
+    assert report.rows == 3
+    assert rows(plain) == {
+        1: {"name": "A", "qty": 10},
+        2: {"name": "B", "qty": 20},
+        3: {"name": "C", "qty": None},
+    }
+    lake.ingest("plain", [str(short)], missing="null", again=True)
+    assert rows(plain)[1] == {"name": "A", "qty": None}
+
+
+def test_files_of_one_call_do_not_lose_each_others_values(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("id,name,qty\n1,a,10\n")
+    (tmp_path / "2.csv").write_text("id,name\n1,A\n")
+    with refused(sl.Invalid, column="qty"):
+        lake.ingest("plain", [str(tmp_path / "*.csv")], key=["id"])
+    assert rows(lake.table("plain")) == {1: {"name": "a", "qty": 10}}
+    report = lake.ingest("plain", [str(tmp_path / "*.csv")], missing="keep")
+    assert [file.action for file in report.files] == ["skip", "load"]
+    assert rows(lake.table("plain")) == {1: {"name": "A", "qty": 10}}
+
+
+def test_whole_files_still_share_a_commit(lake: sl.Lake, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text(f"id,name,qty\n{number},a,10\n")
+    (tmp_path / "3.jsonl").write_text('{"id": 9, "name": "z"}\n')
+    assert len(lake.ingest("plain", [str(tmp_path / "*")], key=["id"]).seqs) == 1
+
+
+def test_a_name_that_json_leaves_out_is_null_unless_asked_otherwise(
+    lake: sl.Lake, plain: sl.Table, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"id": 1, "name": "A"}) + "\n")
+    with refused(sl.Invalid, column="qty"):
+        lake.ingest("plain", [str(file)], missing="refuse")
+    lake.ingest("plain", [str(file)], missing="keep")
+    assert rows(plain)[1] == {"name": "A", "qty": 10}
+    lake.ingest("plain", [str(file)], again=True)
+    assert rows(plain)[1] == {"name": "A", "qty": None}
