@@ -57,6 +57,15 @@ def test_a_column_that_holds_the_values_of_a_file_takes_them_as_they_are(lake: s
     assert table.to_arrow().to_pylist() == [{"id": 7, "uuid": b"0123456789abcdef"}]
 
 
+def test_an_unsigned_key_is_taken_as_the_type_that_is_said(lake: sl.Lake, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": pa.array([7, 2**63], pa.uint64())}), path)
+    with refused(sl.Invalid):
+        lake.ingest("t", [path], key=["id"])
+    report = lake.ingest("t", [path], key=["id"], types="id:int64", rejects=True)
+    assert (report.rows, report.rejects) == (1, 1)
+
+
 def test_a_value_without_an_exact_form_is_a_bad_row(lake: sl.Lake, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2], "d": pa.array([1000, 1], pa.duration("ns"))}), tmp_path / "a.parquet")
     with refused(sl.Invalid, line=2, column="d"):
