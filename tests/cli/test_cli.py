@@ -408,13 +408,13 @@ def folded(run: Run) -> Run:
 def test_compact_says_what_is_due_and_why_and_folds_it(loaded: Run) -> None:
     before = snapshot()
     said = loaded("compact", "--dry-run")
-    assert "items: would fold 8 of 16 vnodes up to seq 1; 2 changes wait." in said
+    assert "items: would compact 8 of 16 vnodes up to seq 1; 2 changes wait." in said
     assert "against 0 folded rows" in said and "Nothing was written" in said
     document = loaded.json("compact", "items", "--dry-run")
     (plan,) = document["tables"]
     assert (document["is_dry_run"], plan["table"], plan["upto"], len(plan["due"])) == (True, "items", 1, 8)
     assert snapshot() == before
-    assert "items: folded 8 vnodes up to seq 1: 2 rows in 2 new files" in loaded("compact")
+    assert "items: compacted 8 vnodes up to seq 1: 2 rows in 2 new files" in loaded("compact")
     before = snapshot()
     assert "items: everything is folded, up to seq 1." in loaded("compact")
     (report,) = loaded.json("compact", "items", "items")["tables"]
@@ -458,9 +458,9 @@ def test_a_damaged_file_is_named_and_the_rest_is_done(folded: Run, tmp_path: Pat
     path = tmp_path / "lake" / table.baseline.folder / lost.path
     path.rename(tmp_path / "saved")
     said = folded("compact", "--all", code=1)
-    assert f"items: not folded: vnode 0: the file is missing: {path}" in said
+    assert f"items: not compacted: vnode 0: the file is missing: {path}" in said
     assert "strandline compact items --all" in said
-    assert "items: folded 1 vnode up to seq 3" in said and "other: folded" in said
+    assert "items: compacted 1 vnode up to seq 3" in said and "other: compacted" in said
     (report, other) = folded.json("compact", "--all", code=1)["tables"]
     assert [(each["vnode"], each["path"]) for each in report["degraded"]] == [(0, str(path))]
     assert other["degraded"] == []
@@ -468,7 +468,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_done(folded: Run, tmp_path: Pat
         assert str(path) in folded(*words, code=1 if words == ("status",) else 0)
     assert str(path) in folded.json("status", code=1)["tables"][0]["degraded"][0]
     (tmp_path / "saved").rename(path)
-    assert "folded 1 vnode" in folded("compact", "items", "--all")
+    assert "compacted 1 vnode" in folded("compact", "items", "--all")
     assert folded.json("status")["tables"][0]["degraded"] == []
 
 

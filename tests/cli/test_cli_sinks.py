@@ -113,7 +113,7 @@ def test_a_sink_is_added_planned_sent_and_then_up_to_date(run: Run, items: sl.Ta
     assert not Path("out").exists()
     said = run("tick")
     assert f"archive: sent the table items to {tmp_path}/out: 10 rows, " in said and "seq 0 → 1" in said
-    assert "items: folded 4 vnodes up to seq 1" in said
+    assert "items: compacted 4 vnodes up to seq 1" in said
     assert len(sent()) == 10
     assert run("tick") == "Everything is up to date.\n"
     assert "up to date" in run("plan")
@@ -149,7 +149,7 @@ def test_single_sinks_are_ticked_by_name(archive: Run, items: sl.Table) -> None:
 
 def test_a_tick_without_sinks_cares_for_the_tables(run: Run, items: sl.Table) -> None:
     assert "compaction/items" in run("plan")
-    assert "items: folded 4 vnodes" in run("tick")
+    assert "items: compacted 4 vnodes" in run("tick")
     said = run("tick")
     assert said.startswith("Everything is up to date.\n") and "strandline sink add" in said
 
@@ -422,7 +422,7 @@ def test_changing_a_sink_says_what_changes_and_asks(archive: Run, items: sl.Tabl
     assert f"Destination changed from {tmp_path}/out to {tmp_path}/other: it starts again" in said
     assert archive.json("sink", "show", "archive")["life"] == 1
     said = archive(*words, "--to", "other", "--yes")
-    assert f"starts again as a new life (destination changed from {tmp_path}/out to {tmp_path}/other): " in said
+    assert f"starts again as a new generation (destination changed from {tmp_path}/out to {tmp_path}/other): " in said
     assert archive.json("sink", "show", "archive")["life"] == 2
     assert [life["life"] for life in archive.json("sink", "show", "archive")["lives"]] == [1, 2]
     archive("tick")
@@ -493,7 +493,7 @@ def test_a_reset_says_what_it_causes_asks_and_sends_again(archive: Run, items: s
     done = archive.json("mark", "reset", "archive", "--yes")
     assert (done["life"], done["rows"], done["was"]) == (2, 11, {"0": 1, "1": 1, "2": 1, "3": 1})
     assert sinks_in(archive.json("tick"))[0]["rows"] == 11
-    assert "Sink archive is in life 3 now." in archive("mark", "reset", "archive", "--head", stdin="y\n")
+    assert "Sink archive is in generation 3 now." in archive("mark", "reset", "archive", "--head", stdin="y\n")
     assert sinks_in(archive.json("tick"))[0]["rows"] == 0
     assert len(sent()) == 21
 
@@ -515,7 +515,7 @@ def test_a_retired_sink_sends_nothing_until_it_is_started_again(archive: Run, it
     assert "archive" not in archive("plan") and "retired" in archive("plan", "--all")
     error = archive.json("mark", "retire", "archive", "--yes", code=1)["error"]
     assert (error["kind"], error["consumer"]) == ("Invalid", "archive")
-    assert "becomes a new life and works again" in archive("mark", "reset", "archive", "--dry-run")
+    assert "begins a new generation and works again" in archive("mark", "reset", "archive", "--dry-run")
     assert archive.json("sink", "add", "archive", "items", "--to", "out")["life"] == 2
     assert sinks_in(archive.json("tick"))[0]["rows"] == 11
 

@@ -500,3 +500,22 @@ def test_a_path_arrives_as_it_was_written(path):
         target = server.requests[0].split(b" ")[1].decode("ascii")
     assert unquote(target) == unquote(f"/ingest/items/{path}")
     assert not re.search("%(?![0-9A-Fa-f]{2})", target)
+
+
+def test_a_server_without_tls_is_told_as_such_and_no_class_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply():
+            there, _ = listener.accept()
+            with there:
+                there.recv(100)
+                there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+        with pytest.raises(wire.NoAnswer, match="give its address as http://, not https://"):
+            wire.Wire(timeout_s=5).exchange("GET", url, {}, {}, b"")
+        thread.join()
+    with pytest.raises(wire.NoAnswer, match=r"^Connection refused$"):
+        wire.Wire(timeout_s=5).exchange("GET", "http://127.0.0.1:9/", {}, {}, b"")

@@ -34,6 +34,6 @@ def degraded_parts(call: Call, table: str, degraded: Iterable[str]) -> Iterator[
     """The vnodes that compaction could not fold, each with the file at fault, and what to do."""
     found = list(degraded)
     for each in found:
-        yield fault(f"{table}: not folded: ", each)
+        yield fault(f"{table}: not compacted: ", each)
     if found:
         yield f"Put that file back from a backup, then: {call.command(f'compact {table} --all')}"

@@ -1,4 +1,4 @@
-"""Fold logs into baselines."""
+"""Compact tables: merge their logs into their baselines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def compact(
     call: Call,
     names: TableNames = None,
-    full: Annotated[bool, typer.Option("--all", help="Fold every change, also where that is not due yet.")] = False,
+    full: Annotated[bool, typer.Option("--all", help="Compact every change, also where that is not due yet.")] = False,
     dry_run: DryRun = False,
 ) -> Answer:
     """Fold the log into the baseline where that is due, so that reads have less to merge.
@@ -49,7 +49,7 @@ def compact(
         if not done:
             yield "There are no tables yet."
         if any(each.vnodes for each in reports):
-            yield note(f"What was folded and replaced stays until: {call.command('vacuum')}")
+            yield note(f"What was compacted and replaced stays until: {call.command('vacuum')}")
 
     return Answer(data, tell(), is_well=is_well)
 
@@ -66,7 +66,7 @@ def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan
         wrote = f"{counted(report.rows, 'row')} in {counted(report.files, 'new file')}, {size(report.bytes)}"
         instead = f", in place of {counted(report.removed_files, 'file')}" if report.removed_files else ""
         by = " on Spark" if report.engine == "spark" else ""
-        folded = f"folded {counted(report.vnodes, 'vnode')} up to seq {report.upto}{by}"
+        folded = f"compacted {counted(report.vnodes, 'vnode')} up to seq {report.upto}{by}"
         yield f"{name}: {folded}: {wrote}{instead}, {report.seconds:.1f} s."
     elif not report.degraded and due.due:
         said = f"{counted(len(due.due), 'vnode is', 'vnodes are')} due, and another compaction is at work on them"
@@ -81,7 +81,7 @@ def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan
 def _describe_idle(call: Call, left: CompactPlan) -> str:
     """A table with nothing due. `left` is the plan of a full compaction."""
     if not left.due:
-        return f"{left.table}: everything is folded, up to seq {left.upto}."
+        return f"{left.table}: everything is compacted, up to seq {left.upto}."
     expired = sum(need.expired for need in left.due)
     waiting = [
         *([counted(left.waiting_rows, "change")] if left.waiting_rows else []),
@@ -89,7 +89,7 @@ def _describe_idle(call: Call, left: CompactPlan) -> str:
     ] or ["values of dropped columns"]
     wait = "waits" if waiting == ["1 change"] else "wait"
     anyway = call.command(f"compact {left.table} --all")
-    return f"{left.table}: nothing is due; {' and '.join(waiting)} {wait}. Fold all the same: {anyway}"
+    return f"{left.table}: nothing is due; {' and '.join(waiting)} {wait}. Compact all the same: {anyway}"
 
 
 def _tell_plans(call: Call, lake: sl.Lake, plans: list[CompactPlan | BrokenTable]) -> Iterator[Part]:
@@ -106,6 +106,6 @@ def _tell_plan(call: Call, plan: CompactPlan, table: sl.Table) -> Iterator[Part]
         return
     waiting = counted(plan.waiting_rows, "change waits", "changes wait")
     due = f"{len(plan.due):,} of {counted(table.definition.vnodes, 'vnode')}"
-    yield f"{plan.table}: would fold {due} up to seq {plan.upto}; {waiting}."
+    yield f"{plan.table}: would compact {due} up to seq {plan.upto}; {waiting}."
     rows = [(need.vnode, need.rows, need.files, need.base_rows, need.why) for need in plan.due]
     yield Rows(("VNODE", "CHANGES", "FILES", "FOLDED ROWS", "WHY"), rows, most=20)

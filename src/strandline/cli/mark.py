@@ -58,7 +58,7 @@ def reset(
 ) -> Answer:
     """Start a sink again: by default the table as it is will be sent once more. Asks first.
 
-    The sink begins a new life: to its destination it is another sender."""
+    The sink begins a new generation: to its destination it is another sender."""
     if head and to is not None:
         raise typer.BadParameter("give --to or --head, not both")
     start: Start = HEAD if head else BACKFILL if to is None else to
@@ -74,7 +74,7 @@ def reset(
     begins = f"It begins with: {call.command(f'tick {name}')}"
     if sink.is_paused:
         begins = f"It stays paused; to let it begin: {call.command(f'sink resume {name}')}"
-    return Answer(asdict(done), f"Sink {name} is in life {done.life} now. {begins}")
+    return Answer(asdict(done), f"Sink {name} is in generation {done.life} now. {begins}")
 
 
 def _describe_reset(planned: ResetReport, sink: ConsumerStatus) -> str:
@@ -91,7 +91,7 @@ def _describe_reset(planned: ResetReport, sink: ConsumerStatus) -> str:
         )
         lost = "" if is_back or not lost else f" What was not sent up to seq {planned.start} never will be."
     works = " and works again" if sink.is_retired else ""
-    return f"Sink {planned.name!r} becomes a new life{works}: {what}.{lost} What is there stays there."
+    return f"Sink {planned.name!r} begins a new generation{works}: {what}.{lost} What is there stays there."
 
 
 def retire(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False) -> Answer:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan(call: Call, is_all: ShowAll = False) -> Answer:
-    """Show what a tick would do: the changes that each sink would send, the tables that would be folded, and those of
-    which rows would expire.
+    """Show what a tick would do: the changes that each sink would send, the tables that would be compacted, and those
+    of which rows would expire.
 
     Ends with 1 when a consumer cannot run or a table is broken."""
     return preview_tick(call, call.lake(), is_all=is_all)

@@ -68,7 +68,7 @@ def add(
     """Add a sink, which every tick of the lake then serves, or change one.
 
     Asks before it changes one. Options that are not given take their defaults, not their earlier values. With another
-    destination, table or mode the sink begins a new life: it starts again."""
+    destination, table or mode the sink begins a new generation: it starts again."""
     begin, masks = parse_start(start), parse_pairs(mask or (), "--mask", "email=hash")
     lake = call.lake()
     if name in lake.declared:
@@ -98,7 +98,7 @@ def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
     if after.is_new:
         whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
         first = whole if start == BACKFILL else f"it starts at {_describe_start(start)}"
-        what = "Added the sink {}" if before is None else f"Sink {{}} starts again as a new life ({after.why})"
+        what = "Added the sink {}" if before is None else f"Sink {{}} starts again as a new generation ({after.why})"
         yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
         how = _describe_changes(done.change) if after.why else ""
@@ -142,7 +142,9 @@ def list_(call: Call, is_all: ShowAll = False) -> Answer:
 
     def tell() -> Iterator[Part]:
         if rows:
-            yield Rows(("SINK", "KIND", "TABLE", "DESTINATION", "STATE"), rows, cut=("DESTINATION", "TABLE", "SINK"))
+            yield Rows(
+                ("SINK", "KIND", "TABLE", "DESTINATION", "CONDITION"), rows, cut=("DESTINATION", "TABLE", "SINK")
+            )
         elif not found:
             yield sinks.no_sinks(call)
         yield from sinks.tell_hidden(len(found) - len(shown))
@@ -151,7 +153,7 @@ def list_(call: Call, is_all: ShowAll = False) -> Answer:
 
 
 def show(call: Call, name: SinkName) -> Answer:
-    """Show a sink: what it sends where, how far it is, and its lives."""
+    """Show a sink: what it sends where, how far it is, and its generations."""
     lake = call.lake()
     (found,) = sinks.find(call, lake, [name])
     lives = lake.state.registry.history(name) if lake.has_state else []
@@ -168,7 +170,7 @@ def show(call: Call, name: SinkName) -> Answer:
             state = "retired" if found.is_retired else "now"
             words = ("life", "created_at", "table", "destination")
             rows = [(*map(life.to_dict().get, words), state if life is now else "") for life in lives]
-            yield Rows(("LIFE", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows)
+            yield Rows(("GENERATION", "SINCE (UTC)", "TABLE", "DESTINATION", ""), rows)
         if found.error:
             yield fault("failed: ", found.error)
 

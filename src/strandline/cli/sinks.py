@@ -61,13 +61,13 @@ def progress_of(sink: ConsumerStatus) -> list[tuple[str, str]]:
     """How far a sink is, as `facts` for people."""
     begun = f"{counted(sink.intents, 'batch', 'batches')}, which the next tick repeats" if sink.intents else "nothing"
     return [
-        ("life", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
+        ("generation", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
         ("mark", marks_text(sink.marks)),
         ("lag", lag_text(sink.lag) + (", never sent" if sink.is_retired and not sink.lag.is_none else "")),
         ("under way", begun),
         ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
         ("last", last_text(sink.last) or "nothing yet"),
-        ("state", state_text(sink)),
+        ("condition", state_text(sink)),
     ]
 
 

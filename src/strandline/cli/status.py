@@ -59,7 +59,7 @@ def _tell_consumers(call: Call, found: Status, is_all: bool) -> Iterator[Part]:
     shown = [each for each in found.marked if is_all or not each.is_retired or each.error]
     if shown:
         yield ""
-        columns = ("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "STATE")
+        columns = ("CONSUMER", "TABLE", "DESTINATION", "LAG", "LAST (UTC)", "CONDITION")
         yield Rows(columns, [_make_consumer_row(each) for each in shown], cut=("DESTINATION", "TABLE", "CONSUMER"))
     yield from sinks.tell_hidden(len(found.marked) - len(shown))
 

@@ -34,7 +34,7 @@ def tick(
     ] = None,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Send the new changes to every sink, then fold what is due and let rows expire.
+    """Send the new changes to every sink, then compact what is due and let rows expire.
 
     Ends with 1 when a sink or a table failed, a named sink is retired, or refused rows or dead letters wait for you."""
     lake = call.lake()
@@ -112,7 +112,7 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
         if not report.facts.get("vnodes"):
             return ""
         rows = f"{counted(report.rows, 'row')}, {report.seconds:.1f} s"
-        return f"folded {counted(report.facts['vnodes'], 'vnode')} up to seq {report.upto}: {rows}"
+        return f"compacted {counted(report.facts['vnodes'], 'vnode')} up to seq {report.upto}: {rows}"
     if report.kind == Retention.kind:
         return _describe_expiry(report.facts) if "seq" in report.facts else ""
     extras = [

@@ -124,7 +124,7 @@ def _list_notes(call: Call, report: VacuumReport) -> Iterator[str]:
         who = f"keep ({duration.to_text(report.keep_s)})" if who == "the setting keep" else who
         yield f"Readable from seq {report.oldest} on; {who} keeps it so."
     if report.is_unfolded:
-        yield f"Only what is folded can be trimmed: {call.command(f'compact {report.table} --all')}"
+        yield f"Only what is compacted can be trimmed: {call.command(f'compact {report.table} --all')}"
 
 
 def _describe_leftover(lake: sl.Lake, found: Leftover, is_dry_run: bool) -> Part:

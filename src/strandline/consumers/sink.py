@@ -14,6 +14,7 @@ from strandline.consumers.feed import log_with_schema
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.work import NOTHING, SNAPSHOT, Work
 from strandline.errors import Conflict, Invalid, StrandlineError
+from strandline.model.types import type_text
 from strandline.sinks.contract import Batch, Delivery, Expired, Producer, Result
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Outgoing
@@ -56,7 +57,7 @@ class SinkConsumer(LogConsumer):
         chosen = [facts[name] for name in ("where", "columns", "mask", "salt")]
         definition, wanted = table.definition, self.sink.columns
         gone = {
-            f"{column.name}: {column.type}"
+            f"{column.name}: {type_text(column.type)}"
             for earlier in definition.schemas
             for column in earlier
             if (wanted is None or column.name in wanted)

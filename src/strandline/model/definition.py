@@ -295,11 +295,11 @@ def _shown(fact: object) -> str:
 def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise Invalid(f"{role} is {names!r}; expected a list of column names", column=str(names))
-    for at, name in enumerate(names):
+    for name in names:
         if not isinstance(name, str) or name not in columns.names:
             shown = repr(name) if isinstance(name, str) else f"{type(name).__name__} {name!r}"
             raise Invalid(
-                f"{role}[{at}] is {shown}; expected a column name, one of: {', '.join(columns.names)}",
+                f"{role} names {shown}, which is no column; the columns are: {', '.join(columns.names)}",
                 column=str(name),
             )
     if len(set(names)) != len(names):

@@ -19,7 +19,7 @@ from strandline.model import json_text, moments
 from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
 from strandline.model.json_text import JsonText
 from strandline.model.names import require_utf8_names
-from strandline.model.types import conform_column, is_json, storage_type
+from strandline.model.types import conform_column, is_json, storage_type, type_text
 from strandline.model.values import first_unfit
 
 _DICTS_AT_ONCE = 10_000
@@ -188,7 +188,7 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.Ch
     if not may_hold(column.type, field.type):
         row = offset + _find_mismatch(column, field.type)
         raise Invalid(
-            f"row {row}, column {field.name!r}: {column.type} is not {field.type}",
+            f"row {row}, column {field.name!r}: {type_text(column.type)} is not {type_text(field.type)}",
             hint=moments.hint(python_value(column[row - offset]), field.type),
             row=row,
             column=field.name,
@@ -205,7 +205,7 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.Ch
         at = first_failing(len(column), lambda a, n: _cast_column(column.slice(a, n), field, 0))
         value = python_value(column[at])
         raise Invalid(
-            f"row {offset + at}, column {field.name!r}: {_show_value(value)} does not fit {field.type}"
+            f"row {offset + at}, column {field.name!r}: {_show_value(value)} does not fit {type_text(field.type)}"
             f" ({str(error).splitlines()[0]})",
             hint=moments.hint(value, field.type),
             row=offset + at,
@@ -294,8 +294,9 @@ def _build_column(values: list[Any], field: pa.Field, offset: int) -> pa.Chunked
 
 
 def _unfit_error(row: int, field: pa.Field, value: Any, hint: str | None) -> Invalid:
+    shown = f"{_show_value(value)} ({type(value).__name__})"
     return Invalid(
-        f"row {row}, column {field.name!r}: {_show_value(value)} ({type(value).__name__}) does not fit {field.type}",
+        f"row {row}, column {field.name!r}: {shown} does not fit {type_text(field.type)}",
         hint=hint,
         row=row,
         column=field.name,

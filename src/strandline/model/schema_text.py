@@ -6,19 +6,11 @@ import re
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.names import QUOTED, unquote
-from strandline.model.types import JSON, is_json
-
-_TYPES: dict[str, pa.DataType] = {
-    "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
-    "int": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "double": pa.float64(),
-    "float": pa.float64(), "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "json": JSON,
-    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
-}  # fmt: skip
-_NAMES = {kind: name for name, kind in reversed(_TYPES.items())}
+from strandline.model.types import TYPES
+from strandline.model.types import type_text as type_text
 
 
 def parse_schema(text: str) -> pa.Schema:
@@ -38,8 +30,8 @@ def parse_schema(text: str) -> pa.Schema:
 
 def parse_type(text: str, column: str) -> pa.DataType:
     text = text.strip()
-    if text in _TYPES:
-        return _TYPES[text]
+    if text in TYPES:
+        return TYPES[text]
     number = re.fullmatch(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)", text)
     if number:
         try:
@@ -50,20 +42,9 @@ def parse_type(text: str, column: str) -> pa.DataType:
         return pa.list_(parse_type(text[5:-1], column))
     raise Invalid(
         f"column {column!r} has the unknown type {text!r}",
-        hint=f"Types: {', '.join(_TYPES)}, decimal(10,2), list<…>",
+        hint=f"Types: {', '.join(TYPES)}, decimal(10,2), list<…>",
         column=column,
     )
-
-
-def type_text(kind: pa.DataType) -> str:
-    """The text of a type, as `parse_schema` reads it where it can."""
-    if is_json(kind):
-        return "json"
-    if pt.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pt.is_list(kind):
-        return f"list<{type_text(kind.value_type)}>"
-    return _NAMES.get(kind, str(kind))
 
 
 def columns_of(schema: pa.Schema) -> list[dict[str, Any]]:

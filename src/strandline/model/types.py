@@ -34,6 +34,13 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(),),
     pa.float32(): (pa.float64(),),
 }
+TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(), "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
+    "int": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "double": pa.float64(),
+    "float": pa.float64(), "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "json": JSON,
+    "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in reversed(TYPES.items())}
 # DuckDB's time doubles with every level of lists: 20 levels take a second, 30 take for ever.
 _DEPTH = 16
 KEY_TYPES = (
@@ -49,6 +56,17 @@ TIME_TYPES = (pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 
 def is_json(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.JsonType)
+
+
+def type_text(kind: pa.DataType) -> str:
+    """The text of a type, as `parse_schema` reads it where it can."""
+    if is_json(kind):
+        return "json"
+    if pt.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pt.is_list(kind):
+        return f"list<{type_text(kind.value_type)}>"
+    return _NAMES.get(kind, str(kind))
 
 
 def canonical_type(kind: pa.DataType, column: str, depth: int = 0) -> pa.DataType:
@@ -202,9 +220,10 @@ def evolve_schema(current: pa.Schema, wanted: pa.Schema) -> pa.Schema:
             raise Invalid(f"column {field.name!r} cannot become required: rows may lack it", column=field.name)
         if field.type != current.field(at).type:
             if field.type not in wider_types(current.field(at).type):
+                was = type_text(current.field(at).type)
                 raise Invalid(
-                    f"column {field.name!r} is {current.field(at).type} and cannot become {field.type}",
-                    hint="A table may gain nullable columns and widen numbers (int8→int64, float→double).",
+                    f"column {field.name!r} is {was} and cannot become {type_text(field.type)}",
+                    hint="A table may gain nullable columns and widen numbers (int8→int64, float32→float64).",
                     column=field.name,
                 )
             fields[at] = current.field(at).with_type(field.type)

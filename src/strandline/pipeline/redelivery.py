@@ -105,8 +105,8 @@ def _send_letter(context: Context, consumer: ConsumerRecord, letter: DeadLetter,
     is_same_table = letter.table_generation == table.entry.generation
     if letter.generation != consumer.generation or not is_same_table or sink.to.destination != consumer.destination:
         raise Invalid(
-            f"dead letter {letter.id[:8]} of sink {consumer.name!r} is for {consumer.destination}, and an earlier life"
-            " of the sink or of its table: it cannot be sent elsewhere",
+            f"dead letter {letter.id[:8]} of sink {consumer.name!r} is for {consumer.destination}, and an earlier"
+            " generation of the sink or of its table: it cannot be sent elsewhere",
             hint=f"Drop it: strandline deadletter drop {letter.id[:8]}",
             consumer=consumer.name,
         )

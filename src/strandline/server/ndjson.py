@@ -25,7 +25,7 @@ from strandline.errors import Invalid
 from strandline.jobs.ingest.columns import misfit_reason
 from strandline.jobs.ingest.json_rows import quote_columns
 from strandline.model.rows import check_rows, first_failing
-from strandline.model.types import conform, is_json, storage_type
+from strandline.model.types import conform, is_json, storage_type, type_text
 from strandline.server.json_line import JsonObject, quote_values
 from strandline.server.memory_cost import COPIES, SLOT_BYTES, Weight, rows_bytes, slots
 from strandline.sinks.forward.refusal import malformed
@@ -207,7 +207,7 @@ def _misfit_error(row: int, field: pa.Field, value: object) -> Invalid:
         if isinstance(value, str) and _SURROGATE.search(value):
             why = "the text has half of a surrogate pair"
     except RecursionError:
-        why = f"the value is not {field.type}"
+        why = f"the value is not {type_text(field.type)}"
     return Invalid(f"row {row}, column {field.name!r}: {why}", row=row, column=field.name)
 
 

@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.definition import TableDef
-from strandline.model.types import canonical_type, relax_schema, wider_types
+from strandline.model.types import canonical_type, relax_schema, type_text, wider_types
 from strandline.sinks.forward.refusal import Refusal, unprepared
 
 _EVOLVE = (
@@ -141,7 +141,8 @@ def check_rounding(rows: pa.Table, definition: TableDef) -> None:
     for field in definition.schema:
         at = rows.schema.get_field_index(field.name)
         if at >= 0 and is_rounded(rows.column(at), field.type):
-            said = f"column {field.name!r} is {field.type} here and {rows.schema.field(at).type} in the body"
+            sent = type_text(rows.schema.field(at).type)
+            said = f"column {field.name!r} is {type_text(field.type)} here and {sent} in the body"
             raise unprepared(Invalid(f"{said}: numbers would be rounded", column=field.name), _EVOLVE)
 
 

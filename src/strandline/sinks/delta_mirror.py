@@ -88,7 +88,7 @@ class DeltaMirror:
             )
         if life is not None and life > self.producer.life:
             raise Conflict(
-                f"sink {who!r} has begun a new life, which writes the Delta table at {self.storage.uri} now",
+                f"sink {who!r} has begun a new generation, which writes the Delta table at {self.storage.uri} now",
                 hint="Nothing was changed there.",
                 consumer=who,
             )

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.types import storage_schema
+from strandline.model.types import storage_schema, type_text
 from strandline.sinks.contract import Batch
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ def fit_columns(table: DeltaTable, wanted: pa.Schema, uri: str) -> pa.Schema:
                 )
             found = column
         elif not holds(found.type, column.type):
+            held = type_text(found.type)
             raise Invalid(
-                f"column {column.name!r} is {column.type} here and {found.type} in the Delta table at {uri}",
+                f"column {column.name!r} is {type_text(column.type)} here and {held} in the Delta table at {uri}",
                 hint="Leave the column out (columns=[…]), widen it there, or send to another table.",
                 column=column.name,
             )

@@ -24,7 +24,7 @@ import pyarrow as pa
 from strandline.errors import Corrupt, Internal, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.model import secret
 from strandline.model.change import OP, SEQ
-from strandline.model.types import conform, conform_column
+from strandline.model.types import conform, conform_column, type_text
 from strandline.sinks.contract import Batch, Result, drop_withheld
 from strandline.storage.open import LocalStorage, StagedFile, Storage, open_storage
 from strandline.storage.parquet import writer
@@ -168,7 +168,8 @@ def _check_cast(values: pa.ChunkedArray, column: pa.Field) -> None:
         conform_column(values, column.type)
     except pa.ArrowException as error:
         raise Invalid(
-            f"column {column.name!r}: a value cannot be written as {column.type}: {error}", column=column.name
+            f"column {column.name!r}: a value cannot be written as {type_text(column.type)}: {error}",
+            column=column.name,
         ) from error
 
 
@@ -240,7 +241,7 @@ def _storage_error(uri: str, error: OSError) -> StrandlineError:
     if isinstance(error, FileNotFoundError):
         return NotFound(
             f"nothing can be written to {uri}: there is no such place ({error})",
-            hint="Create the bucket, or correct the address.",
+            hint="Create the bucket, or correct the address." if "://" in uri else "Correct the path of the folder.",
             path=uri,
         )
     return Unavailable(f"{uri} cannot be written or read: {error}", path=uri)

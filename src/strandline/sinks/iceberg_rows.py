@@ -96,7 +96,7 @@ def check_owner(table: Any, batch: Batch, producer: Producer, where: str) -> Non
     mine = [note for note in notes.values() if (note["lake"], note["consumer"]) == (producer.lake_id, who)]
     if any(note.get("life", 0) > producer.life for note in mine):
         raise Conflict(
-            f"sink {who!r} has begun a new life, which writes {where} now",
+            f"sink {who!r} has begun a new generation, which writes {where} now",
             hint="Nothing was changed there.",
             consumer=who,
         )

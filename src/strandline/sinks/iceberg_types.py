@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.types import is_json
+from strandline.model.types import is_json, type_text
 
 _FIELD_ID = "PARQUET:field_id"
 
@@ -98,7 +98,7 @@ def fit_columns(columns: pa.Schema, table: Any, destination: str) -> TableFit:
         is_wider = widens(found, field.type)
         if found != field.type and not is_wider and not widens(field.type, found):
             raise Invalid(
-                f"column {field.name!r} is {field.type} here and {found} in {destination}",
+                f"column {field.name!r} is {type_text(field.type)} here and {found} in {destination}",
                 hint="Leave the column out (columns=[…]), or send to another table.",
                 column=field.name,
             )

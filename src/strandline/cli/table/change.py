@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strandline.consumers.retention import ExpiryPlan
 
 MEANINGS = {
-    "fold_ratio": "fold a vnode when its changes pass this share of its folded rows",
+    "fold_ratio": "compact a vnode when its changes pass this share of its rows in the baseline",
     "fold_files": "or lie in more files than this",
     "fold_age": "or have waited for longer than this",
     "keep": "how far back the table stays readable",

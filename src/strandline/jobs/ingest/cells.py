@@ -14,7 +14,7 @@ from strandline.jobs.ingest.bad_rows import UNFIT
 from strandline.jobs.ingest.columns import misfit_reason
 from strandline.model import json_text
 from strandline.model.arrow_check import find_unreadable
-from strandline.model.types import conform_column, is_json, storage_type
+from strandline.model.types import conform_column, is_json, storage_type, type_text
 
 _LONG_DIGITS = r"^\s*-?[0-9]{16,}\s*$"
 
@@ -93,5 +93,5 @@ def reason_for(text: str | None, field: pa.Field, null: tuple[str, ...]) -> str:
     """Why a text does not fit its column."""
     is_empty = text is None or (not pt.is_string(field.type) and (text == "" or text in null))
     if not is_empty and pt.is_floating(field.type) and str(text).strip().lstrip("-").isdigit():
-        return f"'{text}' has more digits than {field.type} keeps"
+        return f"'{text}' has more digits than {type_text(field.type)} keeps"
     return misfit_reason(None if is_empty and not field.nullable else text, field)

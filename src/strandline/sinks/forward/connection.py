@@ -39,6 +39,8 @@ _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
 _INTERIM = 16
 _PORTS = {"http": 80, "https": 443}
+# What OpenSSL calls an answer that is not TLS.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 _LONE_PERCENT = re.compile("%(?![0-9A-Fa-f]{2})")
 _UNQUOTED = "/%:@!$&'()*+,;=~-._"
 
@@ -261,7 +263,10 @@ def _left_s(until_s: float) -> float:
 def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it took too long"
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return "it answers without TLS; give its address as http://, not https://"
+    # The words of the system, or of the library, without the names of classes.
+    return getattr(error, "strerror", None) or str(error) or "the connection ended"
 
 
 def _authority(scheme: str, host: str, port: int) -> str:

@@ -268,10 +268,10 @@ def outlived_conflict(producer: Producer, sink: Endpoint, answer: Reply) -> Conf
     newest = answer.error.get("life")
     newer = f"begun {_format_life(newest)}, " if type(newest) is int else ""
     return Conflict(
-        f"{sink.url} takes no more of this life of sink {producer.consumer!r}, begun {_format_life(producer.life)}: a"
-        f" newer life, {newer}has sent rows there. This lake or its state was restored from a copy, or another copy of"
-        " the lake sends there",
-        hint=f"To send the table again, as the newest life: strandline mark reset {producer.consumer}",
+        f"{sink.url} takes no more of this generation of sink {producer.consumer!r}, begun"
+        f" {_format_life(producer.life)}: a newer generation, {newer}has sent rows there. This lake or its state was"
+        " restored from a copy, or another copy of the lake sends there",
+        hint=f"To send the table again, as the newest generation: strandline mark reset {producer.consumer}",
         consumer=producer.consumer,
         url=sink.url,
         status=protocol.GONE,

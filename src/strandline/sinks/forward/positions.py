@@ -31,7 +31,8 @@ def check_life(sender: Sender, txns: Mapping[str, int]) -> None:
     newest = txns.get(sender.life_app, 0)
     if newest > sender.life:
         raise outlived(
-            f"this is life {sender.life} of sink {sender.sink!r}, and life {newest} of it has sent rows to this table",
+            f"this is generation {sender.life} of sink {sender.sink!r}, and generation {newest} of it has sent rows to"
+            " this table",
             life=newest,
         )
 
