@@ -416,7 +416,7 @@ def test_compact_says_what_is_due_and_why_and_folds_it(loaded: Run) -> None:
     assert snapshot() == before
     assert "items: compacted 8 vnodes up to seq 1: 2 rows in 2 new files" in loaded("compact")
     before = snapshot()
-    assert "items: everything is folded, up to seq 1." in loaded("compact")
+    assert "items: everything is compacted, up to seq 1." in loaded("compact")
     (report,) = loaded.json("compact", "items", "items")["tables"]
     assert (report["table"], report["vnodes"], report["degraded"]) == ("items", 0, [])
     assert snapshot() == before
