@@ -51,4 +51,5 @@ EXAMPLES = {
     "table drop-column": "strandline table drop-column orders note",
     "table purge": "strandline table purge orders 17 18",
     "table drop": "strandline table drop orders",
+    "table undrop": "strandline table undrop orders",
 }
