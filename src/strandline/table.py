@@ -19,6 +19,7 @@ from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.export import ExportReport, export
 from strandline.jobs.export.source import new_source
 from strandline.jobs.ingest.key_text import parse_keys
+from strandline.jobs.ingest.retry import TableRejects
 from strandline.jobs.pin import pin_table
 from strandline.jobs.purge import PurgePlan, PurgeReport, plan_purge, purge
 from strandline.jobs.restore import RestorePlan, plan_restore, restore
@@ -39,7 +40,6 @@ from strandline.tables.count import count_rows
 from strandline.tables.horizon import moment
 from strandline.tables.partial import Missing, check_missing, complete_frame, refuse_losses, write_keeping
 from strandline.tables.pins import HeldPin, Pin
-from strandline.tables.rejects import Rejects
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import check_frame, write, write_frame
 
@@ -332,9 +332,9 @@ class Table(TableStore):
             self.readers.forget(rows)
             return purge(self, rows, progress=progress)
 
-    def rejects(self) -> Rejects:
-        """The rows that ingests refused."""
-        return Rejects(self.log.storage, self.entry)
+    def rejects(self) -> TableRejects:
+        """The rows that ingests refused: list, retry or drop them."""
+        return TableRejects(self)
 
     def describe(self) -> dict[str, Any]:
         """The table's columns with their types in words, its key, settings and folder."""

@@ -28,7 +28,7 @@ from strandline.model.settings import TableSettings
 from support import environment, files_below
 
 VERBS = [
-    ("init",), ("ingest",), ("rejects",), ("query",), ("export",), ("status",), ("doctor",), ("demo",), ("compact",),
+    ("init",), ("ingest",), ("query",), ("export",), ("status",), ("doctor",), ("demo",), ("compact",),
     ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"),
     ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
     ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "add-column"),
@@ -37,7 +37,7 @@ VERBS = [
     ("sink", "list"), ("sink", "show"), ("sink", "pause"), ("sink", "resume"), ("sink", "remove"), ("mark", "show"),
     ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
     ("deadletter", "show"), ("deadletter", "replay"), ("deadletter", "drop"), ("token", "add"), ("token", "list"),
-    ("token", "revoke"),
+    ("token", "revoke"), ("rejects", "list"), ("rejects", "show"), ("rejects", "retry"), ("rejects", "drop"),
 ]  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_the_lake_is_named_before_or_after_the_verb_or_by_the_environment(
         ("query", "select 1"),
         ("table", "list"),
         ("doctor",),
-        ("rejects", "t"),
+        ("rejects", "show", "t"),
         ("compact",),
         ("vacuum",),
         ("backup", "there"),
@@ -208,14 +208,14 @@ def test_a_bad_line_is_named_and_with_rejects_kept(loaded: Run, tmp_path: Path) 
     assert result.stderr.startswith(f"Invalid: {tmp_path}/b.jsonl, line 2, column 'id': 'x' is not int64")
     assert "--rejects" in result.stderr
     said = loaded("ingest", "items", "b.jsonl", "--rejects")
-    assert "1 row did not fit" in said and "strandline rejects items" in said
+    assert "1 row did not fit" in said and "strandline rejects show items" in said
     assert "[bold]" in loaded("rejects", "items")
     listed = loaded.json("rejects", "items")
     assert (listed["count"], listed["rejects"][0]["line"], listed["rejects"][0]["column"]) == (1, 2, "id")
     assert loaded.json("rejects", "items", "--limit", "0")["rejects"] == []
     status = loaded.json("status", code=1)
     assert (status["tables"][0]["rejects"], status["attention"][0]["cause"]) == (1, "rejects")
-    assert "table items: 1 row was refused by ingest\n    strandline rejects items\n" in loaded("status", code=1)
+    assert "table items: 1 row was refused by ingest\n    strandline rejects show items\n" in loaded("status", code=1)
     assert "refused by ingest" in loaded("tick", code=1) and "refused by ingest" in loaded("doctor", code=1)
 
 
@@ -815,7 +815,7 @@ def test_a_process_prints_its_answer_on_stdout_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("nope",), ("ingest",), ("ingest", "t"), ("status", "--nope"), ("rejects",)], ids=" ".join
+    "words", [("nope",), ("ingest",), ("ingest", "t"), ("status", "--nope"), ("rejects", "show")], ids=" ".join
 )
 def test_a_wrong_call_ends_with_2_and_is_json_if_asked(words: tuple[str, ...]) -> None:
     plain = process(*words)
@@ -934,7 +934,7 @@ def test_demo_runs_without_spark_and_replaces_only_a_demo_and_only_if_asked(run:
     said = run("demo", "--rows", "500", "--no-spark", "--fresh")
     assert "nothing new" in said and "strandline --lake demo-lake status" in said
     found = run.json("--lake", "demo-lake", "doctor", "--deep", code=1)["findings"]
-    assert [finding["command"] for finding in found] == ["rejects orders"]
+    assert [finding["command"] for finding in found] == ["rejects show orders"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     assert run.json("demo", "--dir", "mine", "--no-spark", "--fresh", code=1)["error"]["kind"] == "Invalid"

@@ -130,7 +130,7 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
     yield f"{loaded}: {commits}seq {max(report.seqs)}, {report.seconds:.1f} s{rate}.{before}"
     if report.rejects:
         are = "is" if report.rejects == 1 else "are"
-        see = call.command(f"rejects {report.table}")
+        see = call.command(f"rejects show {report.table}")
         yield warning(f"{counted(report.rejects, 'row')} did not fit and {are} kept aside. See: {see}")
 
 

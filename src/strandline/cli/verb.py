@@ -163,7 +163,9 @@ def load_verb(name: str) -> Mapping[str, Any]:
     module = import_module(f"strandline.cli.{name}")
     part = typer.Typer()
     if hasattr(module, "VERBS"):
-        group = typer.Typer(name=name, cls=PlainGroup, help=module.__doc__, no_args_is_help=True)
+        group = typer.Typer(
+            name=name, cls=getattr(module, "Group", PlainGroup), help=module.__doc__, no_args_is_help=True
+        )
         for each, function in module.VERBS.items():
             _add_verb(group, each, function, EXAMPLES.get(f"{name} {each}"))
         part.add_typer(group)

@@ -177,7 +177,7 @@ def _table_attention(table: TableStatus | BrokenTable) -> list[Attention]:
     if table.rejects:
         were = "row was" if table.rejects == 1 else "rows were"
         what = f"table {name}: {table.rejects:,} {were} refused by ingest"
-        found.append(Attention("rejects", what, f"rejects {name}", name))
+        found.append(Attention("rejects", what, f"rejects show {name}", name))
     return found
 
 

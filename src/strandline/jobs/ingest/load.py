@@ -6,7 +6,7 @@ second run loads the other files. No file is loaded in part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -21,14 +21,14 @@ from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.file_reader import FileReader
 from strandline.jobs.ingest.json_stream import FORMS_HINT
 from strandline.jobs.ingest.loaded_files import Loaded, loads_after
-from strandline.jobs.ingest.plan import IngestPlan, Step
+from strandline.jobs.ingest.plan import AGAIN, IngestPlan, Step
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
 from strandline.model.name_map import RenamedColumn, Rule
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.partial import Missing, refuse_losses, write_keeping
-from strandline.tables.rejects import Reject, RejectedRows, Rejects
+from strandline.tables.rejects import KeptRows, Reject, RejectedRows, Rejects
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
 
@@ -99,6 +99,7 @@ class Loader:
             raise
         self._mine |= {loaded.app for loaded in group.loaded}
         crash_point("ingest.committed")
+        self.forget_rejects([done.step for done in group.done])
         self.renamed |= group.names.renamed
         return commit, [replace(done, seq=commit.seq) for done in group.done]
 
@@ -130,6 +131,25 @@ class Loader:
             return "null"
         return self._missing or ("refuse" if step.source.kind in ("csv", "parquet") else "null")
 
+    def token_of(self, step: Step) -> str:
+        """The token of the commit with the refused rows of this file, as it is now."""
+        source = step.source
+        start = step.prior.size if step.prior else 0
+        token = f"ingest/{source.place}/{source.size}/{source.mtime_ns}/{start}"
+        # The same file once more: its rows are refused anew.
+        return f"{token}/{self._plan.version}" if step.why == AGAIN else token
+
+    def forget_rejects(self, steps: Sequence[Step]) -> None:
+        """Remove the rows that earlier loads of these files refused. A file that was loaded whole has no others than
+        those of this load."""
+        state = self.rejects.state()
+        whole = [step for step in steps if step.action == "load"]
+        if state is None or not state.by_seq or not whole:
+            return
+        newest = {step.source.uri: state.snapshot.txns.get(self.token_of(step)) for step in whole}
+        with suppress(Conflict):
+            self.rejects.remove(lambda kept: _find_older(kept, newest))
+
     def advance(self, step: Step, size: int) -> None:
         self._progress(self._done_bytes + size, self._plan.bytes, step.source.path)
         if size >= step.bytes:
@@ -140,8 +160,8 @@ class Loader:
         uri = step.source.uri
         if self.keep_rejects:
             if not is_kept:
-                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text, fault.names)
-                batch.add(token_of(step), reject.printable())
+                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text, fault.names, fault.dialect)
+                batch.add(self.token_of(step), reject.printable())
             return
         column = "" if fault.column is None else f", column {fault.column!r}"
         word = "line" if step.source.is_text else "row"
@@ -158,11 +178,10 @@ class Loader:
         )
 
 
-def token_of(step: Step) -> str:
-    """The token of the commit with the refused rows of this file, as it is now."""
-    source = step.source
-    start = step.prior.size if step.prior else 0
-    return f"ingest/{source.place}/{source.size}/{source.mtime_ns}/{start}"
+def _find_older(kept: KeptRows, newest: Mapping[str, int | None]) -> pa.ChunkedArray:
+    """Which refused rows are of these files, but not of the commit that has the newest ones."""
+    files = kept.rows.column("file").to_pylist()
+    return pa.chunked_array([pa.array([file in newest and kept.seq != newest[file] for file in files], pa.bool_())])
 
 
 class _Group:
@@ -213,7 +232,7 @@ class _Group:
                 self._steps = self._steps[:at]
                 return
             rows = faults = 0
-            is_kept = token_of(step) in kept
+            is_kept = self._loader.token_of(step) in kept
             for found in self._reader.read(step):
                 if isinstance(found, BadRow):
                     faults += 1

@@ -21,6 +21,7 @@ from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import LastLine
 
 Action = Literal["load", "continue", "skip"]
+AGAIN = "asked for again"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def plan(
     """`again` loads every file from its start, whatever is remembered."""
     if again:
         wanted = [settle(source, last_line) for source in sources]
-        return IngestPlan(tuple(Step(source, "load", "asked for again") for source in wanted), memory.version)
+        return IngestPlan(tuple(Step(source, "load", AGAIN) for source in wanted), memory.version)
     planner = _Planner(sources, memory, is_keyed, last_line)
     return IngestPlan(tuple(planner.step(source) for source in sources), memory.version)
 

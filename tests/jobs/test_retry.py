@@ -1,0 +1,159 @@
+"""Refused rows are loaded again once they fit: each once, also after a kill and beside another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.jobs.ingest.retry import TableRejects
+from support import python, refused
+
+JSON_FILE = """[{"id": 1, "v": 1},
+{"id": 2, "v": 2, "more": "x"},
+{"id": 3, "v": "bad"}, {"id": 4, "v": 4,
+ "more": 5}]"""
+
+
+def load(lake: sl.Lake, path: Path, text: str) -> None:
+    path.write_text(text)
+    lake.ingest("items", [str(path)], rejects=True)
+
+
+@pytest.fixture
+def items(lake: sl.Lake) -> sl.Table:
+    return lake.create_table("items", "id:int64!, v:int64, note:string", key=["id"])
+
+
+def ids(table: sl.Table) -> list[int]:
+    return sorted(table.to_arrow(columns=["id"]).column("id").to_pylist())
+
+
+def test_rows_that_fit_now_are_loaded_and_the_others_keep_a_new_reason(
+    lake: sl.Lake, items: sl.Table, tmp_path: Path
+) -> None:
+    load(lake, tmp_path / "a.json", JSON_FILE)
+    rejects = items.rejects()
+    assert (ids(items), rejects.count()) == ([1], 3)
+    assert rejects.retry().rows == 0 and items.head == 1
+    items.add_column("more", "string")
+    plan = rejects.plan_retry()
+    assert (plan.rows, plan.kept, plan.replaces) == (2, 1, 0)
+    report = rejects.retry()
+    assert (report.rows, report.kept, report.seq) == (2, 1, items.head)
+    assert ids(items) == [1, 2, 4]
+    assert items.to_arrow(where="id = 4").to_pylist()[0]["more"] == "5"
+    (row,) = rejects.latest(5)
+    assert (row["line"], row["column"]) == (3, "v")
+    assert items.rejects().retry().rows == 0
+
+
+def test_csv_rows_are_read_in_the_dialect_of_their_file(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, v:int8, note:string", key=["id"])
+    load(lake, tmp_path / "a.csv", 'id;v;note\n10;1;fine\n11;1000;"a; ""b""\nc"\n12;x;y\n13;4\n')
+    rejects = table.rejects()
+    assert (ids(table), rejects.count()) == ([10], 3)
+    table.evolve(pa.schema([("v", pa.int64())]))
+    assert rejects.retry().rows == 1
+    assert table.to_arrow(where="id = 11").to_pylist() == [{"id": 11, "v": 1000, "note": 'a; "b"\nc'}]
+    assert rejects.count() == 2
+
+
+def test_a_row_that_replaces_one_of_the_table_is_counted_first(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    load(lake, tmp_path / "a.jsonl", '{"id": 1, "more": 1}\n{"id": 2, "more": 2}\n')
+    items.upsert([{"id": 1, "v": 100, "note": "newer"}])
+    items.add_column("more", "int64")
+    assert items.rejects().plan_retry().replaces == 1
+
+
+def test_rows_of_one_file_can_be_retried_or_dropped(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        load(lake, tmp_path / name, f'{{"id": {ord(name[0])}, "more": 1}}\n{{"id": "x"}}\n')
+    rejects = items.rejects()
+    groups = rejects.list()
+    assert [(Path(group.file).name, group.column, group.count) for group in groups] == [
+        ("a.jsonl", "more", 1), ("a.jsonl", "id", 1), ("b.jsonl", "more", 1), ("b.jsonl", "id", 1),
+    ]  # fmt: skip
+    items.add_column("more", "int64")
+    assert rejects.retry(file="a.jsonl").rows == 1
+    assert ids(items) == [97]
+    assert rejects.drop(file=str(tmp_path / "b.jsonl")) == 2
+    assert rejects.count() == 1
+    assert rejects.drop() == 1 and rejects.count() == 0 and rejects.list() == []
+
+
+def test_rejects_go_away_when_their_file_was_loaded_well(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    load(lake, file, '{"id": 1}\n{"id": "x"}\n{"id": 2, "more": 1}\n')
+    load(lake, tmp_path / "b.jsonl", '{"id": "y"}\n')
+    assert items.rejects().count() == 3
+    items.add_column("more", "int64")
+    lake.ingest("items", [str(file)], rejects=True, again=True)
+    assert [row["text"] for row in items.rejects().latest(9)] == ['{"id": "y"}', '{"id": "x"}']
+    load(lake, file, '{"id": 1}\n{"id": 3}\n')
+    assert [row["text"] for row in items.rejects().latest(9)] == ['{"id": "y"}']
+    # Only the new part of a file: what its first part has refused stays.
+    load(lake, tmp_path / "b.jsonl", '{"id": "y"}\n{"id": 4}\n')
+    assert items.rejects().count() == 1
+
+
+def test_bytes_that_are_not_utf8_are_not_retried(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, note:string", key=["id"])
+    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1, "note": "\xff"}\n{"id": 2}\n')
+    lake.ingest("items", [str(tmp_path / "a.jsonl")], rejects=True)
+    assert (table.rejects().retry().kept, ids(table)) == (1, [2])
+
+
+_RETRY = """
+import sys, strandline as sl
+sl.Lake(sys.argv[1]).table("events").rejects().retry()
+"""
+
+
+@pytest.mark.parametrize("point", ["retry.parted", "retry.loaded", "log.committed", "delta.before_commit:2"])
+def test_a_retried_row_is_there_once_after_a_kill_at(point: str, tmp_path: Path) -> None:
+    lake = sl.Lake(tmp_path / "lake")
+    events = lake.create_table("events", "id:int64")
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"id": 2, "more": 1}\n{"id": "x"}\n{"id": 3, "more": 1}\n')
+    lake.ingest("events", [str(tmp_path / "a.jsonl")], rejects=True)
+    events.add_column("more", "int64")
+    killed = python(_RETRY, str(tmp_path / "lake"), crash=point)
+    assert killed.returncode == -9, killed.stderr
+    (tmp_path / "b.jsonl").write_text('{"id": "new"}\n')
+    lake.ingest("events", [str(tmp_path / "b.jsonl")], rejects=True)
+    again = sl.Lake(tmp_path / "lake").table("events")
+    again.rejects().retry()
+    assert ids(again) == [1, 2, 3]
+    assert sorted(row["text"] for row in again.rejects().latest(9)) == ['{"id": "new"}', '{"id": "x"}']
+
+
+def test_two_retries_at_once_load_each_row_once(lake: sl.Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = lake.create_table("events", "id:int64")
+    (tmp_path / "a.jsonl").write_text('{"id": 2, "more": 1}\n{"id": "x"}\n')
+    lake.ingest("events", [str(tmp_path / "a.jsonl")], rejects=True)
+    events.add_column("more", "int64")
+    real = TableRejects._load
+
+    def load_late(self, *words):
+        monkeypatch.setattr(TableRejects, "_load", real)
+        assert sl.Lake(tmp_path / "lake").table("events").rejects().retry().rows == 1
+        return real(self, *words)
+
+    monkeypatch.setattr(TableRejects, "_load", load_late)
+    assert events.rejects().retry().rows == 0
+    assert (ids(events), events.rejects().count()) == ([2], 1)
+
+
+def test_a_dropped_column_of_a_csv_row_is_the_reason(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    load(lake, tmp_path / "a.csv", "id,v,note\n1,x,y\n")
+    items.drop_column("note")
+    items.rejects().retry()
+    assert items.rejects().latest(1)[0]["column"] == "note"
+
+
+def test_a_table_without_refused_rows_has_nothing_to_retry(items: sl.Table) -> None:
+    assert items.rejects().retry().to_dict() == {"table": "items", "rows": 0, "kept": 0, "seq": None}
+    with refused(sl.Invalid):
+        items.upsert([{"id": None}])
