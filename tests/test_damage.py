@@ -222,16 +222,16 @@ def test_an_open_table_that_has_rested_does_not_take_the_number_of_the_first_of_
     head = sleeper.head
     writer = sl.Lake(root).table("items")
     for at in range(4):
-        writer.upsert([{"id": at, "name": "newer"}])
+        writer.upsert([{"id": at, "name": "newer"}], missing="null")
     heals = [damage(delta_log(root) / name(head + at), lambda data: None) for at in (1, 2, 3)]
     before = files_below(delta_log(root))
     monkeypatch.setattr(deltas, "_ASLEEP_S", -1.0)
     with refused(sl.Corrupt, path=str((delta_log(root) / name(head + 1)).relative_to(root))):
-        sleeper.upsert([{"id": 0, "name": "older"}])
+        sleeper.upsert([{"id": 0, "name": "older"}], missing="null")
     assert files_below(delta_log(root)) == before
     for heal in heals:
         heal()
-    sleeper.upsert([{"id": 5, "name": "newest"}])
+    sleeper.upsert([{"id": 5, "name": "newest"}], missing="null")
     assert (sleeper.head, by_id(sleeper)[0]) == (head + 5, "newer")
 
 
@@ -250,7 +250,7 @@ def test_a_writer_lists_the_folder_of_its_commits_now_and_then_and_not_for_every
     monkeypatch.setattr(LocalStorage, "_walk_files", counted)
     monkeypatch.setattr(deltas, "_ASLEEP_S", 600.0)
     for at in range(5):
-        table.upsert([{"id": at, "name": "again"}])
+        table.upsert([{"id": at, "name": "again"}], missing="null")
     assert not any(prefix.endswith("log/_delta_log") for prefix in listed)
 
 
