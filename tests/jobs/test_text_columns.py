@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
@@ -61,3 +62,13 @@ def test_a_text_file_with_the_column_of_its_folder_must_agree(
     path.write_text(text.format(7, 7))
     lake.ingest("t", [str(path)], key=["id"])
     assert set(lake.table("t").to_arrow().column("p").to_pylist()) == {7}
+
+
+def test_a_row_that_is_retried_keeps_the_value_of_its_folder(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "d" / "y=1").mkdir(parents=True)
+    (tmp_path / "d" / "y=1" / "a.csv").write_text("id,a\n2,5\n3,300000\n")
+    table = lake.create_table("t", "id:int64, a:int16, y:int64", key=["id"])
+    assert lake.ingest("t", [str(tmp_path / "d")], rejects=True).rejects == 1
+    table.evolve(pa.schema([("a", pa.int64())]))
+    table.rejects().retry()
+    assert rows_of(table.to_arrow()) == [(2, 5, 1), (3, 300000, 1)]

@@ -25,6 +25,7 @@ from strandline.jobs.ingest.csv import Delimited
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.json_rows import JsonRows
 from strandline.jobs.ingest.json_stream import split_lines
+from strandline.jobs.partitions import add_partitions, partitions_of
 from strandline.jobs.purge import plan_purge
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef
@@ -182,7 +183,7 @@ class _Part:
 def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
     """Read the texts of refused rows with the table's columns of now."""
     asked = pc.indices_nonzero(is_from(kept.rows, file)).to_pylist()
-    groups: dict[tuple[tuple[str, ...] | None, str | None], list[int]] = {}
+    groups: dict[tuple[tuple[str, ...] | None, str | None, str], list[int]] = {}
     rows = kept.rows.to_pylist()
     faults: dict[int, _Fault] = {}
     for at in asked:
@@ -192,19 +193,28 @@ def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
             faults[at] = (row["column"], row["reason"])
         else:
             names = None if row.get("names") is None else tuple(row["names"])
-            groups.setdefault((names, row.get("dialect")), []).append(at)
+            folder = row["file"].rpartition("/")[0]
+            groups.setdefault((names, row.get("dialect"), folder), []).append(at)
     fitting: list[int] = []
     tables = [_make_nullable(definition).empty_table()]
-    for (names, dialect), numbers in groups.items():
+    for (names, dialect, folder), numbers in groups.items():
         reader = _Reader(definition, names, dialect)
         table, bad = reader.read([rows[at]["text"] for at in numbers])
         faults |= {numbers[at]: fault for at, fault in bad.items()}
         fitting += [number for at, number in enumerate(numbers) if at not in bad]
-        tables.append(table)
+        tables.append(_fill_partitions(table, folder, definition.schema))
     # The order of a file's rows decides which of two rows with one key counts.
     order = sorted(range(len(fitting)), key=fitting.__getitem__)
     table = pa.concat_tables(tables).take(pa.array(order, pa.int64()))
     return _Part(sorted(fitting), table, faults)
+
+
+def _fill_partitions(rows: pa.Table, folder: str, schema: pa.Schema) -> pa.Table:
+    """The rows with the values that folders named `column=value` hold, in columns that the rows lack."""
+    found = {name: text for name, text in partitions_of(f"{folder}/").items() if name in schema.names}
+    lacking = {name: text for name, text in found.items() if rows.column(name).null_count == rows.num_rows}
+    filled = add_partitions(rows.drop_columns(list(lacking)), lacking, schema, folder)
+    return filled.select(rows.column_names).cast(rows.schema)
 
 
 def _make_nullable(definition: TableDef) -> pa.Schema:
