@@ -30,6 +30,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # A shell's background job starts with Ctrl-C ignored, and so would every child of a test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("STRANDLINE_SPARK_MEMORY", "1g")
+# Test processes that run side by side get the width of a terminal. The command line's output in tests has none.
+os.environ.pop("COLUMNS", None)
 
 settings.register_profile(
     "suite",
