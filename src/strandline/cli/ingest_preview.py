@@ -48,7 +48,7 @@ def tell_preview(report: IngestReport, preview: Preview) -> Iterator[Part]:
         " nothing was written."
     )
     if report.rejects:
-        yield "A bad row fails the load. With --rejects the good rows are loaded and the bad ones kept aside."
+        yield "Without --rejects a bad row fails the load; with it the good rows are loaded, the bad ones kept aside."
 
 
 def _group_dialects(report: IngestReport) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.model.types import is_json, storage_type
+from strandline.model.types import is_json, storage_type, type_text
 
 
 def read_type(kind: pa.DataType) -> pa.DataType:
@@ -55,4 +55,4 @@ def _describe_type(kind: pa.DataType) -> str:
         return "a date, such as 2024-01-31"
     if pt.is_boolean(kind):
         return "true or false"
-    return str(kind)
+    return type_text(kind)
