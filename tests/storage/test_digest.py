@@ -156,7 +156,7 @@ def test_damage_in_the_baseline_is_noticed_too(repeated, tmp_path, act):
     repeated.compact(full=True)
     path = only_file(repeated, "baseline/")
     flip(path, parts_of(path)["a page"])
-    repeated.upsert([{"id": 1, "name": "new"}])
+    repeated.upsert([{"id": 1, "name": "new"}], missing="null")
     with pytest.raises(sl.Corrupt) as caught:
         act(repeated, tmp_path)
     assert path.name in str(caught.value.fields["path"])
@@ -238,7 +238,7 @@ def test_a_file_from_before_there_were_digests_that_lost_rows_is_noticed(repeate
 
 def test_the_digest_of_a_file_is_that_of_its_bytes_and_survives_checkpoints(repeated):
     for at in range(25):
-        repeated.upsert([{"id": at, "name": "more"}])
+        repeated.upsert([{"id": at, "name": "more"}], missing="null")
     repeated.compact(full=True)
     repeated.log.delta.checkpoint()
     fresh = sl.Lake(repeated.log.storage.uri).table("repeated")
@@ -271,7 +271,7 @@ def test_a_damaged_file_of_one_vnode_keeps_no_other_vnode_from_being_folded(item
 def test_a_file_is_read_once_to_be_verified(repeated, tmp_path, monkeypatch):
     """So the cost follows what is read."""
     repeated.compact(full=True)
-    repeated.upsert([{"id": 1, "name": "new"}])
+    repeated.upsert([{"id": 1, "name": "new"}], missing="null")
     read = []
     fault = digest.find_fault
     monkeypatch.setattr(
@@ -284,7 +284,7 @@ def test_a_file_is_read_once_to_be_verified(repeated, tmp_path, monkeypatch):
     assert len(read) == len(set(read)) == 2
     read.clear()
     repeated.to_arrow()
-    repeated.upsert([{"id": 1, "name": "newer"}])
+    repeated.upsert([{"id": 1, "name": "newer"}], missing="null")
     assert read == [], "reads and writes cost what they did"
 
 
