@@ -348,9 +348,9 @@ class Lake(Context):
         continue there. The sinks in `skip` are retired without asking."""
         return adopt_state(self, skip=skip)
 
-    def sinks_needing(self, table: str, column: str) -> list[str]:
-        """The sinks whose conditions need a column: without it they send nothing."""
-        return sinks_needing(self, self.table(table), column)
+    def sinks_needing(self, table: str, column: str, *, in_any_setting: bool = False) -> list[str]:
+        """The sinks whose conditions need a column, or with `in_any_setting` those that name it in any setting."""
+        return sinks_needing(self, self.table(table), column, in_any_setting=in_any_setting)
 
     def replay(self, letters: Sequence[DeadLetter], *, progress: Progress = silent) -> list[ReplayReport]:
         """Send dead letters again, with the current row of each key. Accepted letters are deleted."""

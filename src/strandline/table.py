@@ -309,6 +309,11 @@ class Table(TableStore):
         wanted = parse_type(kind, name) if isinstance(kind, str) else kind
         return self.log.redefine("ADD COLUMN", lambda definition: definition.add_column(name, wanted)).schema
 
+    def rename_column(self, old: str, new: str) -> pa.Schema:
+        """Give a column another name, at every seq; returns the new schema. No file is written again. Columns of the
+        key, `cluster_by`, version and time keep their names."""
+        return self.log.redefine("RENAME COLUMN", lambda definition: definition.rename_column(old, new)).schema
+
     def drop_column(self, name: str) -> pa.Schema:
         """Drop a column; its name cannot be used again. Its bytes go as files are rewritten: at once with
         `compact(full=True)` and vacuum."""

@@ -32,7 +32,7 @@ VERBS = [
     ("vacuum",), ("backup",), ("restore",), ("table", "list"), ("table", "show"), ("table", "create"),
     ("table", "import"), ("table", "rename"), ("table", "history"), ("table", "set"), ("table", "restore"),
     ("table", "expire"), ("table", "pin"), ("table", "unpin"), ("table", "pins"), ("table", "add-column"),
-    ("table", "drop-column"), ("table", "undrop"),
+    ("table", "rename-column"), ("table", "drop-column"), ("table", "undrop"),
     ("table", "purge"), ("table", "drop"), ("plan",), ("tick",), ("run",), ("serve",), ("sink", "add"),
     ("sink", "list"), ("sink", "show"), ("sink", "pause"), ("sink", "resume"), ("sink", "remove"), ("mark", "show"),
     ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),

@@ -1,4 +1,4 @@
-"""`strandline table add-column`, and the call in Python."""
+"""`strandline table add-column` and `rename-column`, and the calls in Python."""
 
 from __future__ import annotations
 
@@ -43,3 +43,31 @@ def test_a_dropped_name_is_not_used_again(lake, items):
     items.drop_column("qty")
     with pytest.raises(sl.Invalid):
         items.add_column("qty", "int64")
+
+
+def test_a_column_is_renamed_without_a_question_when_no_sink_names_it(lake, items):
+    items.upsert([{"id": 1, "name": "a", "qty": 1}])
+    assert "Would rename" in run(lake, "rename-column", "items", "name", "title", "--dry-run")
+    assert items.schema.names == ["id", "name", "qty"]
+    assert "it has id, title, qty" in run(lake, "rename-column", "items", "name", "title")
+    assert items.to_arrow().to_pylist() == [{"id": 1, "title": "a", "qty": 1}]
+    told = json.loads(run(lake, "rename-column", "items", "title", "name", "--json"))
+    assert (told["was"], told["renamed"], told["columns"]) == ("title", "name", ["id", "name", "qty"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"), [("id", "key", "Invalid"), ("name", "qty", "Invalid"), ("x", "y", "NotFound")]
+)
+def test_a_column_that_cannot_be_renamed_is_named(lake, items, old, new, kind):
+    error = json.loads(run(lake, "rename-column", "items", old, new, "--json", code=1))["error"]
+    assert error["kind"] == kind
+    assert items.schema.names == ["id", "name", "qty"]
+
+
+def test_a_rename_that_stops_sinks_names_them_and_asks(lake, items, tmp_path):
+    lake.add_sink(lake.sink("some", "items", to=sl.ParquetSink(tmp_path / "out"), columns=["name"]))
+    error = json.loads(run(lake, "rename-column", "items", "name", "title", "--json", code=1))["error"]
+    assert error["kind"] == "Invalid" and items.schema.names == ["id", "name", "qty"]
+    told = run(lake, "rename-column", "items", "name", "title", "--yes")
+    assert "until they are changed: some." in " ".join(told.split()) and "sink add some items" in told
+    assert items.schema.names == ["id", "title", "qty"]

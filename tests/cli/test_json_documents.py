@@ -55,7 +55,8 @@ table pin items --name nightly
 table pins items
 table unpin items nightly
 table add-column items note:string
-table drop-column items note --yes
+table rename-column items note remark
+table drop-column items remark --yes
 table purge items 1 --yes
 table drop visits --yes
 sink remove archive --yes

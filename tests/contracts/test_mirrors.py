@@ -88,6 +88,16 @@ def test_added_widened_and_dropped_columns_flow_to_the_mirror(lake, items, mirro
     assert not check_equal(lake, mirror, items).is_full
 
 
+def test_a_renamed_column_writes_the_mirror_again(lake, items, mirror):
+    lake.sink("out", "items", to=mirror.sink())
+    items.upsert(some(1, 2))
+    check_equal(lake, mirror, items)
+    items.rename_column("name", "title")
+    assert check_equal(lake, mirror, items).is_new
+    items.upsert([{"id": 2, "title": "b", "qty": 1}, {"id": 3, "title": "c", "qty": 1}])
+    assert not check_equal(lake, mirror, items).is_full
+
+
 def test_the_same_holds_for_a_sink_that_only_the_state_knows(lake, items, mirror):
     lake.add_sink(lake.sink("out", "items", to=mirror.sink()))
     lake.declared.clear()

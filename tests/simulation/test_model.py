@@ -182,6 +182,22 @@ class TableModel(RuleBasedStateMachine):
         with refused(sl.Invalid, column=name):
             table.evolve(pa.schema([(name, pa.string())]))
 
+    @precondition(lambda self: self.droppable() and self.added < 6)
+    @rule(data=st.data(), handle=st.integers(0, 1))
+    def rename_column(self, data, handle):
+        old = data.draw(st.sampled_from(self.droppable()), label="column")
+        new = f"{old.split('_')[0]}_{self.added}"
+        self.added += 1
+        self.columns[self.columns.index(old)] = new
+        table = self.handles[handle]
+        assert table.rename_column(old, new).names == self.columns
+        lists = [self.oracle.rows.values(), self.appended, self.changes, *(rows for rows, _ in self.states)]
+        for row in (row for rows in lists for row in rows if old in row):
+            row[new] = row.pop(old)
+        self.committed(self.head + 1, "rename", [])
+        with refused(sl.Invalid, column=old):
+            table.evolve(pa.schema([(old, pa.string())]))
+
     def droppable(self):
         return [name for name in self.columns if name.startswith(("extra", "text"))]
 

@@ -51,6 +51,7 @@ EXAMPLES = {
     "table unpin": "strandline table unpin orders nightly",
     "table pins": "strandline table pins orders",
     "table add-column": "strandline table add-column orders note:string",
+    "table rename-column": "strandline table rename-column orders note remark",
     "table drop-column": "strandline table drop-column orders note",
     "table purge": "strandline table purge orders 17 18",
     "table drop": "strandline table drop orders",

@@ -66,11 +66,10 @@ def conform_relation(relation: Any, schema: pa.Schema, batch_rows: int) -> Itera
 def log_with_schema(log: LogState, schema_id: int) -> LogState:
     """The log with the columns of an earlier schema. A range that was planned under it has no file with later columns:
     a column is added by a separate commit behind the range."""
-    definition = log.definition
-    if schema_id >= definition.schema_id:
+    if schema_id >= log.definition.schema_id:
         return log
     kept = LogState(log.snapshot, log.storage, log.folder)
-    kept.__dict__["definition"] = replace(definition, schemas=definition.schemas[: schema_id + 1])
+    kept.__dict__["definition"] = log.definition.at_schema(schema_id)
     return kept
 
 

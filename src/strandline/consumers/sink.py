@@ -63,6 +63,11 @@ class SinkConsumer(LogConsumer):
             if (wanted is None or column.name in wanted)
             and (column.name not in definition.schema.names or definition.schema.field(column.name).type != column.type)
         }
+        gone |= {
+            f"{each.old} -> {each.new}"
+            for each in definition.renames
+            if wanted is None or each.old in wanted or each.new in wanted
+        }
         return hashlib.sha256(json.dumps([chosen, sorted(gone)]).encode()).hexdigest()[:16]
 
     def missing_columns(self, table: TableStore, *, is_new: bool) -> tuple[str, ...]:

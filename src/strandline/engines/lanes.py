@@ -25,6 +25,7 @@ from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json, drop_json_nulls
+from strandline.model.stored_names import stored_name
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
 from strandline.storage.open import StagedFile, Storage
@@ -337,14 +338,16 @@ class ReadLane:
     def _read_parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
         for batch in batches:
             for row in batch.to_pylist():
-                inside = [name for name in self.columns if name in self.schemas[row["schema_id"]].names]
+                columns = self.schemas[row["schema_id"]]
+                inside = {stored_name(columns.field(name)): name for name in self.columns if name in columns.names}
                 if row["path"] in self.files:
                     digest.check(self.storage, [(row["path"], self.files[row["path"]])])
                 try:
                     with reader.open_file(self.storage, row["path"], is_coded=is_coded) as file:
                         read = reader.coded_batches if is_coded else reader.batches
-                        for part in read(file, inside):
-                            yield part, row["number"]
+                        for part in read(file, list(inside)):
+                            names = [inside[name] for name in part.schema.names]
+                            yield part if names == part.schema.names else part.rename_columns(names), row["number"]
                 except FileNotFoundError as error:
                     raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
 

@@ -11,6 +11,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.model.names import backticked, caseless_name
+from strandline.model.stored_names import stored_name
 from strandline.model.types import is_json
 
 _RUNS = 64
@@ -155,16 +156,18 @@ def duck_scan(
         exprs = []
         for field in wanted:
             at = inside.get_field_index(field.name)
+            stored = quoted(stored_name(field))
             if at < 0:
                 exprs.append(f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}")
             elif inside.field(at).type != field.type or is_json(field.type):
-                exprs.append(f"CAST({quoted(field.name)} AS {duck_type(field.type)}) AS {quoted(field.name)}")
+                exprs.append(f"CAST({stored} AS {duck_type(field.type)}) AS {quoted(field.name)}")
             else:
-                exprs.append(quoted(field.name))
+                exprs.append(stored if stored == quoted(field.name) else f"{stored} AS {quoted(field.name)}")
         urls = ", ".join(literal(file.url) for file in group)
         options = "hive_partitioning = false"
         numbers = [file.number for file in group]
-        if number_as and "file_index" in map(caseless_name, inside.names):
+        names = [*inside.names, *map(stored_name, inside)]
+        if number_as and "file_index" in map(caseless_name, names):
             # The table's own column hides DuckDB's number of a file.
             options += f", filename = '{_FILE}'"
             exprs.append(f"map([{urls}], CAST([{','.join(map(str, numbers))}] AS BIGINT[]))[{_FILE}] AS {number_as}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,10 +16,19 @@ from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
 from strandline.model.name_map import NameMap
-from strandline.model.names import caseless_name
+from strandline.model.names import caseless_name, check_columns
 from strandline.model.settings import TableSettings
+from strandline.model.stored_names import (
+    ColumnRename,
+    find_former_names,
+    find_stored_names,
+    rename_field,
+    stored_schema,
+    tag_fields,
+)
 
 FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
+RENAMED_FORMAT = 3  # of tables with a renamed column, which earlier programs would read under other names
 MAX_VNODES = 4096
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
@@ -38,7 +47,8 @@ def check_name(name: object) -> str:
 
 @dataclass(frozen=True)
 class TableDef:
-    """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema. `names`
+    """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema. All of
+    them have the present names of columns; `renames` tells the names inside files and those of earlier schemas. `names`
     are the names of columns in the files that were loaded."""
 
     key: tuple[str, ...]
@@ -49,6 +59,7 @@ class TableDef:
     time: str | None = None
     settings: TableSettings = field(default_factory=TableSettings)
     names: NameMap = field(default_factory=NameMap)
+    renames: tuple[ColumnRename, ...] = ()
 
     @staticmethod
     def declare(
@@ -134,9 +145,27 @@ class TableDef:
         now = set(self.schema.names)
         return frozenset(i for i, columns in enumerate(self.schemas) if not now.issuperset(columns.names))
 
+    @cached_property
+    def stored(self) -> dict[str, str]:
+        """The name inside files of each column that was renamed."""
+        return find_stored_names(self.renames)
+
+    def stored_names(self, columns: Iterable[str]) -> list[str]:
+        """The names of columns inside files."""
+        return [self.stored.get(name, name) for name in columns]
+
     @property
     def schema_id(self) -> int:
         return len(self.schemas) - 1
+
+    def at_schema(self, schema_id: int) -> TableDef:
+        """The table with the columns of an earlier schema, under the names of that time."""
+        kept = self.schemas[: schema_id + 1]
+        for rename in reversed(self.renames):
+            if rename.schema_id > schema_id:
+                kept = tuple(rename_field(columns, rename.new, rename.old) for columns in kept)
+        earlier = tuple(rename for rename in self.renames if rename.schema_id <= schema_id)
+        return replace(self, schemas=kept, renames=earlier)
 
     @property
     def is_keyed(self) -> bool:
@@ -154,17 +183,26 @@ class TableDef:
 
     def evolve(self, wanted: pa.Schema) -> TableDef:
         changed = schemas.evolve_schema(self.schema, wanted)
-        now = set(self.schema.names)
-        once = {caseless_name(name) for earlier in self.schemas for name in earlier.names}
         for name in changed.names:
-            if caseless_name(name) in once and name not in now:
-                raise Invalid(
-                    f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name
-                )
+            if name not in self.schema.names:
+                self._check_unused(name)
         for name in self.key:
             if changed.field(name).type != self.schema.field(name).type:
                 raise Invalid(f"key column {name!r} cannot change its type: files are placed by its hash", column=name)
         return self if changed == self.schema else replace(self, schemas=(*self.schemas, changed))
+
+    def _check_unused(self, name: str, *, of: str | None = None) -> None:
+        """`Invalid` when another column than `of` has or had this name. Files may hold that column under it, and sinks
+        may name it in a mask."""
+        now = set(self.schema.names)
+        once = {column: column for earlier in self.schemas for column in earlier.names if column not in now}
+        for earlier, column in {**once, **find_former_names(self.renames)}.items():
+            if caseless_name(earlier) != caseless_name(name) or column == of:
+                continue
+            if column in now:
+                why = f"column {name!r} was renamed to {column!r}; its earlier name stays its own"
+                raise Invalid(why, hint=f"Use {column!r} for it, or another name for another column.", column=name)
+            raise Invalid(f"column {name!r} was dropped; files still hold it", hint="Use another name.", column=name)
 
     def add_column(self, name: str, kind: pa.DataType) -> TableDef:
         """The same table with one more column, which is null in older rows."""
@@ -198,6 +236,29 @@ class TableDef:
 
     def drop_column(self, name: str) -> TableDef:
         """The same table without a column. Older files keep the column, so its name cannot be used again."""
+        self._check_plain(name, "dropped")
+        rest = pa.schema([column for column in self.schema if column.name != name])
+        return replace(self, schemas=(*self.schemas, rest))
+
+    def rename_column(self, old: str, new: str) -> TableDef:
+        """The same table with another name for a column. Files keep the name that they have; no other column gets
+        it."""
+        self._check_plain(old, "renamed")
+        if old == new:
+            raise Invalid(f"column {old!r} has that name already", column=old)
+        check_columns(new if name == old else name for name in self.schema.names)
+        self._check_unused(new, of=old)
+        before = tuple(rename_field(columns, old, new) for columns in self.schemas)
+        renames = (*self.renames, ColumnRename(len(self.schemas), old, new))
+        return replace(
+            self,
+            schemas=(*before, before[-1]),
+            names=self.names.rename(old, new),
+            renames=renames,
+        )
+
+    def _check_plain(self, name: str, what: str) -> None:
+        """`NotFound` for an unknown column, and `Invalid` for one that the table itself needs."""
         if name not in self.schema.names:
             known = ", ".join(self.schema.names)
             raise NotFound(f"there is no column {name!r}", hint=f"Columns: {known}", column=name)
@@ -208,9 +269,7 @@ class TableDef:
             ("time column", [self.time]),
         ):
             if name in names:
-                raise Invalid(f"column {name!r} cannot be dropped: it is the table's {role}", column=name)
-        rest = pa.schema([column for column in self.schema if column.name != name])
-        return replace(self, schemas=(*self.schemas, rest))
+                raise Invalid(f"column {name!r} cannot be {what}: it is the table's {role}", column=name)
 
     def log_schema(self, schema_id: int) -> pa.Schema:
         """The columns inside a log file. A delete has nulls outside of its key."""
@@ -218,7 +277,8 @@ class TableDef:
         if not self.is_keyed:
             hidden.append(pa.field(ROW, pa.int64(), False))
         columns = self.schemas[schema_id]
-        return pa.schema(hidden + [f if f.name in self.key else f.with_nullable(True) for f in columns])
+        inside = pa.schema(hidden + [f if f.name in self.key else f.with_nullable(True) for f in columns])
+        return tag_fields(inside, self.stored)
 
     @property
     def log_schemas(self) -> list[pa.Schema]:
@@ -227,14 +287,14 @@ class TableDef:
     def baseline_schema(self, schema_id: int) -> pa.Schema:
         """The columns inside a baseline file."""
         hidden = [] if self.is_keyed else [pa.field(SEQ, pa.int64(), False), pa.field(ROW, pa.int64(), False)]
-        return pa.schema([*self.schemas[schema_id], *hidden])
+        return tag_fields(pa.schema([*self.schemas[schema_id], *hidden]), self.stored)
 
     def log_delta_schema(self) -> pa.Schema:
-        return pa.schema([*self.log_schema(self.schema_id), pa.field(SEQ, pa.int64())])
+        return pa.schema([*stored_schema(self.log_schema(self.schema_id)), pa.field(SEQ, pa.int64())])
 
     def baseline_delta_schema(self) -> pa.Schema:
         # Nullable: some engines check a column's declaration against files that are older than the column.
-        return pa.schema([*self.baseline_schema(self.schema_id), pa.field(VNODE, pa.int32())])
+        return pa.schema([*stored_schema(self.baseline_schema(self.schema_id)), pa.field(VNODE, pa.int32())])
 
     def to_configuration(self) -> dict[str, str]:
         facts = {
@@ -246,9 +306,10 @@ class TableDef:
             "time": self.time,
             "care": self.settings.to_dict(),
             **({} if self.names == NameMap() else {"names": self.names.to_dict()}),
+            **({"renames": [list(astuple(each)) for each in self.renames]} if self.renames else {}),
         }
         return {
-            "strandline.format": str(FORMAT),
+            "strandline.format": str(RENAMED_FORMAT if self.renames else FORMAT),
             "strandline.table": json.dumps(facts),
             "delta.enableExpiredLogCleanup": "false",
             "delta.setTransactionRetentionDuration": "interval 30 days",
@@ -257,7 +318,7 @@ class TableDef:
     @staticmethod
     def from_configuration(configuration: Mapping[str, str], where: str) -> TableDef:
         try:
-            check_format(int(configuration["strandline.format"]), where)
+            check_format(int(configuration["strandline.format"]), where, newest=RENAMED_FORMAT)
             facts = json.loads(configuration["strandline.table"])
             return TableDef(
                 tuple(facts["key"]),
@@ -268,21 +329,22 @@ class TableDef:
                 facts.get("time"),
                 TableSettings.from_dict(facts.get("care", {})),
                 NameMap.from_dict(facts["names"]) if "names" in facts else NameMap(),
+                tuple(ColumnRename(*each) for each in facts.get("renames", ())),
             )
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error
 
 
-def check_format(found: int, where: str) -> None:
+def check_format(found: int, where: str, *, newest: int = FORMAT) -> None:
     if found < FORMAT:
         raise Invalid(
             f"{where} has format {found}, from before the first release; this version reads format {FORMAT}",
             hint="Export its tables with the version that made it, and load them into a new lake.",
             format=found,
         )
-    if found > FORMAT:
+    if found > newest:
         raise Invalid(
-            f"{where} has format {found}; this version of Strandline reads up to {FORMAT}",
+            f"{where} has format {found}; this version of Strandline reads up to {newest}",
             hint="Upgrade: pip install -U strandline",
             format=found,
         )

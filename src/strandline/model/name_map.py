@@ -67,6 +67,12 @@ class NameMap:
                 merged[source] = (*known, *found[len(known) :])
         return self if merged == self.columns else NameMap(self.rule, merged)
 
+    def rename(self, old: str, new: str) -> NameMap:
+        """The map after a column was renamed: the names in files that meant it mean it still, its old name too."""
+        merged = {s: tuple(new if c == old else c for c in columns) for s, columns in self.columns.items()}
+        merged.setdefault(old, (new,))
+        return NameMap(self.rule, {source: columns for source, columns in merged.items() if columns != (source,)})
+
     def union(self, other: NameMap) -> NameMap:
         """The entries of both; where they differ, those of this map."""
         return NameMap(self.rule or other.rule, {**other.columns, **self.columns})

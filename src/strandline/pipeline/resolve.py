@@ -11,6 +11,7 @@ from strandline.consumers.contract import Consumer
 from strandline.consumers.plan import ConsumerPlan, plan_own
 from strandline.consumers.registration import declared_sink
 from strandline.consumers.retention import Retention
+from strandline.errors import Invalid
 from strandline.sinks.definition import KINDS, SinkDef
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.store import TableStore
@@ -65,8 +66,19 @@ def active_sinks(context: Context) -> dict[str, SinkDef]:
     return found
 
 
-def sinks_needing(context: Context, table: TableStore, column: str) -> list[str]:
-    """The sinks of a table whose conditions need a column: without it they send nothing."""
-    mine = {name: sink for name, sink in active_sinks(context).items() if sink.table == table.name and sink.where}
-    leaving = {name: sink.outgoing(table.definition, with_salt=False) for name, sink in mine.items()}
-    return [name for name, each in leaving.items() if each.predicate is not None and column in each.predicate.columns]
+def sinks_needing(context: Context, table: TableStore, column: str, *, in_any_setting: bool = False) -> list[str]:
+    """The sinks of a table whose conditions need a column: without it they send nothing. With `in_any_setting` those
+    that name it in `columns` or `mask` too."""
+    mine = {name: sink for name, sink in active_sinks(context).items() if sink.table == table.name}
+
+    def is_named(sink: SinkDef) -> bool:
+        if in_any_setting and column in (*(sink.columns or ()), *(sink.mask or ())):
+            return True
+        try:
+            predicate = sink.outgoing(table.definition, with_salt=False).predicate if sink.where else None
+        except Invalid:
+            # An earlier rename stopped it: it names no column of the table.
+            return False
+        return predicate is not None and column in predicate.columns
+
+    return [name for name, sink in mine.items() if is_named(sink)]

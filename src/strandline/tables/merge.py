@@ -16,6 +16,7 @@ from strandline.model.change import CAME, FATE, GONE, HASH, KEPT, LOST, OP, ROW,
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, shift_for, vnode_of
+from strandline.model.stored_names import name_stats
 from strandline.model.types import conform_column
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
@@ -110,9 +111,10 @@ class TableAt:
         if key is not None:
             vnode = str(vnode_of(_hash_key(key, self.definition), self.baseline.vnodes))
             base = [f for f in base if f.partition[VNODE] == vnode]
+        stored = self.definition.stored
         return Files(
-            [f for f in base if predicate.may_match(f.stats)],
-            [pair for pair in log if predicate.may_match(pair[1].stats)],
+            [f for f in base if predicate.may_match(name_stats(f.stats, stored))],
+            [pair for pair in log if predicate.may_match(name_stats(pair[1].stats, stored))],
         )
 
 

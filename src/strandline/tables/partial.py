@@ -144,7 +144,8 @@ def _find_filled(merge: TableAt, names: Sequence[str]) -> list[str]:
 
     def has_values(name: str) -> bool:
         holders = [file for file in files if name in schemas[schema_id_of(file)].names]
-        return any(file.stats.get("nullCount", {}).get(name, -1) < file.rows for file in holders)
+        stored = merge.definition.stored.get(name, name)
+        return any(file.stats.get("nullCount", {}).get(stored, -1) < file.rows for file in holders)
 
     return [name for name in names if has_values(name)]
 

@@ -23,6 +23,7 @@ from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
 from strandline.model.names import backticked
+from strandline.model.stored_names import stored_name, stored_schema
 from strandline.model.types import canonical_field
 from strandline.storage import digest, os_errors
 from strandline.storage.open import Storage
@@ -305,14 +306,15 @@ def _native_scan(
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
-    frame = spark.read.options(**_EXACT).schema(spark_schema(inside)).parquet(*[file.url for file in files])
+    urls = [file.url for file in files]
+    frame = spark.read.options(**_EXACT).schema(spark_schema(stored_schema(inside))).parquet(*urls)
     kinds = {field.name: field.type for field in inside}
-    exprs = [
-        name
-        if kinds.get(f.name) == f.type
-        else f"CAST({name if f.name in kinds else 'NULL'} AS {spark_type(f.type)}) AS {name}"
-        for f, name in zip(fields, _quote_names([f.name for f in fields]), strict=True)
-    ]
+    exprs = []
+    for field in fields:
+        name, stored = backticked(field.name), backticked(stored_name(field))
+        value = stored if field.name in kinds else "NULL"
+        value = value if kinds.get(field.name) == field.type else f"CAST({value} AS {spark_type(field.type)})"
+        exprs.append(value if value == name else f"{value} AS {name}")
     if number_as and len({file.number for file in files}) == 1:
         exprs.append(f"{files[0].number}L AS {number_as}")
     elif number_as:

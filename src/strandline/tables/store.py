@@ -262,6 +262,7 @@ class TableStore:
 
         Reads do not check files. So their folds are dropped when a file is damaged, and also before a fold is used to
         write rows (`is_folded`): a file may have been damaged and restored since."""
+        columns = None if columns is None else self.definition.stored_names(columns)
         try:
             if spark is None:
                 digest.check(self.log.storage, files.items(), columns)

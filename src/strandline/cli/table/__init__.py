@@ -18,6 +18,7 @@ VERBS = {
     "unpin": pins.unpin,
     "pins": pins.pins,
     "add-column": change.add_column,
+    "rename-column": change.rename_column,
     "drop-column": change.drop_column,
     "purge": erase.purge,
     "drop": drop.drop,

@@ -1,4 +1,4 @@
-"""Change tables: `table rename`, `set`, `restore`, `add-column`, `drop-column`, `drop`."""
+"""Change tables: `table rename`, `set`, `restore`, `add-column`, `rename-column`, `drop-column`."""
 
 from __future__ import annotations
 
@@ -132,6 +132,37 @@ def add_column(
     columns = call.table(name).add_column(new, kind).names
     data = {"table": name, "added": new, "columns": columns}
     return Answer(data, f"Added the column {new} to {name}; it has {', '.join(columns)}.")
+
+
+def rename_column(
+    call: Call,
+    name: TableName,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The column.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> Answer:
+    """Give a column another name, at every seq; no file is written again.
+
+    It asks first if sinks name the column: they stop until they are changed."""
+    lake = call.lake()
+    table = lake.table(name)
+    columns = table.definition.rename_column(old, new).schema.names
+    stopped = lake.sinks_needing(name, old, in_any_setting=True)
+    then = f" These sinks name it and stop until they are changed: {', '.join(stopped)}." if stopped else ""
+    data = {"table": name, "was": old, "renamed": new, "columns": columns, "sinks": stopped}
+    if dry_run:
+        return preview(f"Would rename the column {old} of {name} to {new}.{then}", data)
+    if stopped and not yes:
+        call.confirm(
+            f"Rename the column {old} of {name} to {new}?{then}", f"column {old!r} of {name!r} is renamed", table=name
+        )
+    columns = table.rename_column(old, new).names
+    parts: list[Part] = [f"Renamed the column {old} of {name} to {new}; it has {', '.join(columns)}."]
+    if stopped:
+        change = call.command(f"sink add {stopped[0]} {name} --to DEST …")
+        parts += [warning(then.strip()), f"Change one, with {new} instead of {old}: {change}"]
+    return Answer({**data, "columns": columns}, parts)
 
 
 def drop_column(

@@ -11,6 +11,7 @@ from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.jobs.doctor.finding import Finding
 from strandline.model.change import SEQ, VNODE
 from strandline.model.definition import TableDef
+from strandline.model.stored_names import stored_schema
 from strandline.model.types import storage_schema
 from strandline.storage import digest
 from strandline.storage.commits import RESTORE
@@ -117,7 +118,7 @@ class TableExam:
                 continue
             is_log = part is not self.baseline
             wanted = (definition.log_schema if is_log else definition.baseline_schema)(schema_id)
-            if _columns_of(footer.schema.to_arrow_schema()) != _columns_of(wanted):
+            if _columns_of(footer.schema.to_arrow_schema()) != _columns_of(stored_schema(wanted)):
                 part.add(f"the file's columns are not those of schema {schema_id}", path)
 
 

@@ -131,7 +131,8 @@ class ExportSource(ABC):
                 self.rows = int(relation.aggregate("count(*)").fetchall()[0][0])
         if self.files and len(self.needed) < len(self.definition.schema):
             with reader.open_file(self.table.log.storage, next(iter(self.files))) as file:
-                inside = [name for name in self.needed.names if name in file.schema_arrow.names]
+                stored = self.definition.stored_names(self.needed.names)
+                inside = [name for name in stored if name in file.schema_arrow.names]
                 first = next(file.iter_batches(_PROBED_ROWS, columns=inside), None)
             self._row_bytes = min(self._row_bytes, first.nbytes // first.num_rows) if first else self._row_bytes
         self.raw_bytes = self.rows * self._row_bytes

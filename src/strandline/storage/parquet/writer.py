@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from strandline.model.stored_names import stored_schema
 from strandline.storage.digest import DigestStream
 from strandline.storage.open import StagedFile, Storage
 from strandline.storage.parquet.rowgroup import DEFAULT, MIB, Budget, RowGroup
@@ -108,9 +109,10 @@ class _GroupWriter:
     def __init__(
         self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, cluster_by: Sequence[str], budget: Budget
     ) -> None:
-        self._schema = schema
+        # Rows come in the order of the columns, under the table's own names.
+        self._schema = stored_schema(schema)
         self._budget = budget
-        self._groups = groups(batches, schema, cluster_by, budget)
+        self._groups = groups(batches, self._schema, cluster_by, budget)
         self._next: RowGroup | None = None
         self._dictionary: set[str] = set()
         self._is_cut = False
