@@ -356,6 +356,21 @@ def test_a_column_that_comes_between_a_crash_and_its_replay_changes_nothing_of_w
     assert len(near.changes()) == 8
 
 
+def test_a_column_that_is_renamed_between_a_crash_and_its_replay_is_sent_under_both_names_in_turn(lake, items, near):
+    lake.sink("out", "items", to=near.sink())
+    items.upsert(some(1, 2))
+    tick(lake)
+    items.upsert(some(3, name="begun"))
+    interrupt(lake, "marks.intent_saved")
+    items.rename_column("name", "title")
+    items.upsert([{"id": 2, "title": "new", "qty": 1}])
+    assert tick(lake).replays == 1
+    lake.tick()
+    found = {id_: (row.get("name"), row.get("title")) for id_, row in near.current().items()}
+    assert found == {1: ("a", None), 2: (None, "new"), 3: ("begun", None)}
+    assert len(near.changes()) == 4
+
+
 def test_a_widened_number_arrives_whole_or_is_refused_by_name_also_between_a_crash_and_its_replay(lake, items, near):
     lake.sink("out", "items", to=near.sink())
     items.upsert(some(1))
