@@ -246,6 +246,8 @@ class TableDef:
         self._check_plain(old, "renamed")
         if old == new:
             raise Invalid(f"column {old!r} has that name already", column=old)
+        if new in self.schema.names:
+            raise Invalid(f"there is a column {new!r} already", hint="See: strandline table show", column=new)
         check_columns(new if name == old else name for name in self.schema.names)
         self._check_unused(new, of=old)
         before = tuple(rename_field(columns, old, new) for columns in self.schemas)
