@@ -12,7 +12,7 @@ BIG = 2**60 + 1
 @pytest.fixture
 def mixed(lake: sl.Lake) -> sl.Table:
     table = lake.create_table("mixed", "id:int64, n:int64, doc:json, at:timestamp", key=["id"])
-    table.upsert([{"id": 1, "n": BIG, "doc": '{"a": [1]}'}, {"id": 2}])
+    table.upsert([{"id": 1, "n": BIG, "doc": {"a": [1]}}, {"id": 2}])
     return table
 
 
