@@ -334,7 +334,7 @@ def test_a_broken_table_does_not_hide_the_others(loaded: Run, tmp_path: Path) ->
 
 def test_doctor_finds_everything_in_order_and_says_what_waits(loaded: Run) -> None:
     said = loaded("doctor", "--deep")
-    assert "Everything holds" in said and "due to be folded" in said
+    assert "Everything holds" in said and "due to be compacted" in said
     assert "strandline compact items" in said and "Put files" not in said
     loaded("compact")
     assert loaded.json("doctor", "--deep")["findings"] == []
@@ -409,7 +409,7 @@ def test_compact_says_what_is_due_and_why_and_folds_it(loaded: Run) -> None:
     before = snapshot()
     said = loaded("compact", "--dry-run")
     assert "items: would compact 8 of 16 vnodes up to seq 1; 2 changes wait." in said
-    assert "against 0 folded rows" in said and "Nothing was written" in said
+    assert "against 0 compacted rows" in said and "Nothing was written" in said
     document = loaded.json("compact", "items", "--dry-run")
     (plan,) = document["tables"]
     assert (document["is_dry_run"], plan["table"], plan["upto"], len(plan["due"])) == (True, "items", 1, 8)

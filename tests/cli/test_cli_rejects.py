@@ -68,3 +68,4 @@ def test_refused_rows_are_dropped_when_told(kept: Verbs) -> None:
     assert "--yes" in kept.json("rejects", "drop", "items", code=1)["error"]["message"]
     assert kept.json("rejects", "drop", "items", "--yes")["dropped"] == 2
     assert "No row was refused" in kept("rejects", "list")
+    assert "No row of items was refused" in kept("rejects", "drop", "items"), "nothing to drop, nothing to ask"

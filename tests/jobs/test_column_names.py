@@ -94,8 +94,9 @@ def test_a_matcher_collects_new_names_and_refuses_those_without_a_column():
     with refused(sl.Invalid, column="Order Date?", file="f.csv") as caught:
         matcher.require(["Order Date?"], "f.csv", file="f.csv")
     assert "order_date_2" in caught.value.message and "Order Date" in caught.value.hint
-    with refused(sl.Invalid, column="other"):
-        matcher.require(["other"], "f.csv")
+    with refused(sl.Invalid, column="other") as caught:
+        matcher.require(["other", "id", "two words"], "f.csv")
+    assert "--skip 'other,two words'" in caught.value.hint and "add-column TABLE other:TYPE" in caught.value.hint
 
 
 def test_a_rule_that_is_none_is_refused(lake, tmp_path):

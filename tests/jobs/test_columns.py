@@ -42,6 +42,7 @@ def test_texts_become_times_and_times_that_are_none_are_refused():
         ("x", pa.int64(), "'x' is not int64"),
         ({"a": Decimal("1.5")}, pa.int64(), '{"a": 1.5} is not int64'),
         (Decimal("1.50"), pa.int64(), "1.50 is not int64"),
+        ("x", pa.float64(), "'x' is not float64"),
         ("x", pa.bool_(), "'x' is not true or false"),
         ("x", pa.date32(), "'x' is not a date, such as 2024-01-31"),
         ("{", JSON, "'{' is not JSON"),

@@ -152,3 +152,9 @@ def test_a_table_that_is_not_there_is_named_with_those_that_are(lake, items):
     for name in ("", "a b", "../x"):
         with refused(sl.Invalid):
             lake.table(name)
+
+
+def test_a_place_without_a_lake_is_told_when_a_table_is_asked_for(tmp_path):
+    with refused(sl.NotFound, table="nope") as caught:
+        sl.Lake(tmp_path / "misspelt").table("nope")
+    assert "no lake yet" in caught.value.hint

@@ -124,7 +124,7 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         yield f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already."
         return
     commits = "" if len(report.seqs) == 1 else f"{len(report.seqs):,} commits up to "
-    rate = f", {report.rows / report.seconds:,.0f} rows/s" if report.seconds > 0.5 else ""
+    rate = f", {report.rows / report.seconds:,.0f} rows/s" if report.seconds > 0.5 and report.rows >= 1000 else ""
     loaded = f"Loaded {counted(report.rows, 'row')} from {counted(len(moved), 'file')}"
     before = f" Skipped {skipped:,} loaded before." if skipped else ""
     yield f"{loaded}: {commits}seq {max(report.seqs)}, {report.seconds:.1f} s{rate}.{before}"

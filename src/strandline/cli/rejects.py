@@ -104,6 +104,8 @@ def drop(call: Call, table: Name, file: File = None, yes: Yes = False) -> Answer
     kept = call.table(table).rejects()
     if not yes:
         count = len(kept.latest(kept.count(), file=file))
+        if not count:
+            return Answer({"table": table, "dropped": 0}, f"No row of {table} was refused.")
         call.confirm(f"Drop {counted(count, 'refused row')} of {table}?", f"refused rows of {table} go", table=table)
     dropped = kept.drop(file=file)
     return Answer({"table": table, "dropped": dropped}, f"Dropped {counted(dropped, 'refused row')} of {table}.")

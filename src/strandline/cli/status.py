@@ -49,8 +49,8 @@ def _tell(call: Call, found: Status, is_all: bool) -> Iterator[Part]:
     if not found.tables:
         yield f"Load files into a new table: {call.command('ingest NAME FILES --key COLUMN')}"
     yield from _tell_consumers(call, found, is_all)
-    if found.state_fault:
-        yield fault("state: ", call.for_lake(found.state_fault))
+    if found.state_fault and (way_on := found.state_fault.partition("\n")[2]):
+        yield fault("state: ", call.for_lake(way_on))
     yield ""
     yield from tell_verdict(call, found.attention)
 

@@ -94,7 +94,7 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
         why = "asked for"
         if is_much[vnode]:
             changes = "1 change" if waiting[vnode] == 1 else f"{waiting[vnode]:,} changes"
-            why = f"{changes} against {base.rows[vnode]:,} folded rows"
+            why = f"{changes} against {base.rows[vnode]:,} compacted rows"
         elif is_scattered[vnode]:
             why = f"changes lie in {files[vnode]:,} files"
         elif is_old[vnode]:

@@ -108,7 +108,7 @@ class Tour:
             check_java()
         except Unavailable as error:
             self.with_spark = False
-            self.left_out = f"Spark was left out: {error}. {error.hint}"
+            self.left_out = f"Spark was left out: {error.message}.\n{error.hint}"
 
     def _make_files(self) -> tuple[str, int]:
         self.inbox.mkdir()

@@ -9,6 +9,7 @@ first. Two names of one file never share a column.
 from __future__ import annotations
 
 import re
+import shlex
 import threading
 import unicodedata
 from collections import Counter
@@ -139,10 +140,13 @@ class ColumnMatcher:
     def require(self, sources: Sequence[str], place: str, *, hint: str = "", **fields: object) -> list[str]:
         """As `match`; `Invalid` when the table lacks a column. `hint` follows the hint of the error."""
         columns = self.match(sources)
-        for source, column in zip(sources, columns, strict=True):
-            if not self.has(column):
-                message, columns_hint = self._explain_missing(source, column)
-                raise Invalid(f"{place}: {message}", hint=columns_hint + hint, column=source, **fields)
+        missing = [pair for pair in zip(sources, columns, strict=True) if not self.has(pair[1])]
+        if missing:
+            source, column = missing[0]
+            message, columns_hint = self._explain_missing(source, column)
+            skip = shlex.quote(",".join(source for source, _ in missing))
+            ways = f"\nLeave out: --skip {skip}. Or add a column: strandline table add-column TABLE {column}:TYPE"
+            raise Invalid(f"{place}: {message}", hint=columns_hint + ways + hint, column=source, **fields)
         return columns
 
     def _explain_missing(self, source: str, column: str) -> tuple[str, str]:

@@ -65,8 +65,9 @@ class CatalogState:
     def get(self, name: str) -> Entry:
         entry = self.tables.get(name)
         if entry is None:
-            known = ", ".join(sorted(self.tables)) or "none yet"
-            raise NotFound(f"no table {name!r} in this lake", hint=f"Tables: {known}", table=name)
+            known = f"Tables: {', '.join(sorted(self.tables)) or 'none yet'}"
+            hint = known if self.exists else "There is no lake yet at the place that was named: check its spelling."
+            raise NotFound(f"no table {name!r} in this lake", hint=hint, table=name)
         return entry
 
 
@@ -353,7 +354,7 @@ def _refuse_taken(state: CatalogState, name: str) -> None:
             raise Invalid(
                 f"table {taken!r} exists",
                 hint=f"See: strandline table show {taken}. Choose another name, or drop it first:"
-                f" strandline table drop {taken}",
+                f" strandline table drop {taken}. In Python, create_table(…, if_exists='open') opens it.",
                 table=name,
             )
 

@@ -30,7 +30,7 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
     if plan.due:
         first = plan.due[0]
         due = f"{len(plan.due)} of {table.definition.vnodes} vnodes"
-        what = f"{due} are due to be folded; vnode {first.vnode}: {first.why}"
+        what = f"{due} are due to be compacted; vnode {first.vnode}: {first.why}"
         found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
     cleaned = vacuum(table, dry_run=True)
     if cleaned.waiting_files:

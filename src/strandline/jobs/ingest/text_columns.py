@@ -20,8 +20,7 @@ class TextColumns:
         self._source = source
         self._table = schema
         parts = {name: text for name, text in source.partitions.items() if name not in source.skip}
-        hint = f"\nLeave it out: --skip {','.join(parts)}"
-        columns = names.require(list(parts), source.uri, hint=hint, file=source.uri) if parts else []
+        columns = names.require(list(parts), source.uri, file=source.uri) if parts else []
         self._partitions = dict(zip(columns, parts.values(), strict=True))
         own = [pa.field(f.name, pa.string()) if f.name in self._partitions else f for f in schema]
         self.schema = pa.schema([*own, *(pa.field(label, pa.string()) for label in names.skipped)])

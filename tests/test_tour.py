@@ -1,0 +1,16 @@
+"""The demo as a run of stops."""
+
+from pathlib import Path
+
+import pytest
+
+from strandline.demo.tour import Tour
+
+
+def test_without_java_the_demo_runs_and_says_once_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    tour = Tour(tmp_path / "demo", rows=50, with_spark=True)
+    tour.run()
+    assert tour.left_out.count("Install it") == 1 and not tour.with_spark
