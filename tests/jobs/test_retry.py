@@ -50,6 +50,24 @@ def test_rows_that_fit_now_are_loaded_and_the_others_keep_a_new_reason(
     assert items.rejects().retry().rows == 0
 
 
+def test_a_retry_keeps_the_values_of_columns_that_the_file_lacks(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, v:int8, note:string, more:string", key=["id"])
+    table.upsert([{"id": at, "v": at, "note": f"n{at}", "more": f"m{at}"} for at in range(4)])
+    for name, text in (("a", "id,v\n1,1000\n"), ("b", "more,id,v\nnew,2,2000\n,3,3000\n"), ("c", "v,id\n4000,9\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+        lake.ingest("items", [tmp_path / f"{name}.csv"], rejects=True)
+    table.evolve(pa.schema([("v", pa.int64())]))
+    assert table.rejects().retry().rows == 4
+    rows = sorted(tuple(row.values()) for row in table.to_arrow().to_pylist())
+    assert rows == [
+        (0, 0, "n0", "m0"),
+        (1, 1000, "n1", "m1"),
+        (2, 2000, "n2", "new"),
+        (3, 3000, "n3", None),
+        (9, 4000, None, None),
+    ]
+
+
 def test_csv_rows_are_read_in_the_dialect_of_their_file(lake: sl.Lake, tmp_path: Path) -> None:
     table = lake.create_table("items", "id:int64!, v:int8, note:string", key=["id"])
     load(lake, tmp_path / "a.csv", 'id;v;note\n10;1;fine\n11;1000;"a; ""b""\nc"\n12;x;y\n13;4\n')

@@ -101,16 +101,23 @@ def write_keeping(
     if not rows.num_rows:
         return table.log.empty_commit(tokens)
     lacking = find_lacking(definition, found)
-    hashes = np.unique(hash_keys([rows.column(name) for name in definition.key]).to_numpy())
 
     def attempt() -> Commit:
-        merge = table.merge()
-        whole = _complete_rows(table, merge, rows, lacking)
-        return table.log.append(
-            whole, definition, UPSERT, tokens=tokens, amend=_check_unchanged(merge.seq, hashes, amend)
-        )
+        (whole,), check = complete_parts(table, [(rows, lacking)], amend)
+        return table.log.append(whole, definition, UPSERT, tokens=tokens, amend=check)
 
     return until_landed(attempt)
+
+
+def complete_parts(
+    table: TableStore, parts: Sequence[tuple[pa.Table, Sequence[str]]], amend: Amend | None = None
+) -> tuple[list[pa.Table], Amend]:
+    """Rows, in parts with the columns that each part lacks, completed with the table's values; and `amend`, which also
+    makes their commit a `Conflict` when one of their keys was changed meanwhile."""
+    merge = table.merge()
+    whole = [_complete_rows(table, merge, rows, lacking) for rows, lacking in parts]
+    hashes = [hash_keys([rows.column(name) for name in merge.definition.key]).to_numpy() for rows in whole]
+    return whole, _check_unchanged(merge.seq, np.unique(np.concatenate(hashes)), amend)
 
 
 def complete_frame(

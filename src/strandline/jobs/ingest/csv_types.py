@@ -28,7 +28,7 @@ _TIMES = (
 _INTEGER = r"^-?(0|[1-9]\d*)$"
 _NUMBER = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?$"
 _BOOLEAN = r"^(true|false|True|False|TRUE|FALSE)$"
-_SURE_DIGITS = 15
+SURE_DIGITS = 15
 _DECIMAL_DIGITS = 38
 
 
@@ -115,14 +115,15 @@ def measure_numbers(texts: pa.ChunkedArray) -> _Numbers | None:
 
 
 def _fit_float64(texts: pa.ChunkedArray) -> bool:
-    """Whether each number, read as a float and written again, is the same number."""
-    is_long = pc.greater(pc.utf8_length(texts), _SURE_DIGITS)
+    """Whether each number reads back from a float."""
+    is_long = pc.greater(pc.utf8_length(texts), SURE_DIGITS)
     has_power = pc.match_substring_regex(texts, "[eE]")
     doubtful = pc.unique(texts.filter(pc.or_(is_long, has_power)))
-    return all(_reads_back(text) for text in doubtful.to_pylist())
+    return all(reads_back(text) for text in doubtful.to_pylist())
 
 
-def _reads_back(text: str) -> bool:
+def reads_back(text: str) -> bool:
+    """Whether a number, read as a float and written again, is the same number."""
     return Decimal(repr(float(text))) == Decimal(text)
 
 

@@ -290,18 +290,20 @@ def _load_files(
             try:
                 _, finished = loader.load(group)
             except Invalid as error:
-                raise _add_loaded(error, done, is_created) from error
+                raise _add_loaded(error, done, loader.table.definition if is_created else None) from error
             done |= {each.step.source.uri: each for each in finished}
             renamed |= loader.renamed
             group = group[len(finished) :]
     loader.remember_skipped()
 
 
-def _add_loaded(error: Invalid, done: Mapping[str, StepResult], is_created: bool) -> StrandlineError:
-    """The error, with a hint that names the files loaded before it, or that a new table may have other types."""
+def _add_loaded(error: Invalid, done: Mapping[str, StepResult], new: TableDef | None) -> StrandlineError:
+    """The error, with a hint that names the files loaded before it, or that a `new` table may have other types. No type
+    helps against a value that text does not hold, or that is missing in the key."""
     seqs = [each.seq for each in done.values() if each.seq is not None]
     column = error.fields.get("column")
-    if not seqs and not (is_created and column and "table" in error.fields):
+    fields = [] if new is None else [field for field in new.schema if field.type != pa.string() and field.nullable]
+    if not seqs and not ("table" in error.fields and column in [field.name for field in fields]):
         return error
     if not seqs:
         said = f'The types are those of the first file. To choose another one: --types "{column}:string"'

@@ -1,20 +1,22 @@
 """The columns of a JSON file, with types that hold every value as it is written.
 
-Whole numbers are int64, or decimals when they are longer; fractions are float64. Texts that are all dates or all times
-get that type. Values of several kinds, objects and arrays are JSON. A column without any value is text.
+Whole numbers are int64, or decimals when they are longer. Fractions are float64, or JSON when one has more digits than
+float64 keeps. Texts that are all dates or all times get that type. Values of several kinds, objects and arrays are
+JSON. A column without any value is text.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.jobs.ingest.blocks import Reading
-from strandline.jobs.ingest.csv_types import find_time_type
+from strandline.jobs.ingest.csv_types import SURE_DIGITS, find_time_type, reads_back
 from strandline.jobs.ingest.json_rows import explain_text
 from strandline.jobs.ingest.json_stream import FORMS_HINT, read_records, sniff_json
 from strandline.jobs.ingest.source import Source
@@ -39,7 +41,7 @@ def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.Data
         for at in range(len(records)):
             text = records.text(at)
             try:
-                row = json.loads(text)
+                row = json.loads(text, parse_float=_read_fraction)
             except (ValueError, RecursionError):
                 row = None
             if isinstance(row, dict):
@@ -52,6 +54,11 @@ def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.Data
         if size >= SAMPLE_BYTES:
             break
     return {name: column.type() for name, column in columns.items()}
+
+
+def _read_fraction(text: str) -> float | Decimal:
+    """A number as a float, or as a decimal when a float has other digits."""
+    return Decimal(text) if len(text) > SURE_DIGITS and not reads_back(text) else float(text)
 
 
 def _bad_row(source: Source, line: int, reason: str) -> Invalid:
@@ -97,7 +104,7 @@ class _Column:
             self.largest = max(self.largest, *(_magnitude(value) for value in held if type(value) is int))
         if kinds == {str} and pa.string() not in self.texts:
             self.texts.add(_find_text_type(set(held)))
-        self.is_json = bool(self.kinds & {list, dict}) or len(self.kinds - {int, float}) > 1
+        self.is_json = bool(self.kinds & {list, dict, Decimal}) or len(self.kinds - {int, float}) > 1
         self.is_json |= len(self.kinds) > 1 and bool(self.kinds & {str, bool})
 
     def type(self) -> pa.DataType:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +32,8 @@ from strandline.jobs.purge import plan_purge
 from strandline.model.change import UPSERT
 from strandline.model.definition import TableDef
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
+from strandline.tables.log import Amend
+from strandline.tables.partial import complete_parts, find_lacking
 from strandline.tables.rejects import KeptRows, Rejects, is_from
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
@@ -88,30 +92,31 @@ class TableRejects(Rejects):
 
     def retry(self, *, file: str | None = None) -> RetryReport:
         """Load the refused rows that fit now, of one file or of all, in one commit; the others are kept with new
-        reasons. Rows replace those with the same key, as in every load."""
+        reasons. Rows replace those with the same key, as in every load; in the columns that their CSV file does not
+        have, they keep the table's values."""
         for _ in range(_ATTEMPTS):
             self._remove_loaded()
             definition = self._store.log.refresh().definition
             ready = self._part_files(definition, file)
             if ready is None:
                 continue
-            files, tables, kept = ready
+            files, parts, kept = ready
             if not files:
                 return RetryReport(self._store.name, 0, kept, None)
             crash_point("retry.parted")
             try:
-                seq = self._load(files, tables, definition)
+                seq = self._load(files, parts, definition)
             except Conflict:
                 continue
             crash_point("retry.loaded")
             self._remove_loaded()
-            return RetryReport(self._store.name, sum(table.num_rows for table in tables), kept, seq)
+            return RetryReport(self._store.name, sum(part.table.num_rows for part in parts), kept, seq)
         raise Conflict(f"other processes change the refused rows of {self._store.name!r} all the time")
 
-    def _part_files(self, definition: TableDef, file: str | None) -> tuple[list[DataFile], list[pa.Table], int] | None:
-        """Files whose rows all fit, their rows for the table, and the number of rows that do not fit. None when another
+    def _part_files(self, definition: TableDef, file: str | None) -> tuple[list[DataFile], list[_Part], int] | None:
+        """Files whose rows all fit, their rows as parts, and the number of rows that do not fit. None when another
         process has changed the files."""
-        removed, added, ready, tables, kept_rows = [], [], [], [], 0
+        removed, added, ready, parts, kept_rows = [], [], [], [], 0
         for kept in self.kept():
             part = _part_rows(kept, definition, file)
             kept_rows += len(part.faults)
@@ -119,19 +124,19 @@ class TableRejects(Rejects):
                 continue
             if part.table.num_rows == kept.rows.num_rows:
                 ready.append(kept.file)
-                tables.append(part.table)
+                parts.append(part)
                 continue
             fitting = self.rewrite(kept, kept.rows.take(pa.array(part.fitting, pa.int64())))
             removed.append(kept.file)
             added += [*fitting, *self.rewrite(kept, part.rest(kept))]
             if fitting:
                 ready += fitting
-                tables.append(part.table)
+                parts.append(part)
         if removed and not self.replace(removed, added):
             return None
-        return ready, tables, kept_rows
+        return ready, parts, kept_rows
 
-    def _load(self, files: Sequence[DataFile], tables: Sequence[pa.Table], definition: TableDef) -> int:
+    def _load(self, files: Sequence[DataFile], parts: Sequence[_Part], definition: TableDef) -> int:
         apps = [_PREFIX + file.path for file in files]
 
         def amend(snapshot: Snapshot, draft: Draft) -> Draft:
@@ -141,7 +146,15 @@ class TableRejects(Rejects):
             return replace(draft, expiring_txns={**draft.expiring_txns, **{app: seq for app in apps}})
 
         store = self._store
-        return write(store.log, iter(tables), definition, UPSERT, tokens=(), spark=store.spark, amend=amend).seq
+        rows = pa.concat_tables([part.table for part in parts])
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for at, names in enumerate(chain.from_iterable(part.lacking for part in parts)):
+            groups.setdefault(names, []).append(at)
+        check: Amend = amend
+        if definition.is_keyed and any(groups):
+            whole, check = complete_parts(store, [(rows.take(at), names) for names, at in groups.items()], amend)
+            rows = pa.concat_tables(whole).take(np.argsort(np.concatenate(list(groups.values()))))
+        return write(store.log, iter([rows]), definition, UPSERT, tokens=(), spark=store.spark, amend=check).seq
 
     def _remove_loaded(self) -> None:
         """Remove the files whose rows the table has."""
@@ -155,11 +168,12 @@ def _mark_all(rows: pa.Table, *, is_marked: bool) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows of a data file: those that fit by their numbers and as rows of the table, the others with a reason. Rows
-    of other files than the asked one have none."""
+    """The rows of a data file: those that fit by their numbers, as rows of the table and with the columns that they
+    lack, the others with a reason. Rows of other files than the asked one have none."""
 
     fitting: list[int]
     table: pa.Table
+    lacking: list[tuple[str, ...]]
     faults: dict[int, _Fault]
 
     def is_news(self, kept: KeptRows) -> bool:
@@ -196,17 +210,21 @@ def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
             folder = row["file"].rpartition("/")[0]
             groups.setdefault((names, row.get("dialect"), folder), []).append(at)
     fitting: list[int] = []
+    lacking: list[tuple[str, ...]] = []
     tables = [_make_nullable(definition).empty_table()]
     for (names, dialect, folder), numbers in groups.items():
         reader = _Reader(definition, names, dialect)
         table, bad = reader.read([rows[at]["text"] for at in numbers])
         faults |= {numbers[at]: fault for at, fault in bad.items()}
         fitting += [number for at, number in enumerate(numbers) if at not in bad]
+        # A name that a JSON object does not have is null, as in a load.
+        found = None if names is None else {*names, *partitions_of(f"{folder}/")}
+        lacking += [() if found is None else tuple(find_lacking(definition, found))] * table.num_rows
         tables.append(_fill_partitions(table, folder, definition.schema))
     # The order of a file's rows decides which of two rows with one key counts.
     order = sorted(range(len(fitting)), key=fitting.__getitem__)
     table = pa.concat_tables(tables).take(pa.array(order, pa.int64()))
-    return _Part(sorted(fitting), table, faults)
+    return _Part(sorted(fitting), table, [lacking[at] for at in order], faults)
 
 
 def _fill_partitions(rows: pa.Table, folder: str, schema: pa.Schema) -> pa.Table:

@@ -29,7 +29,7 @@ _UNUSED = "\x1f"
 _ZERO_SHARE = 0.02
 _COMMENT = "#"
 _VALUE = re.compile(
-    rb"-?(\d+([.,]\d+)*|\.\d+)([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*"
+    rb"[-+]?(\d+([.,]\d+)*|\.\d+)([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*"
 )
 _MAGIC = {
     b"\x1f\x8b": "gzip; its name should end with .gz",
@@ -207,8 +207,8 @@ def _skip_lines(
     marked = [line.fields[0].startswith(_COMMENT.encode()) for line in lines]
     if options.comment is None and marked and marked[0] and not all(marked):
         first = marked.index(False)
-        # The last line with the sign may be the header, as in #chrom.
-        first -= width > 1 and len(lines[first - 1].fields) == width
+        # The last line with the sign may be the header, as in #chrom, unless a header follows it.
+        first -= width > 1 and len(lines[first - 1].fields) == width and not _has_words_above_values(lines[first:])
         if first:
             dialect = replace(dialect, comment=_COMMENT)
     table = next((at for at, line in enumerate(lines) if at >= first and 2 * len(line.fields) > width), len(lines))
@@ -226,12 +226,9 @@ def _has_header(table: Sequence[_Line], options: TextOptions, columns: Collectio
     values = [at for at, field in enumerate(first) if _VALUE.fullmatch(field)]
     if not values or len(table) == 1:
         return len(table) > 1 or not values
+    if _has_words_above_values(table):
+        return True
     below = [line.fields for line in table[1:] if len(line.fields) == len(first)]
-    for at, field in enumerate(first):
-        others = [fields[at].strip() for fields in below if fields[at].strip()]
-        if others and at not in values and (not field or all(_VALUE.fullmatch(other) for other in others)):
-            # A word above values, or the empty name of a column with values.
-            return True
     years = [first[at] for at in values]
     if len(set(years)) == len(years) > 1 and all(re.fullmatch(rb"(1[5-9]|20)\d\d", year) for year in years):
         return True
@@ -240,6 +237,17 @@ def _has_header(table: Sequence[_Line], options: TextOptions, columns: Collectio
         and all(_VALUE.fullmatch(fields[at].strip()) for fields in below if fields[at].strip())
         for at in values
     )
+
+
+def _has_words_above_values(table: Sequence[_Line]) -> bool:
+    """Whether some column has a word above values, or an empty name above other texts: the first line is a header."""
+    first = [field.strip() for field in table[0].fields]
+    below = [line.fields for line in table[1:] if len(line.fields) == len(first)]
+    for at, field in enumerate(first):
+        others = [fields[at].strip() for fields in below if fields[at].strip()]
+        if others and not _VALUE.fullmatch(field) and (not field or all(_VALUE.fullmatch(each) for each in others)):
+            return True
+    return False
 
 
 def _name_fields(header: _Line, width: int, is_trailing: bool, source: Source, text: bytes) -> list[str]:
