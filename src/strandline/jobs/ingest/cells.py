@@ -6,6 +6,8 @@ every value alone, so that it does not depend on its neighbours whether a row is
 
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -47,6 +49,15 @@ def drop_empty(texts: pa.ChunkedArray, null: tuple[str, ...]) -> pa.ChunkedArray
 def _parse_texts(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pt.is_floating(kind):
         _refuse_inexact(texts, kind)
+    found = _cast_trimmed(texts, kind)
+    if pt.is_floating(kind) and pc.any(pc.is_inf(found), min_count=0).as_py():
+        is_number = pc.match_substring_regex(texts.filter(pc.is_inf(found)), "[0-9]")
+        if pc.any(is_number, min_count=0).as_py():
+            raise pa.ArrowInvalid("the number is too large")
+    return found
+
+
+def _cast_trimmed(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
@@ -61,8 +72,14 @@ def _refuse_inexact(texts: pa.ChunkedArray, kind: pa.DataType) -> None:
     is_long = pc.match_substring_regex(texts, _LONG_DIGITS)
     if pc.any(is_long, min_count=0).as_py():
         for text in pc.unique(texts.filter(is_long)).to_pylist():
-            if int(pa.scalar(text.strip()).cast(kind).as_py()) != int(text):
+            if not keeps_integer(text.strip(), kind):
                 raise pa.ArrowInvalid("the number has too many digits")
+
+
+def keeps_integer(text: str, kind: pa.DataType) -> bool:
+    """Whether an integer is the same number as a float of this type."""
+    value = pa.scalar(text).cast(kind).as_py()
+    return math.isfinite(value) and int(value) == int(text)
 
 
 def find_unfit(texts: pa.ChunkedArray, field: pa.Field, null: tuple[str, ...]) -> pa.ChunkedArray | None:

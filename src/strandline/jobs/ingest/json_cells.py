@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pt
 
+from strandline.jobs.ingest.cells import keeps_integer
 from strandline.jobs.ingest.columns import misfit_reason, read_type
 from strandline.model import json_text
 from strandline.model.types import is_json, storage_type
@@ -25,6 +26,7 @@ Reasons = dict[int, str]
 
 _INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*+)\Z")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?\Z")
+_LONG_DIGITS = 16
 _FLOATS = {b"NaN": b"nan", b"Infinity": b"inf", b"-Infinity": b"-inf"}
 _BOOLS = {b"true": True, b"false": False}
 _CAST_ERRORS = (pa.ArrowException, ValueError, OverflowError)
@@ -94,13 +96,14 @@ def _read_numbers(texts: Texts, kind: pa.DataType) -> tuple[pa.Array, list[int]]
     """Numbers as they are written. A decimal may be a string too."""
     unfit = []
     numbers: Texts = [None] * len(texts)
+    is_float = pt.is_floating(kind)
     pattern = _INTEGER if pt.is_integer(kind) else _NUMBER
     for at, text in enumerate(texts):
         if text is None:
             continue
         if pt.is_decimal(kind):
             text = text.removeprefix(b'"').removesuffix(b'"')
-        if pattern.match(text):
+        if pattern.match(text) and not (is_float and _is_rounded(text, kind)):
             numbers[at] = text
         elif pt.is_floating(kind) and text in _FLOATS:
             numbers[at] = _FLOATS[text]
@@ -114,6 +117,11 @@ def _read_numbers(texts: Texts, kind: pa.DataType) -> tuple[pa.Array, list[int]]
         others += pc.indices_nonzero(is_large).to_pylist()
         array = pc.if_else(is_large, None, array)
     return array, unfit + others
+
+
+def _is_rounded(text: bytes, kind: pa.DataType) -> bool:
+    """Whether an integer would become another number."""
+    return len(text) >= _LONG_DIGITS and _INTEGER.match(text) is not None and not keeps_integer(text.decode(), kind)
 
 
 def _read_strings(texts: Texts, reasons: Reasons, *, takes_all: bool, field: pa.Field) -> list[str | None]:

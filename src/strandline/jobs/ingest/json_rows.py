@@ -36,6 +36,7 @@ from strandline.model.types import is_json
 _AHEAD = 2
 _MOST_DEPTH = json_text.DEPTH + 1
 _SPACE = b" \t\r\n"
+_EXACT_FLOAT = float(1 << 53)
 _Fault = tuple[str | None, str]
 
 
@@ -116,7 +117,7 @@ class JsonRows:
             read = pj.ReadOptions(block_size=len(data) + 1)
             table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
             table.validate(full=True)
-            if table.num_rows != len(records) or any(map(_has_infinity, table.columns)):
+            if table.num_rows != len(records) or any(map(_may_be_rounded, table.columns)):
                 return None
             rows = next(check_rows(cast_columns(table, self._schema), self._schema))
             return rows if self._take_own_names(rows) else None
@@ -298,8 +299,11 @@ def _is_read_by_hand(kind: pa.DataType) -> bool:
     )
 
 
-def _has_infinity(column: pa.ChunkedArray) -> bool:
-    return bool(pt.is_floating(column.type) and pc.any(pc.is_inf(column), min_count=0).as_py())
+def _may_be_rounded(column: pa.ChunkedArray) -> bool:
+    """Whether a number may have been an integer that a float does not keep, or one that is too large for it."""
+    if not pt.is_floating(column.type):
+        return False
+    return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT_FLOAT), min_count=0).as_py())
 
 
 def read_json(reading: Reading, rows: JsonRows) -> Iterator[pa.Table | BadRow]:
