@@ -173,3 +173,10 @@ def test_a_with_hides_a_table_of_its_name(duck):
 def test_what_leads_out_of_the_lake_is_refused_before_it_runs(duck, statement, kind):
     with pytest.raises(kind):
         guard_query(duck, statement, ["items"])
+
+
+def test_time_travel_of_other_engines_is_answered_with_our_words(lake: sl.Lake) -> None:
+    lake.create_table("t", "id:int64", key=["id"])
+    with pytest.raises(sl.Invalid) as caught:
+        lake.sql("SELECT * FROM t FOR VERSION AS OF 1")
+    assert "AT (VERSION => 1)" in str(caught.value.hint)

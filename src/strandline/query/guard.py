@@ -110,7 +110,11 @@ def _parse_tree(cursor: Any, text: str, raw: str) -> dict[str, Any]:
     if found["error"]:
         said = str(found.get("error_message", ""))[:_MESSAGE_CHARS]
         if found.get("error_type") != "not implemented":
-            raise too_deep("the query") if "depth limit" in said else Invalid(f"the query is not SQL: {said}")
+            is_time_travel = re.search(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", text, re.I)
+            hint = "Read an earlier version with: FROM table AT (VERSION => 1)" if is_time_travel else None
+            raise (
+                too_deep("the query") if "depth limit" in said else Invalid(f"the query is not SQL: {said}", hint=hint)
+            )
         kinds = {statement.type.name for statement in cursor.extract_statements(text)} - {"SELECT"}
         hints = [_HINTS[kind] for kind in sorted(kinds & _HINTS.keys())]
         raise Invalid("the query must be one SELECT", hint=" ".join(hints) or None)

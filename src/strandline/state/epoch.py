@@ -232,8 +232,9 @@ class Epoch:
             return
         is_other = record.state not in ("", self._state.shown)
         self._refuse(
-            f"the lake {self._storage.uri} knows epoch {knows} of its state, and {self._state.shown} is at"
-            f" {found.epoch}: it {'is another state, ' if is_other else ''}was lost, or restored from an old backup",
+            f"the state {self._state.shown} is older than the lake {self._storage.uri} (epoch {found.epoch}, the lake"
+            f" knows {knows}): it {'is another state, ' if is_other else ''}was lost, or restored from a backup."
+            " Until it is adopted nothing is sent",
             _OTHER.format(record.state) if is_other else _ADOPT,
             found.epoch,
             knows,

@@ -47,7 +47,7 @@ intents = Table(
 _select_by_life = (
     select(intents)
     .where(intents.c.generation.in_(bindparam("lives", expanding=True)))
-    .order_by(intents.c.created_s, intents.c.id)
+    .order_by(intents.c.created_s, intents.c.lane, intents.c.id)
 )
 
 
