@@ -205,7 +205,11 @@ class Shell:
         for service in self._services:
             service.send_signal(signal.SIGTERM)
         for service in self._services:
-            service.wait(60)
+            try:
+                service.wait(10)
+            except subprocess.TimeoutExpired:  # it finishes a tick to a destination that does not answer
+                service.kill()
+                service.wait(10)
         assert self._bash.stdin
         self._bash.stdin.close()
         self._bash.wait(60)
