@@ -6,6 +6,7 @@ changes the lake."""
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,6 @@ def _evening(_place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _type(line: str, *more: str) -> Any:
-    import shlex
-
     return CliRunner().invoke(app, [*shlex.split(line), *more])
 
 

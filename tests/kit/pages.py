@@ -131,7 +131,7 @@ class PageRun:
         parts = re.split(r"^\$ ", text, flags=re.M)
         assert not parts[0].strip(), f"{where}: a console block begins with a command"
         for number, part in enumerate(parts[1:]):
-            command, _, expected = _split_command(part)
+            command, expected = _split_command(part)
             printed, code = shell.type(command)
             is_last = number == len(parts) - 2
             wanted = self.exit_code if is_last else 0
@@ -215,7 +215,7 @@ class Shell:
         self._bash.wait(60)
 
 
-def _split_command(part: str) -> tuple[str, str, str]:
+def _split_command(part: str) -> tuple[str, str]:
     """A command, with the lines that a backslash or a here-document adds to it, and its expected output."""
     lines = part.split("\n")
     count = 1
@@ -223,7 +223,7 @@ def _split_command(part: str) -> tuple[str, str, str]:
         count += 1
     if end := re.search(r"<<\s*'?(\w+)'?", lines[0]):
         count = lines.index(end[1]) + 1
-    return "\n".join(lines[:count]), "\n", "\n".join(lines[count:])
+    return "\n".join(lines[:count]), "\n".join(lines[count:])
 
 
 @contextlib.contextmanager
