@@ -217,6 +217,39 @@ def forward() -> str:
     )
 
 
+def mirror() -> str:
+    """Nothing until there was a whole run."""
+    if not (RESULTS / "mirror.json").exists():
+        return ""
+    result = load("mirror")
+    detail = result["detail"]
+    peers = {"mirror_delta": "deltalake_merge", "mirror_iceberg": "pyiceberg_upsert"}
+    rows = []
+    for what, seconds in detail["seconds"].items():
+        for ours, peer in peers.items():
+            took = {name: median(seconds[name]) * 1000 for name in (ours, peer)}
+            wrote = {name: detail["written"][what][name] / detail["changed_bytes"][what] for name in took}
+            rows.append(
+                [
+                    what.replace("_", ", "),
+                    f"{ours} against {peer}",
+                    *(f"{took[name]:,.0f}" for name in took),
+                    f"{took[peer] / took[ours]:.2f}x",
+                    *(f"{wrote[name]:,.0f}x" for name in wrote),
+                ]
+            )
+    header = ["rows", "contenders", "ours ms", "peer ms", "peer ÷ ours", "ours rewrites", "peer rewrites"]
+    return "\n".join(
+        [
+            f"## mirror\n\nA tick of changed rows into a mirror of {detail['rows']:,} rows. Rows near each other are in"
+            " few files of the destination, scattered ones in all: the formats' libraries can replace whole files only."
+            " Rewritten bytes are against the changed rows written once.\n",
+            table(header, rows) + "\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -247,7 +280,7 @@ def main() -> None:
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
     (DOCS / "benchmarks.md").write_text(
-        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward()))])
+        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward(), mirror()))])
     )
     readme()
 
