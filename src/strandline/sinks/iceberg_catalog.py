@@ -119,9 +119,18 @@ def open_catalog(settings: CatalogSettings, destination: str, *, timeout_s: floa
     known = settings.resolve()
     name = known.pop("name", None)
     hint = "Check the sink's catalog: type, uri and warehouse are those of pyiceberg's load_catalog."
+    _check_type(known.get("type"), destination)
     with translate_errors(destination, settings, hint=hint), _opening:
         # One at a time: two threads that open a new SQL catalog would both create its tables.
         return _rest_catalog(name, known, timeout_s) or load_catalog(name, **known)
+
+
+def _check_type(kind: object, destination: str) -> None:
+    from pyiceberg.catalog import CatalogType
+
+    kinds = [each.value for each in CatalogType]
+    if kind is not None and str(kind).lower() not in kinds:
+        raise Invalid(f"{destination}: there is no catalog of type {kind!r}", hint=f"Types: {', '.join(kinds)}")
 
 
 def _rest_catalog(name: str | None, known: Mapping[str, Any], timeout_s: float) -> Any | None:
@@ -161,7 +170,7 @@ def translate_errors(
     from sqlalchemy import exc as sql
 
     def describe(error: Exception) -> str:
-        return scrub_text(f"{type(error).__name__}: {error}".splitlines()[0], settings.secrets())
+        return scrub_text(_describe_error(error), settings.secrets())
 
     def cause(error: Exception) -> Exception | None:
         # A cause that repeats a secret is left out.
@@ -179,7 +188,7 @@ def translate_errors(
     except (their.NotInstalledError, ModuleNotFoundError) as error:
         raise Unavailable(
             f"{destination}: a library for this catalog is missing: {describe(error)}",
-            hint="Install it, e.g.: pip install 'pyiceberg[glue]'",
+            hint=f"Install it: pip install 'pyiceberg[{settings.get('type', 'TYPE')}]'",
         ) from cause(error)
     except (
         their.BadRequestError,
@@ -198,6 +207,20 @@ def translate_errors(
             f"{destination}: {describe(error)}",
             hint="Nothing is lost: the next tick checks what arrived, and continues.",
         ) from cause(error)
+
+
+def _describe_error(error: Exception) -> str:
+    """What went wrong in the words of the system or the library, without the names of classes."""
+    found: BaseException | None = getattr(error, "orig", None) or error
+    inner: BaseException | None = found
+    while isinstance(found, OSError) and inner is not None:
+        # A client wraps the system's error several times.
+        if isinstance(inner, TimeoutError):
+            return "the catalog took too long to answer"
+        if isinstance(inner, OSError) and inner.strerror:
+            return f"no connection to the catalog: {inner.strerror}"
+        inner = inner.__cause__ or inner.__context__
+    return (str(found).splitlines() or [""])[0] or f"an error without words ({type(found).__name__})"
 
 
 def data_place(table: Any, options: Mapping[str, str]) -> tuple[Storage, str, str]:
