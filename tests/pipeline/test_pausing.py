@@ -68,6 +68,21 @@ def test_a_declared_sink_can_be_paused_before_its_first_run(lake, items, place):
     assert lake.tick().rows == 1
 
 
+@pytest.mark.parametrize("start", ["backfill", "head", 1])
+def test_a_pause_does_not_change_the_lag(lake, items, place, start):
+    items.upsert(rows(1))
+    items.upsert(rows(2))
+    lake.sink("archive", "items", to=ParquetSink(place), start=start)
+    before = lake.status().sinks[0].lag
+    lake.pause_sink("archive")
+    after = lake.status().sinks[0].lag
+    assert (
+        (after.commits, after.rows)
+        == (before.commits, before.rows)
+        == {"backfill": (2, 2), "head": (0, 0)}.get(start, (1, 1))
+    )
+
+
 def test_a_sink_that_is_paused_after_its_plan_was_made_does_not_begin(lake, items, archive):
     """The record is read again under the lease."""
     from strandline.consumers.loop import run_marked

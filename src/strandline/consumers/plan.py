@@ -120,7 +120,8 @@ def _empty_plan(context: Context, name: str, known: ConsumerState) -> ConsumerPl
     except StrandlineError:
         who = known.consumer
     assert who is not None
-    return ConsumerPlan(name, who.table, who.kind, who.destination, known=known)
+    start = who.definition["start"] if isinstance(who, ConsumerRecord) else who.start
+    return ConsumerPlan(name, who.table, who.kind, who.destination, known=known, start=start)
 
 
 def plan_own(consumer: Consumer, tables: Tables) -> ConsumerPlan:
