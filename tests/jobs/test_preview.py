@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import bad_rows
 import strandline as sl
+from strandline.errors import Invalid
 from support import nothing_written
 
 flat = bad_rows.flat
@@ -47,3 +50,19 @@ def test_a_dry_run_into_a_table_looks_only_at_what_is_new(flat: sl.Table, lake: 
     assert [each.line for each in report.preview.bad_rows] == [3]
     errors = [each.error for each in report.preview.files.values()]
     assert errors[0] is errors[2] is None and "nope" in str(errors[1])
+
+
+def test_a_dry_run_of_a_new_table_from_json_shows_all_bad_rows(lake: sl.Lake, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a":\n{"a": 3}\n[]\n')
+    report = lake.ingest("made", [str(path)], key=["a"], dry_run=True)
+    assert report.preview is not None
+    assert (report.rows, [each.line for each in report.preview.bad_rows]) == (2, [2, 4])
+    with pytest.raises(Invalid) as caught:
+        lake.ingest("made", [str(path)], key=["a"])
+    assert caught.value.fields["line"] == 2
+    path.write_text('{"a":\n')
+    for how in ({"dry_run": True}, {"rejects": True}):
+        with pytest.raises(Invalid) as caught:
+            lake.ingest("made", [str(path)], key=["a"], **how)
+        assert caught.value.fields["line"] == 1, "a file without one good row is not empty"

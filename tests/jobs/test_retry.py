@@ -175,3 +175,26 @@ def test_a_table_without_refused_rows_has_nothing_to_retry(items: sl.Table) -> N
     assert items.rejects().retry().to_dict() == {"table": "items", "rows": 0, "kept": 0, "seq": None}
     with refused(sl.Invalid):
         items.upsert([{"id": None}])
+
+
+def test_a_column_that_was_renamed_meanwhile_is_found(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    load(lake, tmp_path / "a.csv", "id,v,note\n1,x,a\n2,2.5,b\n")
+    load(lake, tmp_path / "a.jsonl", '{"id": 3, "v": 2.5, "note": "c"}\n')
+    items.rename_column("note", "remark")
+    items.rename_column("v", "amount")
+    items.add_column("unused", "int64")
+    assert items.rejects().retry().rows == 0
+    assert {row["column"] for row in items.rejects().latest(5)} == {"amount"}
+    items.drop_column("amount")
+    items.add_column("size", "float64")
+    assert items.rejects().retry().rows == 0, "a dropped column is not found"
+
+
+def test_rows_under_the_old_name_of_a_column_are_loaded(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, v:int8, note:string", key=["id"])
+    load(lake, tmp_path / "a.csv", "id,v,note\n1,1000,a\n")
+    load(lake, tmp_path / "a.jsonl", '{"id": 3, "v": 2000, "note": "c"}\n')
+    table.rename_column("v", "amount")
+    table.evolve(pa.schema([("amount", pa.int64())]))
+    assert table.rejects().retry().rows == 2
+    assert table.to_arrow().sort_by("id").column("amount").to_pylist() == [1000, 2000]

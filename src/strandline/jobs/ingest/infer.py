@@ -58,6 +58,9 @@ def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others
         schema = pa.schema([pa.field(name, kind) for name, kind in zip(*find_types(source, options), strict=True)])
     else:
         schema = pa.schema(list(find_json_columns(source, is_tolerant=is_tolerant).items()))
+    if not len(schema) and is_tolerant and source.kind != "csv":
+        # Not one good row: the error of the first bad one, if there is one, says more than the ones below.
+        find_json_columns(source, is_tolerant=False)
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
             f"{source.uri} has no complete line: its only line does not end with a newline",

@@ -162,7 +162,7 @@ def ingest(
     else:
         assert create is not None
         first = settle(sources[0], text.last_line)
-        inferred = infer(first, text, is_tolerant=rejects, key=create.key, rule=names, others=sources)
+        inferred = infer(first, text, is_tolerant=rejects or dry_run, key=create.key, rule=names, others=sources)
         if dry_run:
             definition = create.define(*inferred)
             planned = plan(sources, LoadedFiles({}, 0), is_keyed=bool(create.key), last_line=text.last_line)

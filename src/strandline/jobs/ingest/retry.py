@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict
-from strandline.jobs.column_names import ColumnMatcher
+from strandline.jobs.column_names import ColumnMatcher, find_columns
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow
 from strandline.jobs.ingest.blocks import Block
 from strandline.jobs.ingest.csv import Delimited
@@ -206,7 +206,9 @@ def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
             # The text shows the bytes in another form, so it would be another value.
             faults[at] = (row["column"], row["reason"])
         else:
-            names = None if row.get("names") is None else tuple(row["names"])
+            # A column may have another name by now.
+            old = row.get("names")
+            names = None if old is None else find_columns(old, definition.schema.names, definition.names)
             folder = row["file"].rpartition("/")[0]
             groups.setdefault((names, row.get("dialect"), folder), []).append(at)
     fitting: list[int] = []
