@@ -591,22 +591,22 @@ def test_an_export_that_makes_no_sense_is_refused_and_writes_nothing(folded: Run
 def test_settings_are_shown_and_changed(folded: Run) -> None:
     shown = folded("table", "set", "items")
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
-        ["fold_ratio", "0.2"], ["fold_files", "200"], ["fold_age", "7d"], ["keep", "1d"], ["grace", "1h"],
+        ["compact_ratio", "0.2"], ["compact_files", "200"], ["compact_age", "7d"], ["keep", "1d"], ["grace", "1h"],
         ["retention", "none"], ["time", "none"],
     ]  # fmt: skip
     assert "items: keep is 7d (was 1d)." in folded("table", "set", "items", "keep=7d")
     assert "items: keep is 7d (as before)." in folded("table", "set", "items", "keep=7d")
     error = folded.json("table", "set", "items", "retention=90d", code=1)["error"]
     assert "strandline table set items time=COLUMN retention=90d" in error["hint"]
-    done = folded.json("table", "set", "items", "time=at", "retention=90d", "fold_ratio=0.5", "--yes")
-    assert sorted(done["changed"]) == ["fold_ratio", "retention", "time"]
+    done = folded.json("table", "set", "items", "time=at", "retention=90d", "compact_ratio=0.5", "--yes")
+    assert sorted(done["changed"]) == ["compact_ratio", "retention", "time"]
     assert done["settings"] == folded.json("table", "set", "items")["settings"]
     document = folded.json("table", "show", "items")
     assert (document["time"], document["settings"]["retention"]) == ("at", 90 * 86400.0)
     assert "keep 7d" in folded("table", "show", "items")
     assert "strandline table expire items" in folded("table", "set", "items", "retention=80d", "--yes")
     head = folded.json("status")["tables"][0]["head"]
-    for setting in ("kep=7d", "keep=soon", "self=1", "fold_files=0", "time=name", "retention=0s"):
+    for setting in ("kep=7d", "keep=soon", "self=1", "compact_files=0", "time=name", "retention=0s"):
         error = folded.json("table", "set", "items", setting, code=1)["error"]
         assert error["kind"] == "Invalid"
     for words in (("keep",), ("keep=",), ("=7d",), ("keep=1d", "keep=2d")):

@@ -188,7 +188,7 @@ def test_a_fold_on_spark_that_loses_its_race_leaves_no_file(spark, items, monkey
 @pytest.mark.parametrize("version", [None, "qty"])
 def test_uneven_marks_change_no_row_at_any_seq(spark, make_table, version):
     rng = random.Random(5)
-    table = make_table(key=["id"], vnodes=4, version=version, fold_ratio=0.6)
+    table = make_table(key=["id"], vnodes=4, version=version, compact_ratio=0.6)
     oracle, history, uneven = Oracle(["id"], version), [[]], 0
     for step in range(40):
         vnode = rng.choice([0, 0, 0, 1, 2, 3])

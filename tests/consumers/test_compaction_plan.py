@@ -27,17 +27,17 @@ def test_a_vnode_is_due_when_its_changes_are_many_against_its_rows(folded):
 
 
 def test_the_ratio_can_be_set(folded):
-    folded.configure(fold_ratio=0.05)
+    folded.configure(compact_ratio=0.05)
     put(folded, keys_in(2, 3))
     assert due(folded) == [2]
-    folded.configure(fold_ratio=2)
+    folded.configure(compact_ratio=2)
     put(folded, keys_in(2, 40))
     assert due(folded) == []
     assert due(folded, full=True) == [2]
 
 
 def test_a_vnode_is_due_when_its_changes_lie_in_many_files(folded):
-    folded.configure(fold_files=3)
+    folded.configure(compact_files=3)
     for _ in range(3):
         put(folded, keys_in(2, 1))
         assert due(folded) == []
@@ -55,7 +55,7 @@ def test_a_vnode_is_due_when_its_changes_are_old(folded):
     now = dt.datetime.now(dt.UTC)
     assert due(folded, now=now + dt.timedelta(days=6.9)) == []
     assert due(folded, now=now + dt.timedelta(days=7.1)) == [0]
-    folded.configure(fold_age="1h")
+    folded.configure(compact_age="1h")
     assert due(folded, now=now + dt.timedelta(minutes=59)) == []
     assert due(folded, now=now + dt.timedelta(minutes=61)) == [0]
 

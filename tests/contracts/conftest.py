@@ -54,4 +54,4 @@ def near(request: pytest.FixtureRequest, place_of: Callable[[str], Destination])
 @pytest.fixture
 def items(lake: sl.Lake) -> sl.Table:
     """An empty keyed table, which is folded only when a test says so."""
-    return lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9, fold_age="1000d")
+    return lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_ratio=1e9, compact_age="1000d")

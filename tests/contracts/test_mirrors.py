@@ -112,7 +112,7 @@ def test_the_same_holds_for_a_sink_that_only_the_state_knows(lake, items, mirror
 
 def test_rows_that_expire_leave_the_mirror(lake, mirror):
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
-    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", fold_ratio=1e9)
+    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", compact_ratio=1e9)
     lake.sink("out", "visits", to=mirror.sink())
     visits.upsert([{"id": id_, "at": dt.datetime(2020, 1, 1 + id_)} for id_ in range(9)])
     visits.upsert([{"id": 50, "at": None}])
@@ -128,7 +128,7 @@ def test_rows_that_expire_leave_the_mirror(lake, mirror):
 @pytest.mark.parametrize("point", ["marks.intent_saved", "sink.files_written", "sink.committed"])
 def test_an_expiry_that_was_interrupted_is_repeated(lake, place_of, point):
     schema = pa.schema([("id", pa.int64()), ("at", pa.date32())])
-    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", fold_ratio=1e9)
+    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", compact_ratio=1e9)
     place = place_of("delta-mirror")
     lake.sink("out", "visits", to=place.sink())
     visits.upsert([{"id": id_, "at": dt.date(2020, 1, 1 + id_)} for id_ in range(9)])
@@ -148,7 +148,7 @@ def test_an_expiry_that_was_interrupted_is_repeated(lake, place_of, point):
 
 def test_rows_that_expire_by_a_column_that_is_not_sent_stop_the_sink(lake, mirror):
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
-    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", fold_ratio=1e9)
+    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", compact_ratio=1e9)
     lake.sink("out", "visits", to=mirror.sink(), columns=["id"])
     visits.upsert([{"id": 1, "at": dt.datetime(2020, 1, 1)}])
     tick(lake)
@@ -158,7 +158,7 @@ def test_rows_that_expire_by_a_column_that_is_not_sent_stop_the_sink(lake, mirro
 
 
 def test_a_table_without_a_key_arrives_row_by_row_without_hidden_columns(lake, mirror):
-    notes = lake.create_table("notes", pa.schema([("text", pa.string())]), vnodes=2, fold_ratio=1e9)
+    notes = lake.create_table("notes", pa.schema([("text", pa.string())]), vnodes=2, compact_ratio=1e9)
     lake.sink("out", "notes", to=mirror.sink())
     for number in range(3):
         notes.append([{"text": "same"}, {"text": f"{number}"}])
@@ -224,7 +224,7 @@ def test_a_purged_row_is_gone_from_the_mirror_after_the_next_tick(lake, items, m
 @pytest.mark.parametrize("kind", ["delta-mirror", "iceberg-mirror"])
 def test_a_mirror_equals_the_table_of_any_key(lake, place_of, kind):
     schema = pa.schema([("day", pa.date32()), ("code", pa.binary()), ("tags", pa.list_(pa.int32()))])
-    table = lake.create_table("codes", schema, key=["day", "code"], vnodes=2, fold_ratio=1e9)
+    table = lake.create_table("codes", schema, key=["day", "code"], vnodes=2, compact_ratio=1e9)
     place = place_of(kind)
     lake.sink("out", "codes", to=place.sink())
     for number in range(4):

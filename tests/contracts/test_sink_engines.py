@@ -41,7 +41,7 @@ def seen(place):
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "receiver", "foreign", "delta-mirror", "iceberg-mirror"])
 def test_spark_and_the_driver_deliver_the_same(spark, lake, place_of, monkeypatch, kind):
-    items = lake.create_table("items", ITEMS, key=["id"], cluster_by=["name"], vnodes=4, fold_ratio=1e9)
+    items = lake.create_table("items", ITEMS, key=["id"], cluster_by=["name"], vnodes=4, compact_ratio=1e9)
     large, small = (place_of(kind) for _ in range(2))
     for name, place in (("large", large), ("small", small)):
         lake.sink(name, "items", to=place.sink(), where="qty > 0", mask={"name": "hash"}, salt="s")
@@ -81,7 +81,7 @@ def vnode_of_id(id_):
 def lanes(lake, place_of, monkeypatch):
     """A sink of four lanes, a vnode each, to a receiver that answers 500 to the rows of one of them."""
     monkeypatch.setattr(ranges, "LANE_ROWS", 2)
-    items = lake.create_table("items", ITEMS, key=["id"], vnodes=4, fold_ratio=1e9)
+    items = lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_ratio=1e9)
     place = place_of("foreign")
     lake.sink("out", "items", to=place.sink(lanes=4, chunk_rows=3, patience="0s"))
     place.endpoint.control(refuse={"column": "_vnode", "value": VNODE, "status": 500})
@@ -189,7 +189,7 @@ OLD = dt.datetime(2020, 1, 1)
 
 @pytest.fixture
 def visits(lake):
-    return lake.create_table("visits", TIMED, key=["id"], vnodes=2, time="at", retention="90d", fold_ratio=1e9)
+    return lake.create_table("visits", TIMED, key=["id"], vnodes=2, time="at", retention="90d", compact_ratio=1e9)
 
 
 def sent(place):

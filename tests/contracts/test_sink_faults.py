@@ -127,7 +127,7 @@ def test_a_process_killed_at_any_write_to_the_state_loses_and_doubles_nothing(do
 
 def test_the_same_holds_with_the_state_in_postgresql(postgres_url, servers, place_of, tmp_path):
     lake = sl.Lake(tmp_path / "lake", state=postgres_url)
-    items = lake.create_table("items", ITEMS, key=["id"], vnodes=2, fold_ratio=1e9)
+    items = lake.create_table("items", ITEMS, key=["id"], vnodes=2, compact_ratio=1e9)
     doomed = Doomed(lake, items, servers.forks, tmp_path, postgres_url)
     place = place_of("foreign")
     sink = place.sink()
@@ -289,7 +289,7 @@ def check_memory(lake, place, kept, kept_after=None):
     everything can be read."""
     schema = ITEMS.append(pa.field("at", pa.timestamp("us")))
     place.expect(schema, "id")
-    items = lake.create_table("items", schema, key=["id"], vnodes=2, time="at", retention="90d", fold_ratio=1e9)
+    items = lake.create_table("items", schema, key=["id"], vnodes=2, time="at", retention="90d", compact_ratio=1e9)
     lake.sink("out", "items", to=place.sink())
     for number in range(2):
         items.upsert([{"id": number, "name": "a", "at": dt.datetime(2020, 1, 1)}])

@@ -19,7 +19,7 @@ def test_names_are_of_the_state_or_of_tables() -> None:
 
 def test_expired_rows_go_before_a_fold(lake: sl.Lake) -> None:
     schema = "id:int64, at:timestamp"
-    table = lake.create_table("events", schema, key=["id"], time="at", vnodes=1, fold_files=2, retention="1d")
+    table = lake.create_table("events", schema, key=["id"], time="at", vnodes=1, compact_files=2, retention="1d")
     for n in range(5):
         table.upsert([{"id": n, "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}])
     plans, broken = table_plans(lake)
@@ -30,7 +30,7 @@ def test_expired_rows_go_before_a_fold(lake: sl.Lake) -> None:
 
 def test_a_tick_of_a_tables_compaction_folds_that_table_alone(lake: sl.Lake) -> None:
     for name in ("events", "others"):
-        table = lake.create_table(name, "id:int64, n:int64", key=["id"], vnodes=1, fold_files=2)
+        table = lake.create_table(name, "id:int64, n:int64", key=["id"], vnodes=1, compact_files=2)
         for n in range(5):
             table.upsert([{"id": 1, "n": n}])
     [planned] = lake.plan(only=["compaction/events", "compaction/events"]).consumers

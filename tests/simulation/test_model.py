@@ -59,7 +59,11 @@ HORIZONS = [
     dt.date(2026, 1, 3),
     dt.datetime(2026, 2, 1),
 ]
-SETTINGS = [{"fold_ratio": 0}, {"fold_ratio": 5.0, "fold_files": 2}, {"fold_ratio": 0.2, "fold_files": 200}]
+SETTINGS = [
+    {"compact_ratio": 0},
+    {"compact_ratio": 5.0, "compact_files": 2},
+    {"compact_ratio": 0.2, "compact_files": 200},
+]
 
 
 class TableModel(RuleBasedStateMachine):

@@ -20,7 +20,7 @@ class Panic(BaseException):
 def three(lake):
     """Three tables with something to fold; the one in the middle will be at fault."""
     for name in ("a", "b", "c"):
-        table = lake.create_table(name, ITEMS, key=["id"], vnodes=2, fold_ratio=0)
+        table = lake.create_table(name, ITEMS, key=["id"], vnodes=2, compact_ratio=0)
         table.upsert([{"id": at, "name": name} for at in range(20)])
     return lake
 

@@ -82,10 +82,10 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
     waiting = np.maximum(np.rint(rows).astype(int), files > 0)
     now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
     settings = definition.settings
-    is_much = waiting > settings.fold_ratio * base.rows
-    is_scattered = files > settings.fold_files
-    is_old = (waiting > 0) & (now_ms - oldest_ms > settings.fold_age * 1000)
-    is_expired = base.expired > settings.fold_ratio * base.rows
+    is_much = waiting > settings.compact_ratio * base.rows
+    is_scattered = files > settings.compact_files
+    is_old = (waiting > 0) & (now_ms - oldest_ms > settings.compact_age * 1000)
+    is_expired = base.expired > settings.compact_ratio * base.rows
     is_due = is_much | is_scattered | is_old | is_expired
     if full:
         is_due |= (waiting > 0) | (base.expired > 0) | base.is_stale

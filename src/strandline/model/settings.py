@@ -13,21 +13,22 @@ from typing import Any
 from strandline.errors import Invalid
 from strandline.model import duration
 
-_TIMES = ("fold_age", "keep", "grace", "retention")
+_OLD_NAMES = {"fold_ratio": "compact_ratio", "fold_files": "compact_files", "fold_age": "compact_age"}
+_TIMES = ("compact_age", "keep", "grace", "retention")
 
 
 @dataclass(frozen=True)
 class TableSettings:
     """A table's settings; times are in seconds.
 
-    A vnode is folded when its unfolded changes pass `fold_ratio` of its folded rows, lie in more than `fold_files`
-    files, or the oldest of them is older than `fold_age`. Every state of the last `keep` can be read. A file is
-    deleted after nothing has needed it for `grace`. `retention` is how long a row is kept by its time column; None
-    keeps it for ever."""
+    A vnode is compacted when its changes in the log pass `compact_ratio` of its rows in the baseline, lie in more than
+    `compact_files` files, or the oldest of them is older than `compact_age`. Every state of the last `keep` can be
+    read. A file is deleted after nothing has needed it for `grace`. `retention` is how long a row is kept by its time
+    column; None keeps it for ever."""
 
-    fold_ratio: float = 0.2
-    fold_files: int = 200
-    fold_age: float = 7 * 86400.0
+    compact_ratio: float = 0.2
+    compact_files: int = 200
+    compact_age: float = 7 * 86400.0
     keep: float = 86400.0
     grace: float = 3600.0
     retention: float | None = None
@@ -38,15 +39,18 @@ class TableSettings:
         checked: dict[str, Any] = {}
         for name, value in settings.items():
             if name not in known:
-                raise Invalid(f"there is no setting {name!r}", hint=f"Settings: {', '.join(known)}", setting=name)
+                now = f"It is called {_OLD_NAMES[name]} now." if name in _OLD_NAMES else f"Settings: {', '.join(known)}"
+                raise Invalid(f"there is no setting {name!r}", hint=now, setting=name)
             checked[name] = _check_value(name, value)
         return replace(self, **checked)
 
     @staticmethod
     def from_dict(facts: Mapping[str, Any]) -> TableSettings:
-        """The settings that `to_dict` wrote; those of a later version that are unknown here are ignored."""
+        """The settings that `to_dict` wrote, also under their old names; those of a later version that are unknown here
+        are ignored."""
         known = {field.name for field in fields(TableSettings)}
-        return TableSettings().changed({name: value for name, value in facts.items() if name in known})
+        named = {_OLD_NAMES.get(name, name): value for name, value in facts.items()}
+        return TableSettings().changed({name: value for name, value in named.items() if name in known})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,11 +75,11 @@ def _check_value(name: str, value: Any) -> Any:
         if isinstance(value, bool):
             raise ValueError
         number = float(value)
-        if not (math.isfinite(number) and number >= (1 if name == "fold_files" else 0)):
+        if not (math.isfinite(number) and number >= (1 if name == "compact_files" else 0)):
             raise ValueError
-        if name == "fold_files" and number != int(number):
+        if name == "compact_files" and number != int(number):
             raise ValueError
     except (TypeError, ValueError) as error:
-        expected = "a whole number, 1 or more" if name == "fold_files" else "a number, 0 or more"
+        expected = "a whole number, 1 or more" if name == "compact_files" else "a number, 0 or more"
         raise Invalid(f"{name} is {value!r}; expected {expected}", setting=name) from error
-    return int(number) if name == "fold_files" else number
+    return int(number) if name == "compact_files" else number

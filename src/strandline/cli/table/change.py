@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from strandline.consumers.retention import ExpiryPlan
 
 MEANINGS = {
-    "fold_ratio": "compact a vnode when its changes pass this share of its rows in the baseline",
-    "fold_files": "or lie in more files than this",
-    "fold_age": "or have waited for longer than this",
+    "compact_ratio": "compact a vnode when its changes pass this share of its rows in the baseline",
+    "compact_files": "or lie in more files than this",
+    "compact_age": "or have waited for longer than this",
     "keep": "how far back the table stays readable",
     "grace": "how long a file must be unneeded before vacuum deletes it",
     "retention": "how old a row gets by its time column, before expire hides it",
