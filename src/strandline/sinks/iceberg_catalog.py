@@ -214,10 +214,8 @@ def _describe_error(error: Exception) -> str:
     found: BaseException | None = getattr(error, "orig", None) or error
     inner: BaseException | None = found
     while isinstance(found, OSError) and inner is not None:
-        # A client wraps the system's error several times.
-        if isinstance(inner, TimeoutError):
-            return "the catalog took too long to answer"
-        if isinstance(inner, OSError) and inner.strerror:
+        # A client wraps the system's error several times, and repeats its words.
+        if isinstance(inner, OSError) and inner.strerror and inner.strerror in str(found):
             return f"no connection to the catalog: {inner.strerror}"
         inner = inner.__cause__ or inner.__context__
     return (str(found).splitlines() or [""])[0] or f"an error without words ({type(found).__name__})"
