@@ -103,3 +103,8 @@ def test_a_rule_that_is_none_is_refused(lake, tmp_path):
     (tmp_path / "a.csv").write_text("a\n1\n")
     with refused(sl.Invalid):
         lake.ingest("t", [str(tmp_path / "a.csv")], key=[], names="upper")
+
+
+@pytest.mark.parametrize("rule", ["snake", "keep"])
+def test_a_name_with_the_reserved_prefix_gets_one_without_it(rule: str) -> None:
+    assert name_columns(["_sl_x", "sl_x", "_SL_y", "_sl_", "_seq"], rule=rule)[:2] == ["sl_x", "sl_x_2"]

@@ -219,6 +219,9 @@ class _Naming:
 
     def _find_free(self, source: str, name: str) -> str:
         """`name`, or `name` with the first number that makes it free."""
+        if is_reserved(f"{name}_2"):
+            # A reserved prefix, which no number frees.
+            name = name.lstrip("_")
         number = self._numbers.get((source, name), 1)
         while True:
             text = name if number == 1 else f"{name}_{number}"
