@@ -216,3 +216,22 @@ def test_a_file_with_two_names_is_loaded_once(
     assert actions(load(events, "*.jsonl")) == ["continue", "skip"]
     assert actions(load(events, "*.jsonl")) == ["skip", "skip"]
     assert rows_in(events) == [1, 2]
+
+
+@pytest.mark.parametrize("key", [["sku"], ["sku", "day"], []])
+def test_equal_files_below_other_folders_are_other_rows(lake: sl.Lake, tmp_path: Path, key: list[str]) -> None:
+    for day in ("2024-01-01", "2024-01-02"):
+        (tmp_path / "h" / f"day={day}").mkdir(parents=True)
+        path = tmp_path / "h" / f"day={day}" / "x.csv"
+        path.write_text("sku,qty\nA,1\n")
+        os.utime(path, ns=(10**18, 10**18))
+    report = lake.ingest("s", [str(tmp_path / "h")], key=key)
+    assert [file.action for file in report.files] == ["load", "load"]
+    found = lake.table("s").to_arrow().to_pylist()
+    assert sorted(str(row["day"]) for row in found) == (
+        ["2024-01-02"] if key == ["sku"] else ["2024-01-01", "2024-01-02"]
+    )
+    assert [file.action for file in lake.ingest("s", [str(tmp_path / "h")]).files] == ["skip", "skip"]
+    (tmp_path / "h" / "day=2024-01-03").mkdir()
+    path.rename(tmp_path / "h" / "day=2024-01-03" / "x.csv")
+    assert lake.ingest("s", [str(tmp_path / "h")]).rows == 1, "in another folder the rows have another value"

@@ -1,7 +1,8 @@
 """Decide for each file whether to load all of it, its new part, or nothing. Nothing is written.
 
 A file with the size and time of its last load is not read. A file with the same content is not loaded again. If a file
-begins with the loaded content, only the rest is loaded. Any other file is loaded from its start.
+begins with the loaded content, only the rest is loaded. Any other file is loaded from its start. Values that stand in
+the names of folders are rows' values too: below other folders, equal content is another file.
 
 In a table without a key, a row that is loaded twice is there twice. So a changed file is refused there when its new
 rows cannot be told from the old ones.
@@ -103,7 +104,7 @@ class _Planner:
         return step
 
     def _skip_known(self, source: Source) -> Step | None:
-        latest = self._memory.latest(source)
+        latest = [loaded for loaded in self._memory.latest(source) if _may_be_file(loaded, source)]
         for loaded in latest:
             if loaded.looks_like(source):
                 return Step(source, "skip", f"loaded at seq {loaded.seq}")
@@ -111,7 +112,9 @@ class _Planner:
         candidates += [
             loaded
             for loaded in self._memory.of_size(source.size)
-            if loaded.place != source.place and self._may_be_moved(loaded.mtime_ns, source)
+            if loaded.place != source.place
+            and _may_be_file(loaded, source)
+            and self._may_be_moved(loaded.mtime_ns, source)
         ]
         for loaded in candidates:
             if loaded.digest == self._digest(source):
@@ -122,7 +125,8 @@ class _Planner:
     def _continue_grown(self, source: Source) -> Step | None:
         if not source.is_text or source.is_wide:
             return None
-        for loaded in sorted(self._memory.latest(source), key=lambda loaded: -loaded.size):
+        latest = [loaded for loaded in self._memory.latest(source) if _may_be_file(loaded, source)]
+        for loaded in sorted(latest, key=lambda loaded: -loaded.size):
             reading = resume(source, loaded.size, loaded.digest, loaded.lines) if loaded.size < source.size else None
             if reading is not None and (not loaded.is_open or _ends_line(reading)):
                 return Step(source, "continue", f"grown since seq {loaded.seq}", loaded, reading.hasher)
@@ -147,6 +151,8 @@ class _Planner:
     def _skip_repeated(self, source: Source) -> Step | None:
         """Skip a file that this plan loads under another name."""
         for other in self._loads.get(source.size, ()):
+            if other.partitions != source.partitions:
+                continue
             is_linked = bool(source.inode) and source.inode == other.inode
             if is_linked or (
                 self._may_be_moved(other.mtime_ns, source) and self._digest(source) == self._digest(other)
@@ -164,6 +170,12 @@ class _Planner:
         if at not in self._digests:
             self._digests[at] = digest_of(source)
         return self._digests[at]
+
+
+def _may_be_file(loaded: Loaded, source: Source) -> bool:
+    """Whether an earlier load may be of this file. A load does not remember the values of folders: with such values,
+    only the file at the same place is the same."""
+    return not source.partitions or loaded.place == source.place
 
 
 def _ends_line(reading: Reading) -> bool:
