@@ -235,3 +235,14 @@ def test_equal_files_below_other_folders_are_other_rows(lake: sl.Lake, tmp_path:
     (tmp_path / "h" / "day=2024-01-03").mkdir()
     path.rename(tmp_path / "h" / "day=2024-01-03" / "x.csv")
     assert lake.ingest("s", [str(tmp_path / "h")]).rows == 1, "in another folder the rows have another value"
+
+
+def test_a_rewritten_file_is_refused_without_a_key(events: sl.Table, load: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(1, 2))
+    load(events, "a.jsonl")
+    (tmp_path / "a.jsonl").write_text(lines(2, 1, 3))
+    with pytest.raises(sl.Invalid, match=r"a\.jsonl was loaded at seq 1 and has changed") as caught:
+        load(events, "a.jsonl")
+    assert "--again" in str(caught.value.hint)
+    assert rows_in(events) == [1, 2]
+    assert load(events, "a.jsonl", again=True).rows == 3

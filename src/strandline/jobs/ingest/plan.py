@@ -4,8 +4,8 @@ A file with the size and time of its last load is not read. A file with the same
 begins with the loaded content, only the rest is loaded. Any other file is loaded from its start. Values that stand in
 the names of folders are rows' values too: below other folders, equal content is another file.
 
-In a table without a key, a row that is loaded twice is there twice. So a changed file is refused there when its new
-rows cannot be told from the old ones.
+In a table without a key, a row that is loaded twice is there twice. So a file that has changed, and not only grown, is
+refused there.
 """
 
 from __future__ import annotations
@@ -133,20 +133,16 @@ class _Planner:
         return None
 
     def _refuse_doubles(self, source: Source, loaded: Loaded) -> None:
-        """In a table without a key, refuse a file that has changed but may have the loaded rows again."""
+        """In a table without a key, refuse a file that has changed: it may have the loaded rows again."""
         is_moved = self._inodes.get(loaded.inode, source.uri) != source.uri
-        if self._is_keyed or is_moved or not source.is_text:
+        if self._is_keyed or is_moved:
             return
-        is_prefix = loaded.is_open and resume(source, loaded.size, loaded.digest, loaded.lines) is not None
-        if source.compression or source.is_wide or is_prefix:
-            why = "it is UTF-16" if source.is_wide else "its last row was loaded half-written"
-            why = "it is compressed" if source.compression else why
-            raise Invalid(
-                f"{source.uri} was loaded at seq {loaded.seq} and has changed; its new rows are not known: {why}",
-                hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"
-                " this one again: --again",
-                file=source.uri,
-            )
+        raise Invalid(
+            f"{source.uri} was loaded at seq {loaded.seq} and has changed; which of its rows are new is not known",
+            hint="The table has no key, so rows could be there twice. Put new rows into a new file, or load all of"
+            " this one again: --again",
+            file=source.uri,
+        )
 
     def _skip_repeated(self, source: Source) -> Step | None:
         """Skip a file that this plan loads under another name."""
