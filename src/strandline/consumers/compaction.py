@@ -106,7 +106,9 @@ class Compaction:
         files = merge.log_files()
         extent = RangeSize(
             len({seq for seq, _ in files}),
-            sum(need.rows + need.base_rows for need in due),
+            # Rows of a vnode are estimates, at least one.
+            min(sum(need.rows for need in due), sum(file.rows for _, file in files))
+            + sum(need.base_rows for need in due),
             sum(need.base_bytes for need in due) + sum(file.size for _, file in files),
             sum(need.base_bytes for need in due) + sum(file.raw_bytes for _, file in files),
         )

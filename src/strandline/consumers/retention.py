@@ -55,7 +55,7 @@ class Retention:
             return ()
         before = expiry.moment(horizon)
         head, definition = self._table.head, self._table.definition
-        extent = RangeSize(0, plan_expiry(self._table, before, is_counted=False).rows, 0, 0)
+        extent = RangeSize(0, plan_expiry(self._table, before).rows, 0, 0)
         vnodes = (tuple(range(definition.vnodes)),)
         why = f"rows from before {before.isoformat(sep=' ', timespec='seconds')}"
         return [Work(self._table, head, head, NOTHING, vnodes, extent, definition.schema_id, "driver", why=why)]
