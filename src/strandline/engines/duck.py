@@ -50,6 +50,11 @@ def is_duckdb_error(error: BaseException) -> bool:
     return isinstance(error, duckdb.Error) or is_passed_on
 
 
+def query_error(error: BaseException) -> Invalid:
+    """DuckDB's words about a query that is wrong, without the name of their class."""
+    return Invalid(f"the query failed: {_SAID.sub('', str(error).strip(), count=1)}")
+
+
 def translate_error(error: BaseException, root: str) -> StrandlineError:
     """The error of ours for a failure of DuckDB; `root` is the lake's root."""
     said = str(error).strip()
@@ -87,7 +92,7 @@ def translate_error(error: BaseException, root: str) -> StrandlineError:
             hint="See what is affected: strandline doctor --deep",
             path=path,
         )
-    return Invalid(f"the query failed: {said}")
+    return query_error(error)
 
 
 def _ended_error() -> Unavailable:

@@ -80,7 +80,7 @@ class TableDef:
         for name in key:
             if columns.field(name).type not in schemas.KEY_TYPES:
                 raise Invalid(
-                    f"key column {name!r} is {columns.field(name).type}, which cannot be a key",
+                    f"key column {name!r} is {schemas.type_text(columns.field(name).type)}, which cannot be a key",
                     hint="Keys are integers, strings, binary, booleans, dates or timestamps.",
                     column=name,
                 )

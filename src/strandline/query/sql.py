@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from strandline.engines.duck import query_error
 from strandline.engines.stoppable import StoppableWork, run_stoppable
 from strandline.errors import Invalid, StrandlineError
 from strandline.query.guard import GuardedQuery, TableRead, guard_query
@@ -122,7 +123,7 @@ def _read_result(cursor: Any, sql: str, max_rows: int | None, max_bytes: int) ->
         found = cursor.sql(sql).to_arrow_reader(_BATCH_ROWS)
     except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
         # The query is wrong, also when the message is about a file.
-        raise Invalid(f"the query failed: {error}") from error
+        raise query_error(error) from error
     # Close the reader before the cursor rolls back: an open reader keeps the cursor busy.
     with closing(found) as reader:
         for batch in reader:
