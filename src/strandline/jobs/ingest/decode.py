@@ -125,7 +125,7 @@ def _unzip_chunks(source: Source, chunks: Iterable[bytes]) -> Iterator[bytes]:
                 raise Invalid(f"{source.uri} ends in the middle of its gzip data", file=source.uri)
             yield text
     except zlib.error as error:
-        raise Invalid(f"{source.uri} is not gzip: {error}", file=source.uri) from error
+        raise Invalid(f"{source.uri} is not gzip, or it is damaged", file=source.uri) from error
 
 
 def _unpack_chunks(source: Source, chunks: Iterable[bytes], compression: str) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ def _unpack_chunks(source: Source, chunks: Iterable[bytes], compression: str) ->
             while data := file.read(_PIECE_BYTES):
                 yield data
     except (pa.ArrowException, OSError) as error:
-        raise Invalid(f"{source.uri} is not {compression}: {str(error).splitlines()[0]}", file=source.uri) from error
+        raise Invalid(f"{source.uri} is not {compression}, or it is damaged", file=source.uri) from error
 
 
 class _ChunkFile(io.RawIOBase):

@@ -69,7 +69,7 @@ def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others
         )
     if not len(schema):
         raise Invalid(
-            f"{source.uri} is empty, so its columns are not known",
+            f"{source.uri} {'has no row with names' if source.size else 'is empty'}, so its columns are not known",
             hint='Create the table first: strandline table create NAME --schema "id:int64,…" --key id',
             file=source.uri,
         )

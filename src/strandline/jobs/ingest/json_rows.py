@@ -175,7 +175,8 @@ class JsonRows:
         """The place of the column that a name means; None when the table has none."""
         with self._lock:
             if name not in self._met:
-                self._met[name] = self._places.get(name if self._match is None else self._match(name))
+                source = name if name in self._places else quote_blank(name)
+                self._met[name] = self._places.get(name if self._match is None else self._match(source))
             return self._met[name]
 
 
@@ -222,6 +223,12 @@ class _Members:
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """Row, start of the name, colon, and end of each value."""
         return zip(self._rows, self._starts, self._colons, self._stops, strict=True)
+
+
+def quote_blank(name: str) -> str:
+    """A name of an object. One without text gets quotes: unlike in CSV, it does not stand for a place in the file, so
+    the table's map of names keeps it."""
+    return name if name.strip() else json.dumps(name)
 
 
 def quote_columns(data: bytes, names: Collection[str]) -> bytes | None:

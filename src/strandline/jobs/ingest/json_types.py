@@ -1,13 +1,14 @@
 """The columns of a JSON file, with types that hold every value as it is written.
 
-Whole numbers are int64, or decimals when they are longer. Fractions are float64, or JSON when one has more digits than
-float64 keeps. Texts that are all dates or all times get that type. Values of several kinds, objects and arrays are
-JSON. A column without any value is text.
+Whole numbers are int64, or decimals when they are longer. Fractions are float64, or JSON when float64 cannot hold one
+of them with all its digits. Texts that are all dates or all times get that type. Values of several kinds, objects and
+arrays are JSON. A column without any value is text.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.csv_types import SURE_DIGITS, find_time_type, reads_back
-from strandline.jobs.ingest.json_rows import explain_text
+from strandline.jobs.ingest.json_rows import explain_text, quote_blank
 from strandline.jobs.ingest.json_stream import FORMS_HINT, read_records, sniff_json
 from strandline.jobs.ingest.source import Source
 from strandline.model.types import JSON
@@ -53,12 +54,14 @@ def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.Data
         size += len(records.data)
         if size >= SAMPLE_BYTES:
             break
-    return {name: column.type() for name, column in columns.items()}
+    return {quote_blank(name): column.type() for name, column in columns.items()}
 
 
 def _read_fraction(text: str) -> float | Decimal:
-    """A number as a float, or as a decimal when a float has other digits."""
-    return Decimal(text) if len(text) > SURE_DIGITS and not reads_back(text) else float(text)
+    """A number as a float, or as a decimal when a float has other digits or cannot hold it."""
+    value = float(text)
+    is_kept = math.isfinite(value) and (len(text) <= SURE_DIGITS or reads_back(text))
+    return value if is_kept else Decimal(text)
 
 
 def _bad_row(source: Source, line: int, reason: str) -> Invalid:

@@ -31,6 +31,8 @@ _COMMENT = "#"
 _VALUE = re.compile(
     rb"[-+]?(\d+([.,]\d+)*|\.\d+)([eE][-+]?\d+)?%?|\d{4}-\d\d-\d\d.*|\d\d?[./]\d\d?[./]\d\d+.*|\d\d:\d\d.*"
 )
+# Spreadsheets write the delimiter into a line before the header.
+_SEPARATOR_LINE = re.compile(rb'"?sep=([,;|\t])"?\r?\n', re.I)
 _MAGIC = {
     b"\x1f\x8b": "gzip; its name should end with .gz",
     b"\x28\xb5\x2f\xfd": "zstd; its name should end with .zst",
@@ -64,6 +66,9 @@ class _Line:
 def sniff(source: Source, options: TextOptions, columns: Collection[str] = ()) -> Layout | None:
     """The layout of a CSV file; None when it has no line. `columns` are those of the table, if there is one."""
     encoding, text, is_whole = _read_sample(source, options.encoding)
+    named = _SEPARATOR_LINE.match(text)
+    if named and options.delimiter is None and options.skip_lines is None:
+        options = replace(options, delimiter=named.group(1).decode(), skip_lines=1)
     newline = "\r" if b"\r" in text and b"\n" not in text else "\n"
     text = text.replace(b"\r", b"\n") if newline == "\r" else text
     said = Dialect(
@@ -107,7 +112,14 @@ def _read_sample(source: Source, said: str | None) -> tuple[str, bytes, bool]:
             raise Invalid(f"{source.uri} is not CSV: it is {what}", file=source.uri)
     encoding = sniff_encoding(raw[:_SAMPLE_BYTES], said)
     if said is None and encoding == UTF8 and raw.count(0) > _ZERO_SHARE * len(raw):
-        raise Invalid(f"{source.uri} is not text: it has zero bytes", hint="If it is: --encoding NAME", file=source.uri)
+        at = raw.index(0)
+        line, byte = 1 + raw.count(b"\n", 0, at), at - raw.rfind(b"\n", 0, at)
+        raise Invalid(
+            f"{source.uri} is not text: it has zero bytes, the first one in line {line} at byte {byte}",
+            hint="If it is: --encoding NAME",
+            file=source.uri,
+            line=line,
+        )
     is_whole = size <= _SAMPLE_BYTES
     plain = replace(source, compression=None)
     # Decoded in one piece: an unfinished character at its end belongs to the part that is not looked at.
@@ -181,9 +193,11 @@ def _split(text: bytes, dialect: Dialect, is_whole: bool) -> Iterator[_Line]:
 
 
 def _common_width(lines: Sequence[_Line]) -> int:
-    """The number of fields that most lines have; of several, the largest."""
+    """The number of fields that most lines have; of several, that of the first line, or the largest. Empty fields at
+    the end of a line may be too many."""
     counts = Counter(len(line.fields) for line in lines)
-    return max(counts, key=lambda width: (counts[width], width), default=0)
+    first = len(lines[0].fields) if lines else 0
+    return max(counts, key=lambda width: (counts[width], width == first, width), default=0)
 
 
 def _is_comment(line: _Line, dialect: Dialect, width: int) -> bool:
