@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.jobs.column_names import ColumnMatcher
+from strandline.jobs.ingest.ahead import convert_ahead
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import Block, Reading
 from strandline.jobs.ingest.csv import Delimited
@@ -19,8 +18,6 @@ from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.sniff import Layout, sniff
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import TextOptions
-
-_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,8 @@ class CsvFile:
 
     def read(self, reading: Reading) -> Iterator[pa.Table | BadRow]:
         """The rows of a reading: good ones as tables, bad ones with their lines."""
-        for found in _read_ahead(_skip_prefix(reading, self.form, self.layout), self.form):
+        blocks = _skip_prefix(reading, self.form, self.layout)
+        for found in convert_ahead(lambda block: list(self.form.read(block)), blocks):
             yield from found
 
 
@@ -104,15 +102,3 @@ def _skip_prefix(reading: Reading, form: Delimited, layout: Layout) -> Iterator[
         skipped = min(left, len(block.data))
         left -= skipped
         yield Block(block.data[skipped:], block.line + block.data.count(b"\n", 0, skipped))
-
-
-def _read_ahead(blocks: Iterator[Block], form: Delimited) -> Iterator[list[pa.Table | BadRow]]:
-    """The rows of each block. Other threads convert the next blocks while the caller takes the rows."""
-    waiting: deque[Future[list[pa.Table | BadRow]]] = deque()
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        for block in blocks:
-            waiting.append(pool.submit(lambda one: list(form.read(one)), block))
-            if len(waiting) > _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

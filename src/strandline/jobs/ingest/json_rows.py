@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +21,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Invalid
 from strandline.jobs.column_names import ColumnMatcher
+from strandline.jobs.ingest.ahead import convert_ahead
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, sift
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
@@ -33,7 +32,6 @@ from strandline.model import json_text
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
 
-_AHEAD = 2
 _MOST_DEPTH = json_text.DEPTH + 1
 _SPACE = b" \t\r\n"
 _EXACT_FLOAT = float(1 << 53)
@@ -316,18 +314,7 @@ def _may_be_rounded(column: pa.ChunkedArray) -> bool:
 def read_json(reading: Reading, rows: JsonRows) -> Iterator[pa.Table | BadRow]:
     """The rows of a reading: good ones as tables, bad ones with their lines. Other threads convert the next blocks
     while the caller takes the rows."""
-    waiting: deque[Future[tuple[pa.Table, list[BadRow]]]] = deque()
-    with ThreadPoolExecutor(_AHEAD) as pool:
-        for records in read_records(reading):
-            waiting.append(pool.submit(rows.convert, records))
-            if len(waiting) > _AHEAD:
-                yield from _unpack(waiting.popleft().result())
-        for future in waiting:
-            yield from _unpack(future.result())
-
-
-def _unpack(converted: tuple[pa.Table, list[BadRow]]) -> Iterator[pa.Table | BadRow]:
-    table, bad = converted
-    if table.num_rows:
-        yield table
-    yield from bad
+    for table, bad in convert_ahead(rows.convert, read_records(reading)):
+        if table.num_rows:
+            yield table
+        yield from bad
