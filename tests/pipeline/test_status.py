@@ -46,6 +46,25 @@ def test_a_consumer_of_every_kind_has_a_status(lake: sl.Lake, items: sl.Table, a
     assert set(found["compaction/items"].marks.values()) == {items.head}
 
 
+def test_a_failure_whose_cause_is_gone_is_over_when_nothing_is_left_to_send(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef
+) -> None:
+    lake.drop("items")
+    lake.tick()
+    assert [each.cause for each in lake.status().attention] == ["failed"]
+    lake.undrop("items")
+    status = lake.status()
+    assert status.sinks[0].error is None and status.sinks[0].lag.is_none and status.is_healthy
+
+
+def test_a_failure_stays_while_its_rows_are_not_sent(
+    lake: sl.Lake, items: sl.Table, archive: SinkDef, tmp_path: Path
+) -> None:
+    lake.sink("archive", "items", to=ParquetSink("/proc/no"))
+    lake.tick()
+    assert [each.cause for each in lake.status().attention] == ["failed"]
+
+
 def test_a_table_that_is_dropped_meanwhile_is_left_out(
     lake: sl.Lake, items: sl.Table, archive: SinkDef, monkeypatch: pytest.MonkeyPatch
 ) -> None:

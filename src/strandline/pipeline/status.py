@@ -267,9 +267,10 @@ def _consumer_status(
 ) -> ConsumerStatus:
     record = known.consumer
     generation = "" if record is None else record.generation
-    error = _last_error(last.get(generation))
     is_retired = record is not None and record.is_retired
     plan = plan_marked(context, name, known)
+    # A failure is over when nothing is left to do: no tick would come to say so.
+    error = _last_error(last.get(generation)) if plan.is_due else None
     if plan.error is not None:
         error = plan.error.message
     lag = Lag(0, 0, None) if is_retired else _lag(context, plan, known)
@@ -290,7 +291,7 @@ def _consumer_status(
         letters=letters.get(generation, 0),
         owner=None if lease is None else lease.owner,
         last=last.get(generation),
-        error=None if plan.is_retired or plan.is_paused else error,
+        error=error,
         holds_log=record is not None and not is_retired,
     )
 
