@@ -43,6 +43,13 @@ def titles(table: sl.Table, **read: object) -> dict[int, str | None]:
 EXPECTED = {n: f"name-{n}" for n in range(25)} | {n: f"title-{n}" for n in range(25, 45)}
 
 
+def test_a_name_that_is_taken_is_answered_with_the_columns(items):
+    for change in (lambda: items.add_column("qty", "int64"), lambda: items.rename_column("name", "qty")):
+        with refused(sl.Invalid, column="qty") as error:
+            change()
+        assert error.value.hint == "Columns: id, name, qty"
+
+
 def test_a_rename_writes_one_commit_and_no_data_file(items):
     fill(items)
     items.compact(full=True)

@@ -207,7 +207,7 @@ class TableDef:
     def add_column(self, name: str, kind: pa.DataType) -> TableDef:
         """The same table with one more column, which is null in older rows."""
         if name in self.schema.names:
-            raise Invalid(f"there is a column {name!r} already", hint="See: strandline table show", column=name)
+            raise Invalid(f"there is a column {name!r} already", hint=self._columns_hint(), column=name)
         return self.evolve(pa.schema([pa.field(name, kind)]))
 
     def open_as(self, wanted: TableDef, settings: Collection[str]) -> TableDef:
@@ -247,7 +247,7 @@ class TableDef:
         if old == new:
             raise Invalid(f"column {old!r} has that name already", column=old)
         if new in self.schema.names:
-            raise Invalid(f"there is a column {new!r} already", hint="See: strandline table show", column=new)
+            raise Invalid(f"there is a column {new!r} already", hint=self._columns_hint(), column=new)
         check_columns(new if name == old else name for name in self.schema.names)
         self._check_unused(new, of=old)
         before = tuple(rename_field(columns, old, new) for columns in self.schemas)
@@ -259,11 +259,13 @@ class TableDef:
             renames=renames,
         )
 
+    def _columns_hint(self) -> str:
+        return f"Columns: {', '.join(self.schema.names)}"
+
     def _check_plain(self, name: str, what: str) -> None:
         """`NotFound` for an unknown column, and `Invalid` for one that the table itself needs."""
         if name not in self.schema.names:
-            known = ", ".join(self.schema.names)
-            raise NotFound(f"there is no column {name!r}", hint=f"Columns: {known}", column=name)
+            raise NotFound(f"there is no column {name!r}", hint=self._columns_hint(), column=name)
         for role, names in (
             ("key", self.key),
             ("cluster_by", self.cluster_by),
