@@ -47,3 +47,9 @@ def test_what_was_found_out_is_told_and_can_be_said(tmp_path: Path) -> None:
     assert rows == [{"column_1": 1, "column_2": None}, {"column_1": -3, "column_2": "x"}]
     error = json.loads(call("ingest", "v", "b.csv", "--no-key", "--delimiter", "::", "--json", code=1))["error"]
     assert error["kind"] == "Invalid" and "delimiter" in error["message"]
+
+
+def test_a_line_that_was_asked_to_wait_is_not_called_growing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,v\n1,a\n2,b")
+    said = call("ingest", "t", "a.csv", "--key", "id", "--last-line", "wait")
+    assert "it has no newline." in said and "--last-line load" in said and "growing" not in said

@@ -101,10 +101,10 @@ def ingest(
             short_rows=short_rows,
             last_line=last_line,
         )
-    return Answer(report, _tell(call, report))
+    return Answer(report, _tell(call, report, is_waiting=last_line == "wait"))
 
 
-def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
+def _tell(call: Call, report: IngestReport, *, is_waiting: bool) -> Iterator[Part]:
     moved = [file for file in report.files if file.action != "skip"]
     if moved:
         yield _list_files(moved, report.is_dry_run)
@@ -117,8 +117,9 @@ def _tell(call: Call, report: IngestReport) -> Iterator[Part]:
         yield f"Made the table {report.table}. See: {call.command(f'table show {report.table}')}"
     yield from list_names(report.names)
     if unfinished := sum(file.unfinished_bytes > 0 for file in report.files):
-        why = "it has no newline and the file is growing. To load it as it is: --last-line load"
-        yield warning(f"{counted(unfinished, 'unfinished line')} left for later: {why}")
+        why = "it has no newline" if is_waiting else "it has no newline and the file is growing"
+        left = f"{counted(unfinished, 'unfinished line')} left for later: {why}."
+        yield warning(f"{left} To load it as it is: --last-line load")
     yield from _tell_dialects(report)
     if not moved:
         yield f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already."
