@@ -34,6 +34,16 @@ def test_bad_rows_of_parquet_are_named_and_kept_aside(things: sl.Table, lake: sl
     assert json.loads(rejects_of(things)[0]["text"])["n"] == 2
 
 
+def test_a_bad_row_of_a_new_table_from_parquet_is_not_answered_with_types_that_do_not_help(
+    lake: sl.Lake, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1], "t": pa.array([1], pa.timestamp("ns"))}), file)
+    with refused(sl.Invalid, file=str(file), line=1, column="t") as error:
+        lake.ingest("new", [str(file)], key=["id"])
+    assert "--skip" in error.value.hint and "--types" not in error.value.hint
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

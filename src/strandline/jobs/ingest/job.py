@@ -21,7 +21,7 @@ from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
-from strandline.jobs.ingest.plan import IngestPlan, plan
+from strandline.jobs.ingest.plan import IngestPlan, Step, plan
 from strandline.jobs.ingest.preview import FilePreview, Preview, preview
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.jobs.ingest.text_options import TextOptions
@@ -290,20 +290,29 @@ def _load_files(
             try:
                 _, finished = loader.load(group)
             except Invalid as error:
-                raise _add_loaded(error, done, loader.table.definition if is_created else None) from error
+                columns = _retypable_columns(loader, group, error) if is_created else []
+                raise _add_loaded(error, done, columns) from error
             done |= {each.step.source.uri: each for each in finished}
             renamed |= loader.renamed
             group = group[len(finished) :]
     loader.remember_skipped()
 
 
-def _add_loaded(error: Invalid, done: Mapping[str, StepResult], new: TableDef | None) -> StrandlineError:
-    """The error, with a hint that names the files loaded before it, or that a `new` table may have other types. No type
-    helps against a value that text does not hold, or that is missing in the key."""
+def _retypable_columns(loader: Loader, group: Sequence[Step], error: Invalid) -> list[str]:
+    """The columns of a new table whose bad values another type would take. No type helps against a value that text does
+    not hold, or that is missing in the key; nor for Parquet, whose values are never turned into text."""
+    file = error.fields.get("file")
+    if "table" not in error.fields or any(step.source.uri == file and not step.source.is_text for step in group):
+        return []
+    fields = loader.table.definition.schema
+    return [field.name for field in fields if field.type != pa.string() and field.nullable]
+
+
+def _add_loaded(error: Invalid, done: Mapping[str, StepResult], columns: Sequence[str]) -> StrandlineError:
+    """The error, with a hint that names the files loaded before it, or that these columns may have another type."""
     seqs = [each.seq for each in done.values() if each.seq is not None]
     column = error.fields.get("column")
-    fields = [] if new is None else [field for field in new.schema if field.type != pa.string() and field.nullable]
-    if not seqs and not ("table" in error.fields and column in [field.name for field in fields]):
+    if not seqs and column not in columns:
         return error
     if not seqs:
         said = f'The types are those of the first file. To choose another one: --types "{column}:string"'

@@ -168,6 +168,8 @@ class Loader:
         hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
         if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
             hint = f"{FORMS_HINT}\n{hint}"
+        if not step.source.is_text and fault.column is not None:
+            hint = f"{hint}\nOr leave the column out, by its name in the file: --skip COLUMN"
         raise Invalid(
             f"{uri}, {word} {fault.line}{column}: {fault.reason}",
             hint=hint,
