@@ -53,3 +53,27 @@ def test_a_line_that_was_asked_to_wait_is_not_called_growing(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("id,v\n1,a\n2,b")
     said = call("ingest", "t", "a.csv", "--key", "id", "--last-line", "wait")
     assert "it has no newline." in said and "--last-line load" in said and "growing" not in said
+
+
+def test_a_copy_that_is_not_loaded_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,v\n1,x\n")
+    (tmp_path / "b.csv").write_text("id,v\n1,x\n")
+    said = call("ingest", "t", "a.csv", "b.csv", "--no-key")
+    assert "b.csv: same content as " in said and "--again" in said and "Loaded 1 row from 1 file" in said
+    (tmp_path / "c.csv").write_text("id,v\n1,x\n")
+    assert "c.csv: same content as loaded at seq 1" in call("ingest", "t", "c.csv")
+    assert "same content" not in call("ingest", "t", "c.csv"), "by now its name is known"
+    assert "same content" not in call("ingest", "t", "a.csv")
+
+
+def test_rows_that_another_row_of_the_load_replaced_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,v\n1,x\n1,y\n2,z\n")
+    (tmp_path / "b.csv").write_text("id,v\n2,z\n2,q\n")
+    said = call("ingest", "t", "a.csv", "b.csv", "--key", "id")
+    assert "Loaded 5 rows from 2 files" in said
+    assert "3 rows were replaced by other rows of this load with the same key" in said
+    assert "strandline table show t" in said
+    (tmp_path / "c.csv").write_text("id,v\n1,new\n")
+    report = json.loads(call("ingest", "t", "c.csv", "--json"))
+    assert (report["rows"], report["replaced"]) == (1, 0), "a row of an earlier load is replaced without a word"
+    assert "replaced" not in call("ingest", "u", "a.csv", "--no-key")

@@ -121,6 +121,7 @@ def _tell(call: Call, report: IngestReport, *, is_waiting: bool) -> Iterator[Par
         left = f"{counted(unfinished, 'unfinished line')} left for later: {why}."
         yield warning(f"{left} To load it as it is: --last-line load")
     yield from _tell_dialects(report)
+    yield from _tell_copies(report)
     if not moved:
         yield f"Nothing new: {counted(skipped, 'file is', 'files are')} loaded already."
         return
@@ -129,10 +130,23 @@ def _tell(call: Call, report: IngestReport, *, is_waiting: bool) -> Iterator[Par
     loaded = f"Loaded {counted(report.rows, 'row')} from {counted(len(moved), 'file')}"
     before = f" Skipped {skipped:,} loaded before." if skipped else ""
     yield f"{loaded}: {commits}seq {max(report.seqs)}, {report.seconds:.1f} s{rate}.{before}"
+    if report.replaced:
+        were = "row was" if report.replaced == 1 else "rows were"
+        see = call.command(f"table show {report.table}")
+        yield f"{report.replaced:,} {were} replaced by other rows of this load with the same key. See the key: {see}"
     if report.rejects:
         are = "is" if report.rejects == 1 else "are"
         see = call.command(f"rejects show {report.table}")
         yield warning(f"{counted(report.rejects, 'row')} did not fit and {are} kept aside. See: {see}")
+
+
+def _tell_copies(report: IngestReport) -> Iterator[Part]:
+    """The files that were not loaded because a file with the same content was. Their names do not tell it."""
+    copies = [file for file in report.files if file.action == "skip" and file.why.startswith("same content")]
+    if copies:
+        more = f" and {len(copies) - 1:,} more" if len(copies) > 1 else ""
+        why = f"{copies[0].why}, so not loaded again. To load it all the same: --again"
+        yield note(f"{shorten(copies[0].file)}{more}: {why}")
 
 
 def _tell_dialects(report: IngestReport) -> Iterator[Part]:

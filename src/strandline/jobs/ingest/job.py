@@ -56,7 +56,8 @@ class FileReport:
 @dataclass(frozen=True)
 class IngestReport:
     """What a call of ingest did, or with `is_dry_run` would do: then `preview` has the columns and the first rows.
-    `names` are the names in the files that are not those of their columns."""
+    `names` are the names in the files that are not those of their columns. `replaced` are rows that are read but not in
+    the table, because another row of the same commit has their key."""
 
     table: str
     is_created: bool
@@ -66,6 +67,7 @@ class IngestReport:
     seconds: float
     names: tuple[RenamedColumn, ...] = ()
     preview: Preview | None = None
+    replaced: int = 0
 
     @property
     def rows(self) -> int:
@@ -173,6 +175,7 @@ def ingest(
         return _look_at_files(name, False, planned, table.definition, text, names, started_s)
     done: dict[str, StepResult] = {}
     renamed: dict[RenamedColumn, None] = {}
+    commits: dict[int, int] = {}
     attempts = _ATTEMPTS
     with _drop_if_empty(lake, table if is_created else None):
         while True:
@@ -180,7 +183,7 @@ def ingest(
                 loader = Loader(
                     table, planned, keep_rejects=rejects, text=text, names=names, missing=missing, progress=progress
                 )
-                _load_files(loader, planned, done, renamed, is_created)
+                _load_files(loader, planned, done, renamed, commits, is_created)
                 break
             except Conflict:
                 sources = find(files, options_of(lake), kind, text.encoding, skip)
@@ -192,7 +195,8 @@ def ingest(
                 if not attempts:
                     raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
-    return _make_report(name, is_created, False, in_order | done, tuple(renamed), started_s)
+    report = _make_report(name, is_created, False, in_order | done, tuple(renamed), started_s)
+    return replace(report, replaced=report.rows - sum(commits.values()))
 
 
 def _look_at_files(
@@ -280,18 +284,21 @@ def _load_files(
     planned: IngestPlan,
     done: dict[str, StepResult],
     renamed: dict[RenamedColumn, None],
+    commits: dict[int, int],
     is_created: bool,
 ) -> None:
+    """Load the files of a plan. `commits` gets the rows of each commit."""
     for step in planned.steps:
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
     for group in groups(planned):
         while group:
             try:
-                _, finished = loader.load(group)
+                commit, finished = loader.load(group)
             except Invalid as error:
                 columns = _retypable_columns(loader, group, error) if is_created else []
                 raise _add_loaded(error, done, columns) from error
+            commits[commit.seq] = commit.rows
             done |= {each.step.source.uri: each for each in finished}
             renamed |= loader.renamed
             group = group[len(finished) :]
