@@ -124,3 +124,13 @@ def test_a_line_of_json_that_is_wrong_is_named_by_its_number_in_the_file(types):
 def test_a_file_without_columns_is_refused(types, name):
     with refused(sl.Invalid):
         types(name, "")
+
+
+def test_a_json_key_of_several_types_is_refused_with_the_type_to_give(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id":1}\n{"id":"x"}\n')
+    with refused(sl.Invalid, column="id") as caught:
+        lake.ingest("made", [str(tmp_path / "a.jsonl")], key=["id"])
+    assert '--types "id:string"' in (caught.value.hint or "")
+    assert lake.tables() == []
+    assert lake.ingest("made", [str(tmp_path / "a.jsonl")], key=["id"], types="id:string").rows == 2
+    assert sorted(lake.table("made").to_arrow()["id"].to_pylist()) == ["1", "x"]

@@ -23,7 +23,7 @@ from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_columns import add_folders
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.name_map import NameMap, Rule
-from strandline.model.types import KEY_TYPES, canonical_schema, relax_schema
+from strandline.model.types import JSON, KEY_TYPES, canonical_schema, relax_schema
 
 
 def infer(
@@ -47,7 +47,16 @@ def infer(
         if field.name in key and field.type not in KEY_TYPES and source.kind == "csv":
             schema = schema.set(at, field.with_type(pa.string()))
     schema = options.for_columns(columns, names).override(schema, source.uri)
-    return _canonical_schema(schema, source), names
+    schema = _canonical_schema(schema, source)
+    for name in key:
+        if source.kind == "jsonl" and schema.field(name).type == JSON:
+            raise Invalid(
+                f"{source.uri}: the key column {name!r} has values of several types, or lists or objects",
+                hint=f'Read it as text: --types "{name}:string". Or name another key.',
+                file=source.uri,
+                column=name,
+            )
+    return schema, names
 
 
 def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others: Sequence[Source]) -> pa.Schema:
