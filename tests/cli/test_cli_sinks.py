@@ -431,7 +431,7 @@ def test_changing_a_sink_says_what_changes_and_asks(archive: Run, items: sl.Tabl
 
 def test_another_sink_with_the_same_destination_is_named(archive: Run, items: sl.Table, tmp_path: Path) -> None:
     said = archive("sink", "add", "second", "items", "--to", "out")
-    assert f"Sink archive goes to {tmp_path}/out as well: the rows of both will be there." in said
+    assert f"Sink archive goes to {tmp_path}/out as well: the rows of both will be there" in said
     archive("mark", "retire", "archive", "--yes")
     assert archive.json("sink", "add", "third", "items", "--to", "out")["shared_with"] == ["second"]
     assert archive.json("sink", "add", "other", "items", "--to", "other")["shared_with"] == []

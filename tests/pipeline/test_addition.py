@@ -42,6 +42,12 @@ def test_sinks_with_one_destination_are_named(items: sl.Table, lake: sl.Lake, tm
     assert not added.has_rows
 
 
+def test_files_and_a_mirror_in_one_folder_are_named_too(items: sl.Table, lake: sl.Lake, tmp_path: Path):
+    lake.add_sink(lake.sink("files", "items", to=sl.ParquetSink(tmp_path / "out")))
+    added = lake.add_sink(lake.sink("mirror", "items", to=sl.DeltaSink(tmp_path / "out")))
+    assert added.change.shared_with == ["files"]
+
+
 def test_a_start_after_the_head_is_refused(items: sl.Table, lake: sl.Lake, tmp_path: Path):
     sink = lake.sink("out", "items", to=sl.ParquetSink(tmp_path / "out"), start=9)
     with pytest.raises(Invalid) as error:

@@ -104,7 +104,8 @@ def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
         how = _describe_changes(done.change) if after.why else ""
         yield f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
     for other in done.change.shared_with:
-        yield warning(f"Sink {other} goes to {plan.destination} as well: the rows of both will be there.")
+        both = "the rows of both will be there, and a mirror fails when it finds rows that are not its own"
+        yield warning(f"Sink {other} goes to {plan.destination} as well: {both}. To send elsewhere: --to")
     if done.has_rows:
         yield f"Send it: {call.command(f'tick {name}')}"
 

@@ -17,6 +17,7 @@ from strandline.consumers.work import NOTHING
 from strandline.errors import Invalid
 from strandline.pipeline import commands
 from strandline.pipeline.plan import marked_plans
+from strandline.sinks.contract import MIRROR_NOTE
 from strandline.sinks.definition import KINDS, SinkDef
 from strandline.state.consumers import ConsumerRecord, Registration, preview
 
@@ -104,7 +105,13 @@ def _sharing_sinks(context: Context, sink: SinkDef) -> list[str]:
         declared, record = declared_sink(context, name, known.consumer), known.consumer
         if name != sink.name and (record is None or not record.is_retired):
             there[name] = declared.to.destination if declared else record.destination if record else ""
-    return [name for name, place in there.items() if place == sink.to.destination]
+    place = _place_of(sink.to.destination)
+    return [name for name, destination in there.items() if _place_of(destination) == place]
+
+
+def _place_of(destination: str) -> str:
+    """The folder or address, whatever is done there: a mirror and files in one folder are in each other's way too."""
+    return destination.removesuffix(MIRROR_NOTE)
 
 
 def add_sink(context: Context, sink: SinkDef) -> AddedSink:

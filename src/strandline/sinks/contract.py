@@ -27,6 +27,8 @@ WITHHELD = "withheld"
 
 MIRROR, CHANGES = "mirror", "changes"
 """What a destination holds: the table's current rows, or every change of it with `_op` and `_seq`."""
+MIRROR_NOTE = " (mirror)"
+"""Ends the destination of a mirror in a folder."""
 _OLD_WORDS = {"upsert": MIRROR}
 
 Expired = tuple[str, pa.Scalar]

@@ -64,7 +64,7 @@ class DeltaSink(FileSink):
 
     @property
     def destination(self) -> str:
-        return f"{self.uri} (mirror)" if self.keeps_rows else self.uri
+        return self.uri + contract.MIRROR_NOTE if self.keeps_rows else self.uri
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "mode": self.mode}
