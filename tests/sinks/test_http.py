@@ -58,6 +58,15 @@ def test_what_is_no_strandline_receiver_is_found_out_before_the_first_batch(endp
     assert endpoint.requests() == []
 
 
+def test_an_address_without_a_table_is_completed_in_the_hint(endpoint):
+    endpoint.control(page=None)
+    root = endpoint.server
+    with refused(sl.Invalid, status=404) as caught:
+        HttpSink(f"{root}/").open(PRODUCER).is_delivered(batch_of(is_first=True))
+    assert f"--to {root}/ingest/TABLE" in caught.value.hint
+    assert "table create" not in caught.value.hint
+
+
 def test_a_replay_counts_once_and_not_when_newer_rows_are_there(receiver):
     batch = batch_of(after=0, upto=7, is_first=True)
     rows = some_rows(batch, count=2)

@@ -243,11 +243,15 @@ def held_positions(line: Connection, sink: Endpoint, producer: Producer) -> dict
 
 
 def _wrong_receiver(producer: Producer, sink: Endpoint, answer: Reply) -> Invalid:
-    table = sink.url.rsplit("/", 1)[-1]
-    make = (
-        f"The sink's mark did not move. The table has to exist there: strandline table create {table} --schema … --key"
-        f" …, or strandline ingest {table} FILES --key …, there."
-    )
+    _, slash, table = sink.url.rpartition("/ingest/")
+    make = "The sink's mark did not move. "
+    if slash:
+        make += (
+            f"The table has to exist there: strandline table create {table} --schema … --key …, or strandline ingest"
+            f" {table} FILES --key …, there."
+        )
+    else:
+        make += f"The address of a Strandline receiver ends with its table: --to {sink.url.rstrip('/')}/ingest/TABLE."
     other = (
         " For an endpoint that honours Idempotency-Key: strandline sink add … --receiver any, or"
         " HttpSink(url, receiver='any')."
