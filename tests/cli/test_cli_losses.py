@@ -144,3 +144,15 @@ def test_a_drop_names_rows_and_sinks_and_the_table_comes_back(visits: Run) -> No
     assert visits.json("table", "undrop", "again")["rows"] == 20
     assert visits.json("table", "undrop", "nothing", code=1)["error"]["kind"] == "NotFound"
     visits("table", "undrop", "--as", "x", code=2)
+
+
+def test_a_sink_of_a_renamed_and_dropped_table_names_the_table_to_bring_back(visits: Run) -> None:
+    visits("sink", "add", "archive", "visits", "--to", "out")
+    visits("tick")
+    visits("table", "rename", "visits", "stays")
+    visits("table", "drop", "stays", "--yes")
+    said = visits("tick", "archive", code=1)
+    assert "the table 'stays' of sink 'archive' was dropped" in said
+    assert "strandline table undrop stays" in said
+    visits("table", "undrop", "stays")
+    visits("tick", "archive")

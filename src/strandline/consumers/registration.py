@@ -96,12 +96,14 @@ def table_of(context: Context, declared: str | None, record: ConsumerRecord | No
         if entry.generation == record.table_generation:
             return context.table(entry.name)
     what = "sink" if record.kind in KINDS else record.kind
+    dropped = context.catalog.generations().dropped.get(record.table_generation)
+    name = dropped.entry.name if dropped else record.table
     raise NotFound(
-        f"the table {record.table!r} of {what} {record.name!r} was dropped",
-        hint=f"Bring it back: strandline table undrop {record.table}. Or give the rest up: strandline mark retire"
+        f"the table {name!r} of {what} {record.name!r} was dropped",
+        hint=f"Bring it back: strandline table undrop {name}. Or give the rest up: strandline mark retire"
         f" {record.name}",
         consumer=record.name,
-        table=record.table,
+        table=name,
     )
 
 
