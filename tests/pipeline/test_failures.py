@@ -79,3 +79,15 @@ def test_a_tick_from_python_is_logged(tmp_path: Path, caplog: pytest.LogCaptureF
     assert lines["bad"].levelname == "ERROR"
     with pytest.raises(sl.StrandlineError):
         report.raise_for_errors()
+
+
+def test_the_random_name_of_a_new_file_does_not_make_a_failure_another_one() -> None:
+    failures = Failures()
+
+    def full(name: str) -> TickReport:
+        return tick(ran("a", sl.Unavailable(f"baseline/0000-{name}.parquet is on a read-only file system")))
+
+    assert failures.note(full("2c59fff05ff24062ae971d985489e97f")) == News()
+    assert failures.note(full("521e36b9961e45a78729949888c72bcc")).repeated == {"a"}
+    for name in ("2c59fff05ff24062ae971d985489e97f", "521e36b9961e45a78729949888c72bcc"):
+        assert failures.note(tick(ran("b", sl.Corrupt(f"{name}.parquet is damaged")))) == News()

@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from strandline.errors import StrandlineError
+from strandline.errors import StrandlineError, Unavailable
 from strandline.pipeline.report import TickReport, refused_rows
 
 _log = logging.getLogger("strandline.pipeline")
 WHOLE_TICK = "tick"
-# The part of a message that differs from attempt to attempt.
+# The parts of a message that differ from attempt to attempt. Each attempt to write has new files with random names;
+# a damaged file is another matter: its name stays.
 _VARYING = re.compile(r"\bonce\b|\b[\d.,]+ (?:times|s|ms|seconds|rows?|bytes)\b")
+_NEW_FILE = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def _list_failures(heard: TickReport | StrandlineError) -> Iterator[tuple[str, t
 
 
 def _find_cause(kind: str, message: str) -> tuple[str, str]:
-    return kind, _VARYING.sub("", message)
+    cause = _VARYING.sub("", message)
+    return kind, _NEW_FILE.sub("", cause) if kind == Unavailable.__name__ else cause
 
 
 def log_tick(heard: TickReport | StrandlineError, news: News) -> None:
