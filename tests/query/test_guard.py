@@ -125,7 +125,8 @@ def test_an_error_names_what_the_query_names(both):
     ("statement", "word"),
     [
         ("EXPLAIN SELECT 1", "plan"), ("PRAGMA version", "DESCRIBE"), ("SET threads = 1", "Settings"),
-        ("PIVOT people ON town", "IN"), ("INSERT INTO people VALUES (1)", "upsert"), ("DROP TABLE people", "table"),
+        ("PIVOT people ON town", "IN"), ("INSERT INTO people VALUES (1)", "upsert"),
+        ("DROP TABLE people", "table drop"),
         ("SELECT 1; DELETE FROM people", "upsert"), ("SHOW ALL TABLES", "SHOW TABLES"), ("BEGIN", None),
     ],
 )  # fmt: skip
@@ -180,3 +181,14 @@ def test_time_travel_of_other_engines_is_answered_with_our_words(lake: sl.Lake) 
     with pytest.raises(sl.Invalid) as caught:
         lake.sql("SELECT * FROM t FOR VERSION AS OF 1")
     assert "AT (VERSION => 1)" in str(caught.value.hint)
+
+
+def test_a_table_whose_name_is_a_word_of_sql_is_to_be_quoted(lake: sl.Lake) -> None:
+    lake.create_table("semi", pa.schema([("id", pa.int64())]), key=["id"])
+    with pytest.raises(sl.Invalid) as caught:
+        lake.sql("SELECT * FROM semi")
+    assert '"semi"' in (caught.value.hint or "")
+    assert lake.sql('SELECT * FROM "semi"').num_rows == 0
+    with pytest.raises(sl.Invalid) as caught:
+        lake.sql("SELCT 1")
+    assert caught.value.hint is None

@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -47,7 +47,9 @@ _HINTS = {
     "PRAGMA": "Settings are not shown. Columns of a table: DESCRIBE table",
     "SET": "Settings cannot be changed by a query.",
     **dict.fromkeys(("INSERT", "UPDATE", "DELETE", "MERGE_INTO", "COPY"), _WRITE),
-    **dict.fromkeys(("CREATE", "DROP", "ALTER"), "Tables are created with create_table, or: strandline table create"),
+    "CREATE": "Tables are created with create_table, or: strandline table create",
+    "DROP": "Tables are dropped with drop_table, or: strandline table drop",
+    "ALTER": "Tables are changed with evolve and rename_column, or: strandline table -h",
 }
 _TEXTS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _BRACKETS = re.compile(r"[\[\]{}]")
@@ -85,7 +87,8 @@ def guard_query(duck: Duck, statement: object, tables: Iterable[str]) -> Guarded
     rewriting = _Rewriter({name.lower(): name for name in tables})
     with duck.transaction(read_only=True) as cursor:
         try:
-            tree = _parse_tree(cursor, text, *_fetch_row(cursor, "json_serialize_sql(?)", text))
+            (raw,) = _fetch_row(cursor, "json_serialize_sql(?)", text)
+            tree = _parse_tree(cursor, text, raw, rewriting.known)
             rewriting.run(tree["node"])
             new = json.dumps({"error": False, "statements": [tree]})
             sql, read = _fetch_row(
@@ -101,8 +104,8 @@ def _fetch_row(cursor: Any, what: str, text: str) -> tuple[str, ...]:
     return tuple(map(str, cursor.execute(f"SELECT {what}", [text]).fetchall()[0]))
 
 
-def _parse_tree(cursor: Any, text: str, raw: str) -> dict[str, Any]:
-    """The one SELECT of a text; `raw` is its syntax tree as JSON."""
+def _parse_tree(cursor: Any, text: str, raw: str, tables: Container[str] = ()) -> dict[str, Any]:
+    """The one SELECT of a text over `tables`; `raw` is its syntax tree as JSON."""
     steps = (1 if sign in "[{" else -1 for sign in _BRACKETS.findall(_TEXTS.sub("", raw)))
     if max(accumulate(steps)) > MOST_LEVELS:
         raise too_deep("the query")
@@ -110,8 +113,7 @@ def _parse_tree(cursor: Any, text: str, raw: str) -> dict[str, Any]:
     if found["error"]:
         said = str(found.get("error_message", ""))[:_MESSAGE_CHARS]
         if found.get("error_type") != "not implemented":
-            is_time_travel = re.search(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", text, re.I)
-            hint = "Read an earlier version with: FROM table AT (VERSION => 1)" if is_time_travel else None
+            hint = _hint_at_syntax(text, said, tables)
             raise (
                 too_deep("the query") if "depth limit" in said else Invalid(f"the query is not SQL: {said}", hint=hint)
             )
@@ -124,6 +126,14 @@ def _parse_tree(cursor: Any, text: str, raw: str) -> dict[str, Any]:
     if statements[0].get("named_param_map"):
         raise Invalid("the query has a parameter; write the value itself")
     return dict(statements[0])
+
+
+def _hint_at_syntax(text: str, said: str, tables: Container[str]) -> str | None:
+    near = re.search(r'at or near "(\w+)"', said)
+    if near and near[1].lower() in tables:
+        return f'{near[1]} is a word of SQL. For the table of this name write it in double quotes: "{near[1]}"'
+    is_time_travel = re.search(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", text, re.I)
+    return "Read an earlier version with: FROM table AT (VERSION => 1)" if is_time_travel else None
 
 
 @dataclass
@@ -144,7 +154,7 @@ class _Rewriter:
         self.views: dict[TableRead, str] = {}
         self.listings: dict[str, str] = {}
         self.names: dict[str, str] = {}
-        self._tables = tables
+        self.known = tables
         self._bound: dict[str, list[_WithName]] = {}
         self._inside = [_WithName("")]
 
@@ -242,11 +252,11 @@ class _Rewriter:
         node["alias"] = node["alias"] or said
 
     def _find_table(self, node: dict[str, Any], said: str) -> _WithName:
-        table = self._tables.get(said.lower())
+        table = self.known.get(said.lower())
         if table is None:
             raise NotFound(
                 f"no table {said!r} in this lake",
-                hint=f"Tables: {', '.join(sorted(self._tables.values())) or 'none'}",
+                hint=f"Tables: {', '.join(sorted(self.known.values())) or 'none'}",
                 table=said,
             )
         read = TableRead(table, _take_at(node))
