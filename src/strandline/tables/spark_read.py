@@ -158,7 +158,8 @@ class _Reader:
             every = self._scan_base(merge, whole, [*key, definition.version])
             beaten = every.alias("_sl_b").join(f, on=is_same & ~is_reset & (newest < version))
             beaten = beaten.select(*[F.col(f"_sl_f.{name}") for name in _quote_names(key)])
-            new = new and new.join(F.broadcast(beaten), on=key, how="left_anti").select(*shown)
+            if new is not None:
+                new = new.join(F.broadcast(beaten), on=key, how="left_anti").select(*shown)
         old = old.select(*shown)
         return old if new is None else old.union(new)
 
