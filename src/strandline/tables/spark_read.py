@@ -129,7 +129,7 @@ class _Reader:
     def _add_commit(self, merge: TableAt, rows: DataFrame, commit: LogFiles) -> DataFrame:
         """The rows after one more commit: they stay unless it has their keys, and its upserts come."""
         key = list(merge.definition.key)
-        changed = self._keep_wanted(log_scan(self.spark, merge.log, commit, [*key, HASH])).select(*_quote_names(key))
+        changed = self._scan_unfolded(merge, commit, key, merge.marks)
         old = rows.join(changed, on=key, how="left_anti").select(*_quote_names(self._shown))
         inside = self._read_from(commit)
         return old.union(self._scan_upserts(merge, inside, self._shown, merge.marks)) if inside else old
@@ -158,8 +158,8 @@ class _Reader:
             every = self._scan_base(merge, whole, [*key, definition.version])
             beaten = every.alias("_sl_b").join(f, on=is_same & ~is_reset & (newest < version))
             beaten = beaten.select(*[F.col(f"_sl_f.{name}") for name in _quote_names(key)])
-            if new is not None:
-                new = new.join(F.broadcast(beaten), on=key, how="left_anti").select(*shown)
+            beaten = F.broadcast(beaten) if _holds(sum(file.rows for _, file in later)) else beaten
+            new = new if new is None else new.join(beaten, on=key, how="left_anti").select(*shown)
         old = old.select(*shown)
         return old if new is None else old.union(new)
 
@@ -184,11 +184,17 @@ class _Reader:
     def _scan_upserts(self, merge: TableAt, files: LogFiles, columns: Sequence[str], marks: Sequence[int]) -> DataFrame:
         """The upserts after these marks in log files."""
         is_plain = has_only_upserts(files)
+        log = self._scan_unfolded(merge, files, [*columns, *([] if is_plain else [OP])], marks)
+        return log if is_plain else log.where(f"{OP} = '{UPSERT}'").select(*_quote_names(columns))
+
+    def _scan_unfolded(
+        self, merge: TableAt, files: LogFiles, columns: Sequence[str], marks: Sequence[int]
+    ) -> DataFrame:
+        """The changes after these marks in log files: rows of the base have the others already."""
         is_part = max(marks) >= files[0][0]
-        inside = [*columns, *([] if is_plain else [OP]), *([HASH, SEQ] if is_part else [])]
-        log = self._scan_changes(merge, files, list(dict.fromkeys(inside)))
-        log = log if is_plain else log.where(f"{OP} = '{UPSERT}'")
-        return (drop_folded(log, marks) if is_part else log).select(*_quote_names(columns))
+        inside = list(dict.fromkeys([*columns, *([HASH, SEQ] if is_part else [])]))
+        log = self._scan_changes(merge, files, inside)
+        return drop_folded(log, marks).select(*_quote_names(columns)) if is_part else log
 
     def _scan_changes(self, merge: TableAt, files: LogFiles, columns: Sequence[str]) -> DataFrame:
         from pyspark.sql import functions as F
