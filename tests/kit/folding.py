@@ -8,6 +8,7 @@ import pyarrow as pa
 
 import strandline as sl
 from strandline.consumers.compaction_plan import plan
+from strandline.consumers.fold_files import fold_on_driver
 from strandline.model.keys import hash_keys, vnode_of
 
 AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -44,3 +45,12 @@ def again(table):
 def fill(table, commits=4, start=0):
     for at in range(start, start + commits):
         table.upsert([{"id": at, "name": f"n{at}"}, {"id": -1, "name": f"last{at}"}])
+
+
+def fold_vnodes(table, vnodes):
+    """Fold only these vnodes, as a tick with little time does."""
+    part = table.merge().part(vnodes)
+    added, removed = fold_on_driver(table, part)
+    table.baseline.commit_fold(
+        part.baseline, part.definition, upto=part.seq, vnodes=vnodes, idle=(), removed=removed, added=added
+    )

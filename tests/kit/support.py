@@ -22,8 +22,10 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.model.definition import TableDef
 from strandline.storage.commits import read_sealed, seal_actions
 from strandline.storage.snapshot import Draft
+from strandline.tables.log import prepare
 
 BIN = Path(sys.executable).parent
 SRC = Path(sl.__file__).parents[1]
@@ -126,6 +128,15 @@ class Oracle:
 
     def copy(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.rows.values()]
+
+
+def prepare_both(upserts: pa.Table, deleted: Sequence[Any], definition: TableDef) -> pa.Table:
+    """Upserts and deletes of one commit, for a table whose key is one column."""
+    (name,) = definition.key
+    whole = pa.Table.from_pylist(upserts.to_pylist(), schema=definition.schema)
+    keys = pa.Table.from_pylist([{name: key} for key in deleted], schema=pa.schema([definition.schema.field(name)]))
+    parts = [prepare(whole, definition, "upsert"), prepare(keys, definition, "delete")]
+    return pa.concat_tables(parts).sort_by([("_hash", "ascending"), (name, "ascending")])
 
 
 def rewrite_commits(folder: Path, change: Callable[[dict[str, Any]], None], root: Path | None = None) -> None:

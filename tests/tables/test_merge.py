@@ -4,11 +4,16 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import strandline as sl
+from folding import again, fold_vnodes
 from strandline.model.change import CAME, FATE, GONE, KEPT, VNODE
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.model.where import parse
 from strandline.tables.merge import duck_sql, needed_columns, vnodes_of
+from support import ITEMS, Oracle, by_id, prepare_both, rows_of
 
 DAY = dt.date(2026, 1, 1)
 
@@ -171,3 +176,116 @@ def test_every_row_has_a_fate_and_only_the_rows_of_the_table_stay(items):
     fates = {(row["id"], row[FATE]) for row in rows}
     assert fates == {(0, GONE), (1, GONE), (2, KEPT), (3, KEPT), (4, KEPT), (5, KEPT), (0, CAME), (7, CAME)}
     assert merge.row_bytes > 0 and merge.batch_rows(most=3) == 3
+
+
+def base_of(table, at=None):
+    """The base commit, and the keys in the fold of the changes after it."""
+    merge = table.merge(at)
+    with table.lock:
+        name = table.fold_name(merge)
+        keys = table.duck.table(f"SELECT id FROM {name}")["id"].to_pylist() if name else []
+    return merge.base_seq, sorted(keys)
+
+
+def test_the_first_commit_after_an_empty_baseline_needs_no_fold_of_its_keys(items):
+    assert base_of(items) == (None, [])
+    items.upsert([{"id": n, "name": "a"} for n in range(20)])
+    assert base_of(items) == (1, [])
+    items.upsert([{"id": 3, "name": "b"}])
+    items.delete([4, 99])
+    assert base_of(items) == (1, [3, 4, 99])
+    assert items.merge().marks == (1,) * 4
+    assert items.to_arrow().num_rows == 19
+    assert items.to_arrow(where="name = 'b'")["id"].to_pylist() == [3]
+    for id_, names in ((2, ["a"]), (3, ["b"]), (4, []), (99, [])):
+        assert items.to_arrow(where=f"id = {id_}")["name"].to_pylist() == names
+    assert base_of(items, at=0) == (None, [])
+    assert [base_of(items, at=seq) for seq in (1, 2, 3)] == [(1, []), (1, [3]), (1, [3, 4, 99])]
+    items.compact(full=True)
+    items.upsert([{"id": 5, "name": "c"}])
+    assert base_of(items) == (None, [5])
+    assert base_of(items, at=3) == (None, [])
+
+
+def test_a_table_whose_rows_are_all_folded_away_has_a_base_commit_again(items):
+    items.upsert([{"id": 1}])
+    items.delete([1])
+    items.compact(full=True)
+    items.upsert([{"id": n} for n in range(9)])
+    items.upsert([{"id": 2}])
+    assert base_of(items) == (3, [2])
+    assert items.to_arrow().num_rows == 9
+
+
+def test_a_delete_in_the_base_commit_is_no_row(items):
+    rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
+    files = items.log.write(prepare_both(rows, [4, 5], items.definition), items.definition)
+    items.log.commit(files, operation="BOTH")
+    assert base_of(items) == (1, [])
+    assert rows_of(items.to_arrow(columns=["id"])) == [(1,), (2,), (3,)]
+    assert items.to_arrow(where="id = 4").num_rows == 0
+    items.upsert([{"id": 4, "name": "d"}, {"id": 2, "name": "d"}])
+    assert rows_of(items.to_arrow(columns=["id"])) == [(1,), (2,), (3,), (4,)]
+
+
+def test_vnodes_that_are_folded_already_take_nothing_from_the_base_commit(items):
+    items.upsert([{"id": n, "name": "a"} for n in range(40)])
+    items.upsert([{"id": n, "name": "b"} for n in range(0, 40, 3)])
+    items.delete([n for n in range(0, 40, 7)])
+    expected = rows_of(items.to_arrow())
+    for folded in ([1], [0, 3]):
+        fold_vnodes(items, folded)
+        assert items.merge().base_seq == 1
+        for table in (items, again(items)):
+            assert rows_of(table.to_arrow()) == expected
+            assert [table.to_arrow(where=f"id = {n}").num_rows for n in range(40)] == [n % 7 > 0 for n in range(40)]
+    fold_vnodes(items, [2])
+    assert items.merge().base_seq is None
+
+
+def test_a_later_commit_over_rows_of_the_baseline_is_no_base(items):
+    items.upsert([{"id": n} for n in range(40)])
+    fold_vnodes(items, [0, 1, 2, 3])
+    items.upsert([{"id": n} for n in range(40)])
+    fold_vnodes(items, [2])
+    assert items.merge().base_seq is None
+    assert items.to_arrow().num_rows == 40
+
+
+def test_a_table_without_a_key_has_no_base_commit(make_table):
+    table = make_table()
+    table.append([{"id": 1}])
+    assert table.merge().base_seq is None
+
+
+STEP = st.tuples(
+    st.sampled_from(["upsert", "upsert", "delete", "both", "fold", "fold one"]),
+    st.lists(st.integers(0, 7), min_size=1, max_size=5, unique=True),
+    st.integers(0, 3),
+)
+
+
+@pytest.mark.parametrize("version", [None, "qty"])
+@settings(max_examples=60)
+@given(st.lists(STEP, max_size=9))
+def test_a_read_at_every_seq_gives_the_oracles_rows_whatever_is_folded(tmp_path_factory, version, steps):
+    lake = sl.Lake(tmp_path_factory.mktemp("histories"))
+    table = lake.create_table("t", ITEMS, key=["id"], version=version, vnodes=4)
+    oracle, history = Oracle(["id"], version), [[]]
+    for at, (verb, ids, number) in enumerate(steps):
+        if verb.startswith("fold"):
+            fold_vnodes(table, [number] if verb == "fold one" else range(4))
+            continue
+        gone = {"upsert": [], "both": ids[1::2], "delete": ids}[verb]
+        rows = [{"id": n, "name": str(at), "qty": (n + number) % 4} for n in ids if n not in gone]
+        both = prepare_both(pa.Table.from_pylist(rows, schema=ITEMS), gone, table.definition)
+        table.log.commit(table.log.write(both, table.definition), operation="BOTH")
+        oracle.delete([{"id": n} for n in gone])
+        oracle.upsert(rows)
+        history.append(oracle.copy())
+        assert by_id(table) == {row["id"]: row["name"] for row in history[-1]}
+    for seq in reversed(range(len(history))):
+        expected = {row["id"]: row["name"] for row in history[seq]}
+        assert by_id(table, at=seq) == expected
+        found = table.to_arrow(at=seq, where="id = 3", columns=["id", "name"]).to_pylist()
+        assert {row["id"]: row["name"] for row in found} == {n: name for n, name in expected.items() if n == 3}

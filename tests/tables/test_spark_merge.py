@@ -5,6 +5,7 @@ from pathlib import Path
 import strandline as sl
 from shapes import OPTIONS, build, plain, row
 from strandline.engines.choice import DriverLimit
+from strandline.tables import spark_read
 from strandline.tables.spark_merge import changed_keys, check_files, winners_sql
 from support import refused
 
@@ -20,16 +21,14 @@ def test_a_dataframe_stays_at_its_seq_however_late_it_runs(spark, tmp_path):
 
 
 def test_spark_computes_a_large_fold_itself_and_finds_the_same(spark, tmp_path, monkeypatch):
-    from strandline.tables import store as table_module
-
-    monkeypatch.setattr(table_module, "BULK", DriverLimit(0, 0))
+    monkeypatch.setattr(spark_read, "BULK", DriverLimit(0, 0))
     for shape in OPTIONS:
         table = build(tmp_path / shape, shape)
         assert plain(table.to_spark().toArrow()) == plain(table.to_arrow()), shape
 
 
 def test_a_fold_for_spark_says_which_seq_wins_and_where_a_delete_does(lake, items):
-    items.upsert([{"id": 1}, {"id": 2}])
+    items.upsert([{"id": 1}, {"id": 2}, {"id": 3}])
     items.upsert([{"id": 1}])
     items.delete([2])
     with items.lock:

@@ -28,7 +28,8 @@ from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, duck_sql, vnodes_of
 from strandline.tables.pins import new_pin
-from strandline.tables.spark_merge import log_scan, spark_frame
+from strandline.tables.spark_merge import log_scan
+from strandline.tables.spark_read import read_frame
 from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Feed:
         row = [] if self.definition.is_keyed else [ROW]
         if self._merge is not None:
             fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
-            rows = spark_frame(
+            rows = read_frame(
                 spark, self._merge, fold, self.outgoing.columns_to_read, self.outgoing.predicate, hidden=True
             )
             hidden = [

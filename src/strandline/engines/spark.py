@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 JAVA = 17
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+# With more paths than this, a read starts a job that lists files; the commit already names them.
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -43,8 +45,7 @@ SETTINGS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # A limit on the bytes of Arrow batches: without one, wide rows took over a gigabyte a worker.
     _BATCH_BYTES: "16m",
-    # With more paths than this, a read starts a job that lists files; the commit already names them.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    _LISTING: "100000",
     "spark.io.compression.codec": "zstd",
     "spark.sql.shuffle.partitions": "8",
 }
@@ -182,12 +183,23 @@ def running_job(spark: SparkSession, row_bytes: int, watch: OnProgress | None = 
 
 
 @contextmanager
+def planning(spark: SparkSession, paths: int) -> Iterator[None]:
+    """Around `spark.read` of so many paths: it starts no job, in a caller's session either. A remote session plans when
+    the DataFrame runs, with its own settings."""
+    if _is_connect(spark) or paths <= int(spark.conf.get(_LISTING) or 0):
+        yield
+    else:
+        with _override_settings(spark, {_LISTING: SETTINGS[_LISTING]}):
+            yield
+
+
+@contextmanager
 def _override_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Change settings for a block. Several threads may use one session: the first one saves the old values, the last
     one restores them."""
     with _setting:
         users, before = getattr(spark, "_strandline_set", (0, {}))
-        before = before or {name: spark.conf.get(name) for name in wanted}
+        before = {**{name: spark.conf.get(name) for name in wanted}, **before}
         spark._strandline_set = (users + 1, before)
         for name, value in wanted.items():
             spark.conf.set(name, value)

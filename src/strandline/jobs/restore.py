@@ -25,7 +25,8 @@ from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.tables import fold as folds
 from strandline.tables.log import Amend, LogState, prepare
 from strandline.tables.merge import TableAt, duck_sql
-from strandline.tables.spark_merge import changed_keys, spark_frame
+from strandline.tables.spark_merge import changed_keys
+from strandline.tables.spark_read import read_frame
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import write_frame
 
@@ -122,7 +123,7 @@ def _restore_on_spark(table: TableStore, then: TableAt) -> Commit:
     table.verify(_files_to_read(then), spark=spark, is_folded=True)
     changed = changed_keys(spark, then, then.log.files(then.seq, then.log.head)).persist()
     try:
-        rows = spark_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)
+        rows = read_frame(spark, then, table.fold_frame(spark, then), definition.schema.names)
         was = rows.join(changed, on=key, how="left_semi").withColumn(OP, F.lit(UPSERT))
         gone = changed.join(was, on=key, how="left_anti").withColumn(OP, F.lit(DELETE))
         both = was.unionByName(gone, allowMissingColumns=True)

@@ -46,8 +46,9 @@ class FoldCache:
         self._newest: _Entry | None = None
         self._older: OrderedDict[tuple[tuple[int, ...], int], _Entry] = OrderedDict()
 
-    def ensure(self, log: LogState, marks: tuple[int, ...], seq: int) -> str:
-        """The name of a DuckDB table that holds the fold of `(marks, seq]`."""
+    def ensure(self, log: LogState, marks: tuple[int, ...], seq: int, *, is_newest: bool = True) -> str:
+        """The name of a DuckDB table that holds the fold of `(marks, seq]`. With `is_newest`, later reads may extend
+        it."""
         if self._life != self._duck.life:
             # DuckDB was reopened, without the tables.
             self._newest = None
@@ -59,7 +60,7 @@ class FoldCache:
             self.forget()
             self._past = past
         entry = self._newest
-        if entry is None or (seq >= entry.seq and _is_at_or_after(marks, entry.marks)):
+        if is_newest and (entry is None or (seq >= entry.seq and _is_at_or_after(marks, entry.marks))):
             if entry is None:
                 entry = self._newest = self._build_fold(log, marks, seq)
             else:

@@ -1,13 +1,15 @@
 """Baseline and log as one table at a seq: the files to read, and the SQL that merges them in DuckDB.
 
-A merged read is the baseline's rows whose keys have not changed since, plus the winning upserts of the changed keys.
-The fold gives both. `spark_merge` does the same as a Spark DataFrame.
+A merged read is the rows of its base whose keys have not changed since, plus the winning upserts of the changed keys.
+The fold gives both. The base is the baseline and, when the baseline has no rows there yet, the first commit after it: a
+bulk load is read like a baseline. `spark_read` does the same as a Spark DataFrame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -21,7 +23,7 @@ from strandline.model.types import conform_column
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.baseline import BaselineState
-from strandline.tables.fold import changes_sql
+from strandline.tables.fold import LogFiles, changes_sql
 from strandline.tables.horizon import expiry
 from strandline.tables.log import LogState
 
@@ -31,14 +33,19 @@ class Files:
     """The files that a read opens."""
 
     baseline: Sequence[DataFile]
-    log: Sequence[tuple[int, DataFile]]
+    log: LogFiles
 
 
 @dataclass(frozen=True)
 class TableAt:
     """A table at `seq`: a baseline without changes after it, and the log from there.
 
-    Rows whose time lies before `horizon` are expired. `only` limits the table to some vnodes."""
+    Rows whose time lies before `horizon` are expired. `only` limits the table to some vnodes.
+
+    A read has a base: the files of the baseline, and those of the base commit, if there is one. This is the first
+    commit after the lowest mark, when the baseline has no file in a vnode with a lower mark. The commit has at most one
+    change a key, and there is nothing before it, so its upserts are rows unless a later commit has their keys. Folds of
+    a compaction do not know it: for them these rows are changes."""
 
     log: LogState
     baseline: BaselineState
@@ -64,6 +71,30 @@ class TableAt:
             return self.log.files(min(marks), self.seq)
         files = self.log.files(min(marks[vnode] for vnode in self.only), self.seq)
         return [pair for pair in files if not self.only.isdisjoint(vnodes_of(pair[1], self.baseline.vnodes))]
+
+    @cached_property
+    def base_seq(self) -> int | None:
+        """The base commit. It is one of the whole table, also of a part, so that all reads share one fold."""
+        marks = self.baseline.marks
+        first = next((seq for seq, _ in self.log.files(min(marks), self.seq)), None)
+        if first is None or not self.definition.is_keyed:
+            return None
+        has_rows = any(marks[int(file.partition[VNODE] or 0)] < first for file in self.baseline.files())
+        return None if has_rows else first
+
+    @cached_property
+    def marks(self) -> tuple[int, ...]:
+        """For each vnode, the seq up to which its rows are in the base."""
+        return raise_marks(self.baseline.marks, self.base_seq or 0)
+
+    def split(self, log: LogFiles) -> tuple[LogFiles, LogFiles]:
+        """Files of the log as two parts: those of the base commit, and later ones."""
+        base = self.base_seq or 0
+        return [pair for pair in log if pair[0] <= base], [pair for pair in log if pair[0] > base]
+
+    def later_files(self) -> LogFiles:
+        """The files of the log that are not in the base."""
+        return self.split(self.log_files())[1] if self.definition.is_keyed else self.log_files()
 
     def deciding_files(self) -> dict[str, DataFile]:
         """The files that decide which rows win, by their paths in the storage: those of the log, and with a version
@@ -107,15 +138,36 @@ class TableAt:
         base, log = self.base_files(), self.log_files()
         if predicate is None:
             return Files(base, log)
-        key = predicate.key_values(self.definition.key)
-        if key is not None:
-            vnode = str(vnode_of(_hash_key(key, self.definition), self.baseline.vnodes))
+        wanted = self.hash_of(predicate)
+        if wanted is not None:
+            vnode = str(vnode_of(wanted, self.baseline.vnodes))
             base = [f for f in base if f.partition[VNODE] == vnode]
+            log = [pair for pair in log if may_hold(pair[1], wanted)]
         stored = self.definition.stored
         return Files(
             [f for f in base if predicate.may_match(name_stats(f.stats, stored))],
             [pair for pair in log if predicate.may_match(name_stats(pair[1].stats, stored))],
         )
+
+    def hash_of(self, predicate: Predicate | None) -> int | None:
+        """The hash of the one key that the condition asks for; None when it does not fix the whole key."""
+        key = predicate.key_values(self.definition.key) if predicate else None
+        return None if key is None else _hash_key(key, self.definition)
+
+
+def raise_marks(marks: Sequence[int], seq: int) -> tuple[int, ...]:
+    """The marks, at least `seq` each."""
+    return tuple(max(mark, seq) for mark in marks)
+
+
+def may_hold(file: DataFile, wanted: int) -> bool:
+    """Whether a log file may have a key with this hash."""
+    return bool(file.stats["minValues"][HASH] <= wanted <= file.stats["maxValues"][HASH])
+
+
+def has_only_upserts(log: LogFiles) -> bool:
+    """Whether all changes in these files are upserts, by statistics."""
+    return all(file.stats.get(side, {}).get(OP) == UPSERT for _, file in log for side in ("minValues", "maxValues"))
 
 
 def vnodes_of(file: DataFile, vnodes: int) -> range:
@@ -153,26 +205,59 @@ def duck_sql(
     predicate = merge.filter(predicate)
     needed = needed_columns(definition, columns, predicate)
     stored = [] if definition.is_keyed else [SEQ, ROW]
-    base = duck_scan(merge.baseline.scans(files.baseline), merge.baseline_schemas, [*needed, *stored], number_as=VNODE)
-    log = changes_sql(
-        merge.log,
-        files.log,
-        [*needed, HASH, OP, *(set(stored) - {SEQ})],
-        None if definition.is_keyed else merge.baseline.marks,
-        loaded,
-    )
-    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
-    log = f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'"
     inner = listed([*needed, *stored, VNODE])
     if fates:
+        base = _baseline_sql(merge, files.baseline, needed)
+        log = _upserts_sql(merge, files.log, needed, loaded=loaded)
         alive = f"({predicate.duckdb})" if predicate else "true"
         shown = listed([*columns, *stored, VNODE, FATE])
         both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive)
         return f"SELECT {shown} FROM ({both})"
-    base, log = _keyed_sql(merge, fold, base, log) if fold else (f"({base})", f"({log})")
-    both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if files.log else "")
+    wanted = merge.hash_of(predicate)
+    base, later = _base_sql(merge, files, needed, wanted), merge.split(files.log)[1]
+    log = _upserts_sql(merge, later, needed, wanted=wanted)
+    whole = Files(merge.base_files(), merge.log_files())
+    base, log = _keyed_sql(merge, fold, base, log, whole) if fold else (f"({base})", f"({log})")
+    both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if later else "")
     where = f" WHERE {predicate.duckdb}" if predicate else ""
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
+
+
+def _baseline_sql(merge: TableAt, files: Sequence[DataFile], columns: Sequence[str]) -> str:
+    """SQL for the rows of baseline files, with their vnodes."""
+    stored = [] if merge.definition.is_keyed else [SEQ, ROW]
+    return duck_scan(merge.baseline.scans(files), merge.baseline_schemas, [*columns, *stored], number_as=VNODE)
+
+
+def _upserts_sql(
+    merge: TableAt,
+    files: LogFiles,
+    columns: Sequence[str],
+    *,
+    marks: Sequence[int] | None = None,
+    wanted: int | None = None,
+    loaded: str | None = None,
+) -> str:
+    """SQL for the upserts in log files after `marks`, with their seqs and vnodes; with the hash `wanted`, of that key
+    alone."""
+    is_keyed = merge.definition.is_keyed
+    inside = [*columns, HASH, OP, *([] if is_keyed else [ROW])]
+    log = changes_sql(merge.log, files, inside, marks if is_keyed else merge.baseline.marks, loaded)
+    vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
+    only = "" if wanted is None else f" AND {HASH} = {wanted}"
+    return f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'{only}"
+
+
+def _base_sql(merge: TableAt, files: Files, columns: Sequence[str], wanted: int | None = None) -> str:
+    """SQL for the rows of the base in these files."""
+    first, _ = merge.split(files.log)
+    base = _baseline_sql(merge, files.baseline, columns)
+    if not first:
+        return base
+    inner = listed([*columns, VNODE])
+    marks = merge.baseline.marks if max(merge.baseline.marks) >= first[0][0] else None
+    commit = f"SELECT {inner} FROM ({_upserts_sql(merge, first, columns, marks=marks, wanted=wanted)})"
+    return f"SELECT {inner} FROM ({base}) UNION ALL {commit}" if files.baseline else commit
 
 
 def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
@@ -186,7 +271,7 @@ def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inn
         if definition.version is not None:
             changed += ", _sl_reset, _sl_version"
             going = f"_sl_is_changed AND (_sl_reset OR _sl_version >= {quoted(definition.version)})"
-        came = _keyed_sql(merge, fold, base, log)[1] if log else ""
+        came = _keyed_sql(merge, fold, base, log, Files(merge.base_files(), ()))[1] if log else ""
         base = f"{base} LEFT JOIN ({changed} FROM {fold}) USING ({key})"
         stays = f"NOT coalesce({going}, false) AND {alive}"
     old = f"SELECT {inner}, CASE WHEN {stays} THEN {KEPT} ELSE {GONE} END AS {FATE} FROM {base}"
@@ -200,8 +285,9 @@ def needed_columns(definition: TableDef, columns: Sequence[str], predicate: Pred
     return list(dict.fromkeys([*columns, *(sorted(predicate.columns) if predicate else ()), *deciding]))
 
 
-def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str]:
-    """FROM clauses: the baseline without changed keys, and the log without losing changes."""
+def _keyed_sql(merge: TableAt, fold: str, base: str, log: str, whole: Files) -> tuple[str, str]:
+    """FROM clauses: the base without changed keys, and the log without losing changes. `whole` are the files of the
+    whole base."""
     definition = merge.definition
     key = listed(definition.key)
     if definition.version is None:
@@ -209,14 +295,10 @@ def _keyed_sql(merge: TableAt, fold: str, base: str, log: str) -> tuple[str, str
             f"({base}) ANTI JOIN {fold} USING ({key})",
             f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} WHERE {OP} = '{UPSERT}') USING ({key}, {SEQ})",
         )
-    # A baseline row beats older versions in the log, unless a delete lies between.
+    # A row of the base beats older versions in the log, unless a delete lies between.
     version = quoted(definition.version)
     equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
-    every = duck_scan(
-        merge.baseline.scans(merge.base_files()),
-        merge.baseline_schemas,
-        [*definition.key, definition.version],
-    )
+    every = _base_sql(merge, whole, [*definition.key, definition.version])
     return (
         f"({base}) b ANTI JOIN {fold} f ON {equal} AND (f._sl_reset OR f._sl_version >= b.{version})",
         f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} f ANTI JOIN ({every}) b"

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from strandline.engines.lanes import CheckLane, ReadLane
 from strandline.engines.scan import ScanFile, by_schema, listed, spark_schema, spark_type
-from strandline.engines.spark import collect, run_lane
+from strandline.engines.spark import collect, planning, run_lane
 from strandline.errors import Corrupt
 from strandline.model.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
-from strandline.model.names import backticked
+from strandline.model.names import backticked, caseless_name
 from strandline.model.stored_names import stored_name, stored_schema
 from strandline.model.types import canonical_field
 from strandline.storage import digest, os_errors
@@ -74,7 +74,7 @@ def spark_frame(
     needed = needed_columns(definition, columns, predicate)
     stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
     extra = [*stored, VNODE] if hidden else []
-    frame = _base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
+    frame = base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
     # Without fates, rows that do not count are filtered out early: a fate column would cost every row.
     counted = _set_fates if fates else _keep_counted
     frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
@@ -87,7 +87,7 @@ def spark_frame(
         if definition.is_keyed:
             frame = _merge_by_key(spark, merge, fold, frame, log, shown, counted)
         else:
-            log = _drop_folded(log, merge.baseline.marks)
+            log = drop_folded(log, merge.baseline.marks)
             frame = frame.select(*_quote_names(shown)).unionByName(log.select(*_quote_names(shown)))
     if predicate is not None:
         frame = counted(frame, F.expr(predicate.spark))
@@ -100,10 +100,10 @@ def spark_frame(
 
 
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
-    """The shared fold (see `winners_sql`) as a DataFrame that Spark keeps for the next reads."""
+    """The shared fold (see `winners_sql`) as a DataFrame, which is sent to Spark here, once."""
     # By default Spark reads local times in its session's zone, where some do not exist.
     columns = pa.schema([canonical_field(field) for field in fold.schema])
-    return spark.createDataFrame(fold, schema=spark_schema(columns)).persist()
+    return spark.createDataFrame(fold, schema=spark_schema(columns))
 
 
 def winners_sql(name: str, definition: TableDef) -> str:
@@ -130,7 +130,8 @@ def _merge_by_key(
     shown = _quote_names(columns)
     if merge.is_first_load:
         return log.select(*shown)
-    changed = _find_winners(spark, merge) if fold is None else F.broadcast(fold)
+    winners = find_winners(spark, merge, merge.log_files(), merge.baseline.marks)
+    changed = winners if fold is None else F.broadcast(fold)
     both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
     both = both.join(changed, on=key, how="left")
     is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_sl_winner")
@@ -140,12 +141,12 @@ def _merge_by_key(
     # A baseline row beats older versions in the log, unless a delete lies between.
     version = F.col(backticked(definition.version))
     stands = F.col("_sl_winner").isNull() | (~F.col("_sl_reset") & (version > F.col("_sl_version")))
-    every = _base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
+    every = base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
     beaten = every.withColumnRenamed(definition.version, "_sl_standing").alias("b")
     winners = both.where(is_winner).alias("l")
     winners = winners.join(
         beaten,
-        on=_equal_keys("l", "b", key) & ~F.col("l._sl_reset") & (F.col("b._sl_standing") > F.col("l._sl_version")),
+        on=equal_keys("l", "b", key) & ~F.col("l._sl_reset") & (F.col("b._sl_standing") > F.col("l._sl_version")),
         how="left_anti",
     )
     base = counted(both.where(is_base), stands)
@@ -163,14 +164,23 @@ def _set_fates(rows: DataFrame, counts: Column) -> DataFrame:
     return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
-def _find_winners(spark: SparkSession, merge: TableAt) -> DataFrame:
-    """The columns of `winners_sql`, computed by Spark."""
+def find_winners(
+    spark: SparkSession,
+    merge: TableAt,
+    files: Sequence[tuple[int, DataFile]],
+    marks: Sequence[int],
+    *,
+    wanted: int | None = None,
+) -> DataFrame:
+    """The columns of `winners_sql` for the changes in log files after `marks`, computed by Spark; with `wanted`, those
+    for the keys with this hash."""
     from pyspark.sql import functions as F
 
     definition = merge.definition
     key = list(definition.key)
     inside = [*key, HASH, OP, *([definition.version] if definition.version else [])]
-    changes = _drop_folded(log_scan(spark, merge.log, merge.log_files(), inside), merge.baseline.marks)
+    changes = drop_folded(log_scan(spark, merge.log, files, inside), marks)
+    changes = changes if wanted is None else changes.where(F.col(HASH) == wanted)
     keys = [F.col(name) for name in _quote_names(key)]
     if definition.version is None:
         winner = F.when(F.max_by(OP, SEQ) == UPSERT, F.max(SEQ)).otherwise(-1)
@@ -206,7 +216,7 @@ def _quote_names(names: Sequence[str]) -> list[str]:
     return list(map(backticked, names))
 
 
-def _base_scan(
+def base_scan(
     spark: SparkSession, merge: TableAt, files: Sequence[DataFile], columns: Sequence[str], *, number_as: str | None
 ) -> DataFrame:
     scans = merge.baseline.scans(files)
@@ -220,7 +230,7 @@ def log_scan(
     return spark_scan(spark, log.storage, log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
 
 
-def _equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
+def equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(
@@ -228,7 +238,7 @@ def _equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
     )
 
 
-def _drop_folded(log: DataFrame, marks: Sequence[int]) -> DataFrame:
+def drop_folded(log: DataFrame, marks: Sequence[int]) -> DataFrame:
     from pyspark.sql import functions as F
 
     if len(set(marks)) == 1:
@@ -261,8 +271,32 @@ def spark_scan(
         # Spark would read an empty file as a file without rows.
         if _file_size(file.url) != file.size:
             raise Corrupt(f"file {file.url} is missing or does not have its {file.size} bytes", path=file.path)
-    groups = (_native_scan(spark, group, schemas[id_], fields, number_as) for id_, group in by_schema(files))
-    return reduce(lambda a, b: a.unionByName(b), groups)
+    groups = _group_by_columns(files, schemas, fields)
+    return reduce(lambda a, b: a.union(b), (_native_scan(spark, *group, fields, number_as) for group in groups))
+
+
+def _group_by_columns(
+    files: Sequence[ScanFile], schemas: Sequence[pa.Schema], fields: Sequence[pa.Field]
+) -> list[tuple[list[ScanFile], pa.Schema]]:
+    """The files of each scan, and the wanted columns inside them. Files of several schemas are one scan, unless a
+    wanted column has another type in some: a column that a file lacks is null there."""
+    found: dict[frozenset[tuple[str, str]], tuple[list[ScanFile], dict[str, pa.Field]]] = {}
+    for schema_id, some in by_schema(files):
+        columns = schemas[schema_id]
+        inside = {field.name: columns.field(field.name) for field in fields if field.name in columns.names}
+        differing = {(name, str(field.type)) for name, field in inside.items() if field.type != _type_in(fields, name)}
+        # Another column of this file may have the name inside files that a wanted column has in others.
+        taken = {caseless_name(stored_name(field)) for field in columns}
+        lacking = [field for field in fields if field.name not in inside]
+        differing |= {(field.name, "") for field in lacking if caseless_name(stored_name(field)) in taken}
+        group, known = found.setdefault(frozenset(differing), ([], {}))
+        group += some
+        known |= inside
+    return [(group, pa.schema(list(known.values()))) for group, known in found.values()]
+
+
+def _type_in(fields: Sequence[pa.Field], name: str) -> pa.DataType:
+    return next(field.type for field in fields if field.name == name)
 
 
 def _file_size(url: str) -> int | None:
@@ -307,7 +341,8 @@ def _native_scan(
     from pyspark.sql import functions as F
 
     urls = [file.url for file in files]
-    frame = spark.read.options(**_EXACT).schema(spark_schema(stored_schema(inside))).parquet(*urls)
+    with planning(spark, len(urls)):
+        frame = spark.read.options(**_EXACT).schema(spark_schema(stored_schema(inside))).parquet(*urls)
     kinds = {field.name: field.type for field in inside}
     exprs = []
     for field in fields:

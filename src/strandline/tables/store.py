@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from strandline.engines.choice import BULK
 from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, quoted
 from strandline.engines.spark import session
@@ -37,7 +36,8 @@ from strandline.tables.log import Log, LogState
 from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import Pins, new_pin
 from strandline.tables.readers import NoReaders, Readers
-from strandline.tables.spark_merge import check_files, fold_frame, spark_frame, winners_sql
+from strandline.tables.spark_merge import check_files, fold_frame, winners_sql
+from strandline.tables.spark_read import marks_to_fold, read_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +180,9 @@ class TableStore:
         merge, names, predicate = self.plan_read(at, columns, where)
         spark = session(self.spark)
         if predicate is not None:
-            return spark_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
+            files = self._find_files(merge, predicate)
+            fold = self.fold_frame(spark, merge) if files is None else None
+            return read_frame(spark, merge, fold, names, predicate, files=files, is_settled=files is not None)
         frame = self._whole_frame(spark, merge)
         return frame if columns is None else frame.select(*map(backticked, names))
 
@@ -190,8 +192,22 @@ class TableStore:
         with self.lock:
             if self._spark_frame is None or self._spark_frame[0] != place:
                 fold = self.fold_frame(spark, merge)
-                self._spark_frame = (place, spark_frame(spark, merge, fold, merge.definition.schema.names))
+                self._spark_frame = (place, read_frame(spark, merge, fold, merge.definition.schema.names))
             return self._spark_frame[1]
+
+    def _find_files(self, merge: TableAt, predicate: Predicate) -> Files | None:
+        """For a condition that fixes the key: the files with its one row. None when only a merge finds it."""
+        key = predicate.key_values(merge.definition.key)
+        if key is None or merge.definition.version is not None:
+            return None
+        files = merge.candidates(predicate)
+        if not merge.later_files():
+            return files
+        if marks_to_fold(merge) != merge.marks:
+            return None
+        with self.duck.transaction() as cursor, self.lock:
+            fold = self.fold_name(merge)
+            return files if fold is None else _find_winner_files(cursor, fold, merge, key, files)
 
     def changes(self, after: int = 0, upto: int | None = None) -> pa.Table:
         """The changes in `(after, upto]` with their `_op` and `_seq`, in seq order."""
@@ -220,9 +236,9 @@ class TableStore:
 
     def fold_name(self, merge: TableAt) -> str | None:
         """The DuckDB table with the fold of `merge`, if one is needed. Hold `lock` until the query has started."""
-        if not merge.definition.is_keyed or not merge.log_files() or merge.is_first_load:
+        if not merge.definition.is_keyed or not merge.later_files():
             return None
-        return self._folds.ensure(merge.log, merge.baseline.marks, merge.seq)
+        return self._folds.ensure(merge.log, merge.marks, merge.seq)
 
     def pinned_fold(self, cursor: Any, merge: TableAt) -> str | None:
         """The fold of `merge`, fixed for the cursor's transaction: later reads do not change it there."""
@@ -234,20 +250,15 @@ class TableStore:
 
     def fold_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame | None:
         """The fold for Spark, which keeps it for the next reads; None when Spark must compute it, or none is needed."""
-        rows = sum(file.rows for _, file in merge.log_files())
-        # Keys count twice: both the driver and each executor hold them.
-        if not merge.definition.is_keyed or not rows or not BULK.holds(rows=2 * rows):
+        marks = marks_to_fold(merge)
+        if marks is None:
             return None
         with self.lock:
-            place = (spark, merge.baseline.marks, merge.seq, merge.log.purged)
+            place = (spark, marks, merge.seq, merge.log.purged)
             if self._spark_fold is None or self._spark_fold[0] != place:
-                name = self.fold_name(merge)
-                if name is None:
-                    return None
-                if self._spark_fold is not None:
-                    self._spark_fold[1].unpersist()
-                content = self.duck.table(winners_sql(name, merge.definition))
-                self._spark_fold = (place, fold_frame(spark, content))
+                # A fold of the end of the log must not take the place of the whole one, which later reads extend.
+                name = self._folds.ensure(merge.log, marks, merge.seq, is_newest=marks == merge.marks)
+                self._spark_fold = (place, fold_frame(spark, self.duck.table(winners_sql(name, merge.definition))))
             return self._spark_fold[1]
 
     def verify(
@@ -278,8 +289,6 @@ class TableStore:
         """Drop the folds that reads have kept."""
         with self.lock:
             self._folds.forget()
-            if self._spark_fold is not None:
-                self._spark_fold[1].unpersist()
             self._spark_fold = self._spark_frame = None
 
     def plan_read(
@@ -335,12 +344,12 @@ class TableStore:
 
 
 def _find_winner_files(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any], files: Files) -> Files:
-    """The files with the one row of `key`: those of the commit that changed it last, none when that deleted it, or the
-    baseline."""
+    """The files with the one row of `key`: those of the commit that changed it last, none when that deleted it, or
+    those of the base."""
     matches = " AND ".join(f"{quoted(name)} = ?" for name in merge.definition.key)
     found = cursor.execute(f"SELECT {SEQ}, {OP} FROM {fold} WHERE {matches}", list(key)).fetchall()
     if not found:
-        return Files(files.baseline, ())
+        return Files(files.baseline, merge.split(files.log)[0])
     seq, op = found[0]
     return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
 

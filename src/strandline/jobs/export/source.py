@@ -32,7 +32,8 @@ from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, needed_columns
 from strandline.tables.pins import Pin, new_pin
-from strandline.tables.spark_merge import log_scan, spark_frame
+from strandline.tables.spark_merge import log_scan
+from strandline.tables.spark_read import read_frame
 from strandline.tables.store import At, TableStore
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class WholeTable(ExportSource):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         fold = self.table.fold_frame(spark, self._merge)
-        return spark_frame(spark, self._merge, fold, self._needed, self.predicate)
+        return read_frame(spark, self._merge, fold, self._needed, self.predicate)
 
     def scan(self) -> Scan | None:
         merge = self._merge

@@ -1,0 +1,192 @@
+"""The merged rows as a Spark DataFrame: the driver's rows, by a small plan."""
+
+import datetime as dt
+import uuid
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import strandline as sl
+from folding import fold_vnodes
+from shapes import OPTIONS, SCHEMA, plain, row
+from strandline.engines.choice import DriverLimit
+from strandline.tables import spark_read
+from support import ITEMS, prepare_both, rows_of
+
+
+def plan_of(frame):
+    """The physical plan as `explain` shows it, before it runs."""
+    text = frame._jdf.queryExecution().executedPlan().toString()
+    return text.split("== Initial Plan ==")[-1]
+
+
+@contextmanager
+def no_job(spark):
+    """The block starts no Spark job."""
+    context, group = spark.sparkContext, uuid.uuid4().hex
+    context.setJobGroup(group, "no job")
+    try:
+        yield
+        assert not context.statusTracker().getJobIdsForGroup(group)
+    finally:
+        context._jsc.clearJobGroup()
+
+
+def assert_equal_reads(table, **read):
+    assert plain(table.to_spark(**read).toArrow()) == plain(table.to_arrow(**read)), read
+
+
+@pytest.fixture
+def loaded(items):
+    """One large commit and small ones after it."""
+    items.upsert([{"id": n, "name": f"n{n % 9}", "qty": n} for n in range(500)])
+    items.upsert([{"id": n, "name": "new", "qty": -n} for n in range(0, 500, 50)])
+    items.upsert([{"id": n, "name": "newer", "qty": n} for n in (50, 100, 700)])
+    items.delete([1, 50, 999])
+    return items
+
+
+def test_a_large_commit_with_small_ones_after_it_is_two_scans_and_no_shuffle(spark, loaded):
+    with no_job(spark):
+        frame = loaded.to_spark()
+        some = loaded.to_spark(columns=["name"], where="qty > 3")
+        one = loaded.to_spark(where="id = 7")
+    text = plan_of(frame)
+    assert (text.count("FileScan"), text.count("Union"), text.count("BroadcastHashJoin")) == (2, 1, 2)
+    assert "LeftAnti" in text and "LeftSemi" in text and "hashpartitioning" not in text and "SortMerge" not in text
+    assert plan_of(some).count("GreaterThan(qty,3)") == 2, "the filter reaches both scans"
+    assert plan_of(frame.where("name = 'new'").select("id")).count("EqualTo(name,new)") == 2
+    assert plan_of(frame.groupBy().count()).count("ReadSchema: struct<id:bigint>") == 2, "a count reads the key alone"
+    assert "Join" not in plan_of(one) and "(1 paths)" in plan_of(one) and "EqualTo(_hash," in plan_of(one)
+    for read in ({}, {"at": 1}, {"at": 2}, {"where": "qty > 3", "columns": ["name"]}):
+        assert_equal_reads(loaded, **read)
+    for id_ in (7, 100, 50, 700, 999, 12345):
+        assert_equal_reads(loaded, where=f"id = {id_}")
+    assert frame.count() == loaded.count()
+
+
+def test_a_load_alone_is_one_scan_and_its_count_reads_no_column(spark, items):
+    items.upsert([{"id": n} for n in range(100)])
+    frame = items.to_spark()
+    assert plan_of(frame).count("FileScan") == 1 and " Filter " not in plan_of(frame) and "Join" not in plan_of(frame)
+    assert "ReadSchema: struct<>" in plan_of(frame.groupBy().count())
+    assert frame.count() == 100
+    items.compact(full=True)
+    assert plan_of(items.to_spark()).count("FileScan") == 1 and "Join" not in plan_of(items.to_spark())
+
+
+def test_many_files_start_no_job_in_a_session_that_would_list_them_by_one(spark, items):
+    name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "4")
+    try:
+        for at in range(12):
+            items.upsert([{"id": at % 5, "name": str(at)}])
+        with no_job(spark):
+            frame = items.to_spark()
+        assert plan_of(frame).count("FileScan") == 2
+        assert spark.conf.get(name) == "4"
+        assert_equal_reads(items)
+    finally:
+        spark.conf.set(name, before)
+
+
+def test_files_of_several_schemas_are_one_scan_unless_a_type_differs(spark, items):
+    items.upsert([{"id": n, "name": "a", "qty": n} for n in range(9)])
+    items.evolve(pa.schema([("more", pa.string())]))
+    items.upsert([{"id": 1, "name": "b", "qty": 1, "more": "x"}])
+    items.rename_column("name", "title")
+    items.evolve(pa.schema([("name2", pa.string())]))
+    items.upsert([{"id": 2, "title": "c", "qty": 1, "more": "y", "name2": "z"}])
+    assert plan_of(items.to_spark()).count("FileScan") == 2
+    assert_equal_reads(items)
+    items.evolve(pa.schema([("qty", pa.int64())]))
+    items.upsert([{"id": 3, "title": "d", "qty": 1 << 40, "more": "y", "name2": None}])
+    assert plan_of(items.to_spark()).count("FileScan") == 3
+    assert_equal_reads(items)
+    items.drop_column("more")
+    assert_equal_reads(items)
+
+
+@pytest.mark.parametrize("shape", OPTIONS)
+def test_all_types_are_read_from_a_base_commit(spark, tmp_path, shape):
+    table = sl.Lake(tmp_path).create_table("t", SCHEMA, **OPTIONS[shape])
+    write = table.upsert if table.definition.is_keyed else table.append
+    write([row(n) for n in range(30)])
+    write([row(n, rev=1) for n in range(25, 35)])
+    table.evolve(pa.schema([("n", pa.int32()), ("more", pa.string())]))
+    write([{**row(n, rev=2), "more": "x"} for n in range(33, 40)])
+    if table.definition.is_keyed:
+        table.delete([{"part": "p0", "id": 3}])
+    for seq in (1, 2, table.head):
+        assert_equal_reads(table, at=seq)
+    if table.definition.is_keyed:
+        assert_equal_reads(table, where="part = 'p3' AND id = 4")
+        assert_equal_reads(table, where="part = 'p0' AND id = 3")
+        fold_vnodes(table, [0])
+        assert_equal_reads(table)
+
+
+def test_expired_rows_of_a_base_commit_are_gone(spark, lake):
+    day = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    seen = lake.create_table("seen", "id:int64, at:timestamp", key=["id"], time="at")
+    seen.upsert([{"id": n, "at": day + dt.timedelta(days=n)} for n in range(10)])
+    seen.upsert([{"id": 9, "at": day}, {"id": 1, "at": day + dt.timedelta(days=30)}])
+    seen.expire(day + dt.timedelta(days=4))
+    assert_equal_reads(seen)
+    assert_equal_reads(seen, at=2)
+    assert_equal_reads(seen, where="id = 9")
+
+
+@pytest.mark.parametrize("version", [None, "qty"])
+def test_a_large_commit_over_a_baseline_is_a_layer(spark, make_table, monkeypatch, version):
+    monkeypatch.setattr(spark_read, "BULK", DriverLimit(40, 1 << 30))
+    table = make_table(key=["id"], vnodes=4, version=version)
+    rows = [{"id": n, "name": "old", "qty": n % 5} for n in range(60)]
+    table.upsert(rows)
+    table.compact(full=True)
+    table.upsert([{"id": n, "name": "small", "qty": 3} for n in range(28, 32)])
+    large = table.upsert([{"id": n, "name": "large", "qty": 2} for n in range(30, 90)]).seq
+    alone = plan_of(table.to_spark())
+    table.upsert([{"id": n, "name": "new", "qty": 4} for n in (1, 28, 30, 80, 95)])
+    table.delete([31, 2, 81])
+    with no_job(spark):
+        frame = table.to_spark()
+    if version is None:
+        assert "LocalTableScan" not in alone and "LocalTableScan" in plan_of(frame)
+        assert spark_read.marks_to_fold(table.merge()) == (large,) * 4
+    for read in ({}, {"at": large}, {"where": "id = 28"}, {"where": "id = 29"}, {"where": "id = 81"}):
+        assert_equal_reads(table, **read)
+    fold_vnodes(table, [1])
+    table.upsert([{"id": n, "name": "again", "qty": 9} for n in range(20, 60)])
+    assert_equal_reads(table)
+
+
+STEP = st.tuples(
+    st.sampled_from(["upsert", "upsert", "both", "delete", "fold one", "fold"]),
+    st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
+    st.integers(0, 3),
+)
+
+
+@pytest.mark.parametrize("rows", [2_000_000, 8, 0], ids=["driver's fold", "layers", "Spark's fold"])
+@settings(max_examples=4)
+@given(steps=st.lists(STEP, min_size=2, max_size=7), has_version=st.booleans())
+def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_factory, rows, steps, has_version):
+    lake = sl.Lake(tmp_path_factory.mktemp("histories"))
+    table = lake.create_table("t", ITEMS, key=["id"], version="qty" if has_version else None, vnodes=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spark_read, "BULK", DriverLimit(rows, 1 << 30))
+        for at, (verb, ids, number) in enumerate(steps):
+            if verb.startswith("fold"):
+                fold_vnodes(table, [number] if verb == "fold one" else range(4))
+                continue
+            gone = {"upsert": [], "both": ids[1::2], "delete": ids}[verb]
+            new = [{"id": n, "name": str(at), "qty": (n + number) % 4} for n in ids if n not in gone]
+            both = prepare_both(pa.Table.from_pylist(new, schema=ITEMS), gone, table.definition)
+            table.log.commit(table.log.write(both, table.definition), operation="BOTH")
+        for read in ({}, {"at": table.head // 2}, {"where": "id = 3"}):
+            assert rows_of(table.to_spark(**read).toArrow()) == rows_of(table.to_arrow(**read))
