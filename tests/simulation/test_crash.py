@@ -34,6 +34,7 @@ def steps(lake):
         ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
         ("append", lambda: events.append([{"id": 1}, {"id": 1}], token="2")),
         ("delete", lambda: items.delete([3, 4], token="3")),
+        ("upsert one", lambda: items.upsert([{"id": 5, "name": "b"}], token="3b")),
         ("fold", partial(items.compact, full=True)),
         ("append again", lambda: events.append([{"id": 1}], token="4")),
         ("fold events", partial(events.compact, full=True)),
@@ -69,7 +70,7 @@ for name, call in getattr(test_crash, sys.argv[2])(sl.Lake(sys.argv[1])):
 
 def make_lake(folder):
     lake = sl.Lake(folder)
-    lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_files=2)
     lake.create_table("events", ITEMS, vnodes=2)
     return lake
 
@@ -133,7 +134,7 @@ def expected(tmp_path_factory):
 
 
 # Points of other modules are walked beside those modules' own tests.
-HERE = ("delta.", "log.", "fold.", "catalog.", "vacuum.", "purge.")
+HERE = ("delta.", "log.", "fold.", "pack.", "catalog.", "vacuum.", "purge.")
 SPARK_POINTS = ["log.lanes_written"]
 CARE = ("vacuum.", "purge.")
 CARE_POINTS = [point for point in POINTS if point.startswith((*CARE, "delta.committed"))]

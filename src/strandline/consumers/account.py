@@ -38,7 +38,8 @@ def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
     rows = 0
     for seq, file in part.log_files():
         touched = vnodes_of(file, part.baseline.vnodes)
-        if not set(touched) <= set(vnodes) or any(part.baseline.marks[vnode] >= seq for vnode in touched):
+        first = seq if file.pack is None else file.pack.first
+        if not set(touched) <= set(vnodes) or any(part.baseline.marks[vnode] >= first for vnode in touched):
             return None
         rows += file.rows
     return rows

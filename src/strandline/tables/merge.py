@@ -81,9 +81,10 @@ class TableAt:
     @property
     def is_first_load(self) -> bool:
         """Whether the table is one commit: it has one change a key, so all changes win and no fold is needed."""
-        marks = self.baseline.marks
+        marks, files = self.baseline.marks, self.log_files()
         is_level = len({marks[vnode] for vnode in self.only or range(len(marks))}) == 1
-        return is_level and not self.base_files() and len({seq for seq, _ in self.log_files()}) == 1
+        is_one = len({seq for seq, _ in files}) == 1 and not any(file.pack for _, file in files)
+        return is_level and not self.base_files() and is_one
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
