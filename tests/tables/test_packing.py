@@ -13,7 +13,6 @@ from folding import NOW, again
 from strandline.engines.lanes import ReadLane
 from strandline.jobs.restore import restore
 from strandline.model import definition as definitions
-from strandline.storage.snapshot import Pack
 from strandline.tables.packing import Bundle, pack_files
 from strandline.tables.spark_merge import inside_of
 from support import ITEMS, data_files, refused, rows_of
@@ -98,14 +97,6 @@ def test_a_pack_that_reaches_over_a_trim_stays_and_shows_nothing_before_it(table
     assert {upto: rows_of(table.changes(cut, upto)) for upto in wanted} == wanted
     with refused(sl.NotRetained, oldest=cut):
         table.changes(cut - 1)
-
-
-def test_a_token_is_still_known_with_its_rows(items):
-    first = [items.upsert([{"id": n}, {"id": n + 1}], token=str(n)) for n in range(4)]
-    pack(items)
-    assert [items.upsert([{"id": n}], token=str(n)) for n in range(4)] == [
-        sl.Commit(each.seq, 2, is_replay=True) for each in first
-    ]
 
 
 def test_a_lookup_finds_the_one_winner_among_many_changes_of_its_key(items):
@@ -222,14 +213,6 @@ def test_other_engines_find_the_seq_of_each_change(items):
     seqs = [(row["_sl_seq"] or row["_seq"], row["_op"], row["id"], row["name"]) for row in found]
     assert sorted(seqs, key=repr) == sorted(((seq, op, *rest) for op, seq, *rest, _ in wanted), key=repr)
     assert all(row["_seq"] >= (row["_sl_seq"] or 0) for row in found)
-
-
-def test_a_share_and_a_time_inside_a_pack():
-    known = Pack(11, 20, 10, 1, 1000, 1900)
-    assert [known.share(*each) for each in ((0, 30), (10, 20), (15, 20), (0, 12), (20, 30), (0, 10))] == [
-        1.0, 1.0, 0.5, 0.2, 0, 0,
-    ]  # fmt: skip
-    assert [known.time_ms(seq) for seq in (1, 11, 16, 20, 30)] == [1000, 1000, 1500, 1900, 1900]
 
 
 @pytest.mark.parametrize("is_coded", [False, True])
