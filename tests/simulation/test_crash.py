@@ -68,9 +68,9 @@ for name, call in getattr(test_crash, sys.argv[2])(sl.Lake(sys.argv[1])):
 """
 
 
-def make_lake(folder):
+def make_lake(folder, compact_files=2):
     lake = sl.Lake(folder)
-    lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_files=2)
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_files=compact_files)
     lake.create_table("events", ITEMS, vnodes=2)
     return lake
 
@@ -178,13 +178,13 @@ def test_a_process_killed_at_a_point_loses_and_doubles_nothing(tmp_path, expecte
 
 @pytest.mark.parametrize("point", [*SPARK_POINTS, "fold.files_written"])
 def test_a_process_killed_in_a_write_or_a_fold_on_spark_loses_and_doubles_nothing(spark, tmp_path, point):
-    alive = make_lake(tmp_path / "alive")
+    alive = make_lake(tmp_path / "alive", compact_files=32)
     expected = [contents(alive)]
     for rows in ([(n, "a") for n in range(20)], [(n, "spark") for n in range(30)]):
         alive.table("items").upsert([{"id": id_, "name": name} for id_, name in rows])
         expected.append(contents(alive))
     expected.append(expected[-1])
-    make_lake(tmp_path / "dead")
+    make_lake(tmp_path / "dead", compact_files=32)
     acknowledged = die(tmp_path / "dead", "spark_steps", point)
     assert acknowledged == (1 if point in SPARK_POINTS else 2)
     audit(tmp_path / "dead", acknowledged, expected, spark_steps)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt
@@ -90,20 +91,25 @@ def _first_seq(seq: int, file: DataFile) -> int:
 
 
 def _read_schema(log: Log, file: DataFile) -> pa.Schema:
-    digest.check(log.storage, [(f"{log.folder}/{file.path}", file)])
-    with reader.open_file(log.storage, f"{log.folder}/{file.path}") as opened:
+    with _open_checked(log, file) as opened:
         return pa.schema([field for field in opened.schema_arrow if field.name != PACKED])
 
 
 def _read_rows(log: Log, files: Iterable[LogFile], inside: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of files, each with its seq; `Corrupt` for a damaged file."""
     for seq, file in files:
-        path = f"{log.folder}/{file.path}"
-        digest.check(log.storage, [(path, file)])
-        with reader.open_file(log.storage, path) as opened:
+        with _open_checked(log, file) as opened:
             for batch in reader.batches(opened):
                 own = [] if file.pack is not None else [pa.array([seq] * batch.num_rows, pa.int64())]
                 yield pa.RecordBatch.from_arrays([*own, *batch.columns], schema=inside)
+
+
+def _open_checked(log: Log, file: DataFile) -> pq.ParquetFile:
+    """A file of the log, opened; `Corrupt` when it is damaged."""
+    path = f"{log.folder}/{file.path}"
+    if fault := digest.find_fault(log.storage, path, file):
+        raise digest.corrupt(log.storage, path, fault)
+    return reader.open_file(log.storage, path)
 
 
 def _describe_pack(file: DataFile, bundle: Bundle) -> DataFile:
