@@ -232,3 +232,15 @@ def test_a_lane_that_reads_files_itself_finds_the_same(items, is_coded):
         read = lane.read_coded if is_coded else lane
         found = [row for part in read(iter([batch])) for row in part.to_pylist()]
         assert sorted(((r["_op"], r["_seq"], r["id"], r["name"], r["qty"]) for r in found), key=repr) == rows
+
+
+def test_values_that_a_row_lacks_are_those_of_its_winner_inside_a_pack(items):
+    for n in range(3):
+        items.upsert([{"id": 1, "name": f"n{n}", "qty": n}, {"id": n + 2, "name": "x", "qty": 7}])
+    pack(items)
+    items.upsert([{"id": 1, "qty": 5}, {"id": 3, "qty": 6}, {"id": 9, "qty": 9}], missing="keep")
+    found = {row["id"]: (row["name"], row["qty"]) for row in items.to_arrow().to_pylist()}
+    assert found == {1: ("n2", 5), 2: ("x", 7), 3: ("x", 6), 4: ("x", 7), 9: (None, 9)}
+    items.compact(full=True)
+    items.upsert([{"id": 4, "qty": 1}, {"id": 1, "qty": 1}], missing="keep")
+    assert items.to_arrow(where="id in (1, 4)", columns=["name"])["name"].to_pylist() in (["x", "n2"], ["n2", "x"])

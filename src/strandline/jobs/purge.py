@@ -37,7 +37,7 @@ from strandline.storage.delta import RESTED_S
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
-from strandline.tables.log import Log
+from strandline.tables.log import Log, first_seq
 from strandline.tables.merge import vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import Rejects
@@ -219,7 +219,7 @@ def _purge_log(table: TableStore, matching: _PurgedKeys, seq: int) -> int:
     """Rewrite the log files before the delete at `seq`. A row that was written after it is a new one and stays."""
     log = table.log.refresh()
     wanted = matching.vnodes(log.definition.vnodes)
-    earlier = [file for at, file in log.by_seq if (file.pack.first if file.pack else at) < seq]
+    earlier = [file for at, file in log.by_seq if first_seq(at, file) < seq]
     files = [file for file in earlier if not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))]
 
     def is_going(batch: pa.RecordBatch) -> pa.Array:

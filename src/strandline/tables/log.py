@@ -36,10 +36,10 @@ from strandline.storage.snapshot import (
     protocol,
 )
 from strandline.tables.horizon import horizon_at, horizon_txn, horizons
-from strandline.tables.log_state import EPOCH, HIDDEN, PACK, TRIM, LogState, scan_file
+from strandline.tables.log_state import EPOCH, HIDDEN, PACK, TRIM, LogState, first_seq, scan_file
 from strandline.tables.pins import Pins
 
-__all__ = ["TRIM", "Amend", "Log", "LogState", "scan_file"]
+__all__ = ["TRIM", "Amend", "Log", "LogState", "first_seq", "scan_file"]
 
 Amend = Callable[[Snapshot, Draft], Draft]
 

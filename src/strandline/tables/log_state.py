@@ -103,6 +103,11 @@ class LogState:
         return [scan_file(self.storage, self.folder, file, seq) for seq, file in pairs]
 
 
+def first_seq(seq: int, file: DataFile) -> int:
+    """The first seq in a log file, of which `seq` is the last."""
+    return seq if file.pack is None else file.pack.first
+
+
 def scan_file(storage: Storage, folder: str, file: DataFile, number: int) -> ScanFile:
     path = f"{folder}/{file.path}"
     inside = None if file.pack is None else Inside(PACKED, *(file.within or (None, None)))

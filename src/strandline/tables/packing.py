@@ -21,7 +21,7 @@ from strandline.model.change import HASH, PACKED, ROW, SEQ
 from strandline.storage import digest
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, Pack, new_file_name, schema_id_of
-from strandline.tables.log import Log
+from strandline.tables.log import Log, first_seq
 from strandline.tables.pins import new_pin
 
 LogFile = tuple[int, DataFile]
@@ -36,7 +36,7 @@ class Bundle:
 
     @property
     def first(self) -> int:
-        return min(_first_seq(seq, file) for seq, file in self.files)
+        return min(first_seq(seq, file) for seq, file in self.files)
 
     @property
     def last(self) -> int:
@@ -83,11 +83,7 @@ def _place_of(pair: LogFile) -> tuple[int, int, int]:
     """The place of a file in a pack. The files of one commit follow in the order of their rows."""
     seq, file = pair
     low = file.stats["minValues"]
-    return _first_seq(seq, file), int(low.get(ROW, low[HASH])), int(file.stats["maxValues"][HASH])
-
-
-def _first_seq(seq: int, file: DataFile) -> int:
-    return seq if file.pack is None else file.pack.first
+    return first_seq(seq, file), int(low.get(ROW, low[HASH])), int(file.stats["maxValues"][HASH])
 
 
 def _read_schema(log: Log, file: DataFile) -> pa.Schema:
@@ -115,7 +111,7 @@ def _open_checked(log: Log, file: DataFile) -> pq.ParquetFile:
 def _describe_pack(file: DataFile, bundle: Bundle) -> DataFile:
     """A written file as a pack, with the facts of the commits that it holds."""
     first, last = (int(file.stats[side][PACKED]) for side in ("minValues", "maxValues"))
-    own = [(seq, each) for seq, each in bundle.files if seq >= first and _first_seq(seq, each) <= last]
+    own = [(seq, each) for seq, each in bundle.files if seq >= first and first_seq(seq, each) <= last]
     single = {seq for seq, each in own if each.pack is None}
     commits = len(single) + sum(each.pack.commits for _, each in own if each.pack is not None)
     times = [(each.oldest_ms, each.modified_ms if each.pack is None else each.pack.until_ms) for _, each in own]
