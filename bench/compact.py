@@ -4,7 +4,7 @@ Three tables get the same commits, half of each overwriting earlier keys. Ours k
 and DuckLake's merge pack files and keep every row. Each compaction runs in a new process, on a new copy of its table.
 Then readers and a writer use ours while it is compacted: every answer must be the table after a whole number of
 commits, no older than what was acknowledged before the read. Last, 50 rounds of updates, each followed by
-`table.compact()`, which folds only what is due, and by scans of all rows."""
+`table.compact()`, which folds only what is due, and by scans of all rows; and tiny commits (see `tiny_commits`)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ with suppress(ModuleNotFoundError):  # a peer's environment has no numpy: `build
 
     import common
     from common import Contender, Samples, ratio, say, show, significant
+    from tiny_commits import TINY_ROWS, measure_tiny_commits
 
 COMMIT_ROWS = 1_000
 HALF = COMMIT_ROWS // 2
@@ -383,6 +384,7 @@ def measure_steady(rows: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = common.arguments("compaction benchmark", rows=1_000_000, repeats=3)
     parser.add_argument("--venvs", default=common.PROJECT / ".venv-peers", help="the peers' environments")
+    parser.add_argument("--tiny-commits", type=int, help="commits of ten rows (default: one for every 100 rows)")
     args = common.parse(parser)
     with common.workspace(args.dir) as folder:
         rows = commit_rows(args.rows // COMMIT_ROWS)
@@ -391,6 +393,8 @@ def main() -> None:
         load = measure_under_load(rows, folder)
         say(f"under load: {load}")
         steady = measure_steady(args.rows, folder / "steady")
+        tiny = measure_tiny_commits(args.rows, args.tiny_commits or args.rows // 100, folder / "tiny")
+        say(f"tiny commits: {tiny}")
 
     def median(name: str, field: str) -> float | None:
         return statistics.median(answer[field] for answer in answers[name]) if name in answers else None
@@ -431,6 +435,21 @@ def main() -> None:
             ]
         ],
     )
+    common.print_table(
+        f"{args.rows:,} rows, {tiny['commits']:,} commits of {TINY_ROWS} rows, with ticks in between",
+        ["written / commits", "files per read", "files of the log", "commit p50", "commit p99", "slowest", "tick"],
+        [
+            [
+                show(tiny["amp"], "x"),
+                f"{tiny['files_per_read']:,}",
+                f"{tiny['log_files']:,}",
+                *(
+                    show(tiny[key] / 1000, "ms")
+                    for key in ("commit_p50_ms", "commit_p99_ms", "commit_max_ms", "tick_ms")
+                ),
+            ]
+        ],
+    )
     figures = {
         "vs_deltalake": against("deltalake"),
         "vs_ducklake": against("ducklake"),
@@ -440,6 +459,8 @@ def main() -> None:
         "readers_failed": load["readers_failed"],
         "rows_lost": load["rows_lost"],
         "steady_scan": steady["worst"],
+        "tiny_commits_amp": tiny["amp"],
+        "files_per_read": tiny["files_per_read"],
     }
     detail = {
         "rows": args.rows,
@@ -450,6 +471,7 @@ def main() -> None:
         "peak_mb": {name: significant(median(name, "peak_mb")) for name in answers},
         "load": load,
         "steady": steady,
+        "tiny_commits": tiny,
     }
     common.print_result("compact", figures, detail)
 

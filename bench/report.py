@@ -128,9 +128,20 @@ def compact() -> str:
             f" due (in {len(steady['folded_in'])} of the rounds): the worst scan took {steady['worst']:.2f} times that"
             f" of the freshly compacted table, the worst first read after a write {steady['worst_first_read']:.2f}"
             " times.\n",
+            *_tiny_commits(detail.get("tiny_commits")),
             figures(result),
         ]
     )
+
+
+def _tiny_commits(tiny: dict[str, Any] | None) -> list[str]:
+    if tiny is None:
+        return []
+    return [
+        f"{tiny['commits']:,} commits of 10 rows into that many rows, with ticks in between, wrote {tiny['amp']:.1f}"
+        f" times their own bytes in all; a read then opens {tiny['files_per_read']:,} files. A commit took"
+        f" {tiny['commit_p50_ms']:.0f} ms (median), {tiny['commit_p99_ms']:.0f} ms (p99).\n"
+    ]
 
 
 def export() -> str:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import strandline as sl
-from strandline.model.definition import FORMAT, RENAMED_FORMAT
+from strandline.model.definition import FORMAT, PACKED_FORMAT
 from support import ITEMS, by_id, files_below, refused, rewrite_commits
 
 
@@ -75,10 +75,10 @@ def test_a_table_of_a_newer_format_is_refused(tmp_path, lake, items):
     def rise(action):
         if "metaData" in action:
             assert action["metaData"]["configuration"]["strandline.format"] == str(FORMAT)
-            action["metaData"]["configuration"]["strandline.format"] = str(RENAMED_FORMAT + 1)
+            action["metaData"]["configuration"]["strandline.format"] = str(PACKED_FORMAT + 1)
 
     rewrite_commits(tmp_path / "lake" / items.log.folder / "_delta_log", rise)
-    with refused(sl.Invalid, format=RENAMED_FORMAT + 1):
+    with refused(sl.Invalid, format=PACKED_FORMAT + 1):
         sl.Lake(lake.storage.uri).table("items")
 
 

@@ -591,7 +591,7 @@ def test_an_export_that_makes_no_sense_is_refused_and_writes_nothing(folded: Run
 def test_settings_are_shown_and_changed(folded: Run) -> None:
     shown = folded("table", "set", "items")
     assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
-        ["compact_ratio", "0.2"], ["compact_files", "200"], ["compact_age", "7d"], ["keep", "1d"], ["grace", "1h"],
+        ["compact_ratio", "0.2"], ["compact_files", "32"], ["compact_age", "7d"], ["keep", "1d"], ["grace", "1h"],
         ["retention", "none"], ["time", "none"],
     ]  # fmt: skip
     assert "items: keep is 7d (was 1d)." in folded("table", "set", "items", "keep=7d")

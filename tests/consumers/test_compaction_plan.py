@@ -36,20 +36,6 @@ def test_the_ratio_can_be_set(folded):
     assert due(folded, full=True) == [2]
 
 
-def test_a_vnode_is_due_when_its_changes_lie_in_many_files(folded):
-    folded.configure(compact_files=3)
-    for _ in range(3):
-        put(folded, keys_in(2, 1))
-        assert due(folded) == []
-    put(folded, keys_in(3, 1))
-    assert due(folded) == []
-    put(folded, keys_in(2, 1))
-    assert due(folded) == [2]
-    folded.compact()
-    marks = folded.baseline.refresh().marks
-    assert marks == (folded.head, folded.head, folded.head, 1), "the changes of vnode 3 still wait"
-
-
 def test_a_vnode_is_due_when_its_changes_are_old(folded):
     put(folded, keys_in(0, 1))
     now = dt.datetime.now(dt.UTC)

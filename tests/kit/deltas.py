@@ -24,6 +24,7 @@ def new_log(storage: LocalStorage) -> DeltaLog:
 def file(name: str) -> DataFile:
     """What a commit says of a file of one row."""
     known = {"path": name, "size": 10, "partition": {}, "stats_text": json.dumps({"numRecords": 1})}
+    known |= {"pack": None, "within": None}
     return DataFile(**{field.name: known.get(field.name, 0) for field in dataclasses.fields(DataFile)})
 
 

@@ -40,7 +40,7 @@ def test_a_definition_with_renames_is_read_again_and_an_earlier_program_refuses_
     renamed = DEFINITION.rename_column("name", "title")
     facts = renamed.to_configuration()
     assert TableDef.from_configuration(facts, "here") == renamed
-    monkeypatch.setattr(definitions, "RENAMED_FORMAT", definitions.FORMAT)
+    monkeypatch.setattr(definitions, "PACKED_FORMAT", definitions.FORMAT)
     with pytest.raises(sl.Invalid) as refused:
         TableDef.from_configuration(facts, "here")
     assert refused.value.fields["format"] == 3

@@ -69,5 +69,6 @@ def test_after_a_refused_token_checkpoints_and_foreign_readers_go_on(items):
         items.upsert([{"id": 0}], token="\ud800")
     for number in range(CHECKPOINT_EVERY):
         items.upsert([{"id": number}], token=f"ä\U0001f600 {number}")
+    items.log.delta.await_checkpoint()
     assert any(info.path.endswith(".checkpoint.parquet") for info in items.log.storage.list(items.log.folder))
     assert DeltaTable(items.log.storage.url(items.log.folder)).version() == items.head

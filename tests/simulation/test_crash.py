@@ -34,6 +34,7 @@ def steps(lake):
         ("upsert", lambda: items.upsert([{"id": n, "name": "a"} for n in range(20)], token="1")),
         ("append", lambda: events.append([{"id": 1}, {"id": 1}], token="2")),
         ("delete", lambda: items.delete([3, 4], token="3")),
+        ("upsert one", lambda: items.upsert([{"id": 5, "name": "b"}], token="3b")),
         ("fold", partial(items.compact, full=True)),
         ("append again", lambda: events.append([{"id": 1}], token="4")),
         ("fold events", partial(events.compact, full=True)),
@@ -67,9 +68,9 @@ for name, call in getattr(test_crash, sys.argv[2])(sl.Lake(sys.argv[1])):
 """
 
 
-def make_lake(folder):
+def make_lake(folder, compact_files=2):
     lake = sl.Lake(folder)
-    lake.create_table("items", ITEMS, key=["id"], vnodes=4)
+    lake.create_table("items", ITEMS, key=["id"], vnodes=4, compact_files=compact_files)
     lake.create_table("events", ITEMS, vnodes=2)
     return lake
 
@@ -133,7 +134,7 @@ def expected(tmp_path_factory):
 
 
 # Points of other modules are walked beside those modules' own tests.
-HERE = ("delta.", "log.", "fold.", "catalog.", "vacuum.", "purge.")
+HERE = ("delta.", "log.", "fold.", "pack.", "catalog.", "vacuum.", "purge.")
 SPARK_POINTS = ["log.lanes_written"]
 CARE = ("vacuum.", "purge.")
 CARE_POINTS = [point for point in POINTS if point.startswith((*CARE, "delta.committed"))]
@@ -177,13 +178,13 @@ def test_a_process_killed_at_a_point_loses_and_doubles_nothing(tmp_path, expecte
 
 @pytest.mark.parametrize("point", [*SPARK_POINTS, "fold.files_written"])
 def test_a_process_killed_in_a_write_or_a_fold_on_spark_loses_and_doubles_nothing(spark, tmp_path, point):
-    alive = make_lake(tmp_path / "alive")
+    alive = make_lake(tmp_path / "alive", compact_files=32)
     expected = [contents(alive)]
     for rows in ([(n, "a") for n in range(20)], [(n, "spark") for n in range(30)]):
         alive.table("items").upsert([{"id": id_, "name": name} for id_, name in rows])
         expected.append(contents(alive))
     expected.append(expected[-1])
-    make_lake(tmp_path / "dead")
+    make_lake(tmp_path / "dead", compact_files=32)
     acknowledged = die(tmp_path / "dead", "spark_steps", point)
     assert acknowledged == (1 if point in SPARK_POINTS else 2)
     audit(tmp_path / "dead", acknowledged, expected, spark_steps)

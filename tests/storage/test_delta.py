@@ -10,10 +10,11 @@ from deltalake import DeltaTable
 import strandline as sl
 from deltas import add, file
 from strandline.storage import delta as deltas
+from strandline.storage.checkpoints import Checkpoints
 from strandline.storage.delta import CHECKPOINT_EVERY, DeltaLog
 from strandline.storage.snapshot import Draft
 from strandline.tables.pins import new_pin
-from support import ITEMS, by_id, refused
+from support import ITEMS, by_id, python, refused
 
 
 def test_a_snapshot_grows_by_reading_what_is_new(storage, log):
@@ -126,7 +127,7 @@ def test_a_table_of_many_commits_reads_the_same_after_a_reopening(tmp_path):
             table.compact(full=True)
     fresh = sl.Lake(tmp_path).table("t")
     assert by_id(fresh) == expected
-    for seq in (1, 2, 39, 40, 41, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY, fresh.head):
+    for seq in (1, 2, 39, 40, 42, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY, fresh.head):
         assert by_id(fresh, at=seq) == history[seq]
     assert fresh.upsert([{"id": 1, "name": "again"}], token="token-3") == sl.Commit(3, 1, is_replay=True)
     assert DeltaTable(f"{tmp_path}/{table.log.folder}").to_pyarrow_table().num_rows == len(history)
@@ -206,3 +207,43 @@ def test_a_writer_that_slept_after_its_commit_landed_does_not_commit_again(lake,
     else:
         assert table.append([{"id": 2}]).seq == 2
     assert sorted(sl.Lake(lake.storage.uri).table("events").to_arrow()["id"].to_pylist()) == [1, 2]
+
+
+def test_a_commit_does_not_wait_for_its_checkpoint_and_there_is_one_at_a_time(storage, log, monkeypatch):
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    write = Checkpoints.write
+
+    def wait_and_write(self, at):
+        begun.release()
+        assert go_on.wait(60)
+        write(self, at)
+
+    monkeypatch.setattr(Checkpoints, "write", wait_and_write)
+    for at in range(2 * CHECKPOINT_EVERY):
+        add(log, f"{at}")
+    assert begun.acquire(timeout=60)
+    assert not begun.acquire(blocking=False), "the first one is still under way"
+    assert not log.chain.files()[1]
+    go_on.set()
+    log.await_checkpoint()
+    assert list(log.chain.files()[1]) == [log.refresh().version]
+    assert log.chain.try_checkpoint(log.refresh().version)[0].is_verified
+    for at in range(CHECKPOINT_EVERY):
+        add(log, f"more{at}")
+    log.await_checkpoint()
+    assert len(log.chain.files()[1]) == 2
+    assert DeltaLog(storage, "t").refresh().files == log.refresh().files
+
+
+def test_a_process_that_ends_leaves_its_checkpoint_whole(tmp_path):
+    script = (
+        "import sys, strandline as sl\n"
+        "table = sl.Lake(sys.argv[1]).create_table('t', 'id:int64', key=['id'])\n"
+        "for at in range(int(sys.argv[2])): table.upsert([{'id': at}])\n"
+    )
+    ended = python(script, str(tmp_path), str(CHECKPOINT_EVERY))
+    assert ended.returncode == 0, ended.stderr
+    table = sl.Lake(tmp_path).table("t")
+    found, _ = table.log.delta.chain.try_checkpoint(CHECKPOINT_EVERY)
+    assert found.is_verified
+    assert found.snapshot.files == table.log.refresh().snapshot.files

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import strandline as sl
+from folding import again
 from shapes import OPTIONS, build, plain, row
 from strandline.engines.choice import DriverLimit
 from strandline.tables import spark_read
-from strandline.tables.spark_merge import changed_keys, check_files, winners_sql
+from strandline.tables.packing import Bundle, pack_files
+from strandline.tables.spark_merge import changed_keys, check_files, log_scan, winners_sql
 from support import refused
 
 
@@ -25,6 +27,26 @@ def test_spark_computes_a_large_fold_itself_and_finds_the_same(spark, tmp_path, 
     for shape in OPTIONS:
         table = build(tmp_path / shape, shape)
         assert plain(table.to_spark().toArrow()) == plain(table.to_arrow()), shape
+
+
+def test_spark_finds_the_rows_and_the_changes_of_packs(spark, tmp_path, monkeypatch):
+    from strandline.tables import store as table_module
+
+    for shape in OPTIONS:
+        table = build(tmp_path / shape, shape)
+        files = [pair for pair in table.log.refresh().by_seq if pair[1].path.startswith("0000-")]
+        pack_files(table.log, [Bundle(tuple(files), 1)])
+        assert any(file.pack for _, file in table.log.refresh().by_seq)
+        for seq in (table.head, table.oldest, (table.head + table.oldest) // 2):
+            assert plain(table.to_spark(at=seq).toArrow()) == plain(table.to_arrow(at=seq)), (shape, seq)
+        log, names = table.log.refresh(), ["_op", *table.schema.names]
+        for after, upto in ((0, log.head), (1, log.head - 2), (2, 3)):
+            found = log_scan(spark, log, log.files(after, upto), names).toArrow()
+            assert plain(found.select(["_op", "_seq", *table.schema.names])) == plain(table.changes(after, upto)), shape
+        with monkeypatch.context() as patch:
+            patch.setattr(table_module, "BULK", DriverLimit(0, 0))
+            fresh = again(table)
+            assert plain(fresh.to_spark().toArrow()) == plain(fresh.to_arrow()), shape
 
 
 def test_a_fold_for_spark_says_which_seq_wins_and_where_a_delete_does(lake, items):

@@ -26,7 +26,7 @@ def compact(
     full: Annotated[bool, typer.Option("--all", help="Compact every change, also where that is not due yet.")] = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Fold the log into the baseline where that is due, so that reads have less to merge.
+    """Fold the log into the baseline where that is due, so that reads have less to merge; pack small files of the log.
 
     Ends with 1 when something could not be folded."""
     lake = call.lake()
@@ -48,7 +48,7 @@ def compact(
         yield from broken_parts(call, done)
         if not done:
             yield "There are no tables yet."
-        if any(each.vnodes for each in reports):
+        if any(each.vnodes or each.packed_files for each in reports):
             yield note(f"What was compacted and replaced stays until: {call.command('vacuum')}")
 
     return Answer(data, tell(), is_well=is_well)
@@ -62,6 +62,8 @@ def _make_data(done: CompactReport | BrokenTable, left: dict[str, CompactPlan]) 
 
 def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan) -> Iterator[Part]:
     name = report.table
+    if report.packed_files:
+        yield f"{name}: {describe_packed(report.packed_files, report.packs)}."
     if report.vnodes:
         wrote = f"{counted(report.rows, 'row')} in {counted(report.files, 'new file')}, {size(report.bytes)}"
         instead = f", in place of {counted(report.removed_files, 'file')}" if report.removed_files else ""
@@ -71,11 +73,16 @@ def _tell(call: Call, report: CompactReport, left: CompactPlan, due: CompactPlan
     elif not report.degraded and due.due:
         said = f"{counted(len(due.due), 'vnode is', 'vnodes are')} due, and another compaction is at work on them"
         yield f"{name}: {said}. See: {call.command(f'table pins {name}')}"
-    elif not report.degraded:
+    elif not report.degraded and not report.packed_files:
         yield _describe_idle(call, left)
     yield from degraded_parts(
         call, name, (f"vnode {each.vnode}: {each.message}: {each.path}" for each in report.degraded)
     )
+
+
+def describe_packed(files: int, packs: int) -> str:
+    """How many files of a log became how many."""
+    return f"packed {counted(files, 'file')} of the log into {packs:,}"
 
 
 def _describe_idle(call: Call, left: CompactPlan) -> str:
@@ -101,8 +108,13 @@ def _tell_plans(call: Call, lake: sl.Lake, plans: list[CompactPlan | BrokenTable
 
 
 def _tell_plan(call: Call, plan: CompactPlan, table: sl.Table) -> Iterator[Part]:
+    from strandline.consumers.packing import describe_packs
+
+    if plan.packs:
+        yield f"{plan.table}: would {describe_packs(plan.packed_files)}."
     if not plan.due:
-        yield _describe_idle(call, table.plan_compaction(full=True))
+        if not plan.packs:
+            yield _describe_idle(call, table.plan_compaction(full=True))
         return
     waiting = counted(plan.waiting_rows, "change waits", "changes wait")
     due = f"{len(plan.due):,} of {counted(table.definition.vnodes, 'vnode')}"

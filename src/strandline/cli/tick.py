@@ -12,6 +12,7 @@ import typer
 from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, counted, fault, moment, size, warning
 from strandline.cli.broken import broken_parts
+from strandline.cli.compact import describe_packed
 from strandline.cli.options import DryRun
 from strandline.cli.plan import preview_tick
 from strandline.cli.progress import progress_bar
@@ -106,13 +107,10 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
     from strandline.consumers.retention import Retention
     from strandline.sinks.definition import KINDS
 
+    if report.kind == Compaction.kind:
+        return "; ".join(_describe_compaction(report))
     if report.after is None or report.upto is None:
         return ""
-    if report.kind == Compaction.kind:
-        if not report.facts.get("vnodes"):
-            return ""
-        rows = f"{counted(report.rows, 'row')}, {report.seconds:.1f} s"
-        return f"compacted {counted(report.facts['vnodes'], 'vnode')} up to seq {report.upto}: {rows}"
     if report.kind == Retention.kind:
         return _describe_expiry(report.facts) if "seq" in report.facts else ""
     extras = [
@@ -125,6 +123,15 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
         much = [counted(report.rows, "row"), *([size(report.bytes)] if report.kind in KINDS else []), seqs]
         return what + "; ".join([", ".join([*much, f"{report.seconds:.1f} s"]), *extras])
     return "" if report.error is not None else f"at seq {report.upto:,}; nothing had to be sent"
+
+
+def _describe_compaction(report: ConsumerReport) -> Iterator[str]:
+    """What a compaction has packed and folded."""
+    if report.facts.get("packed_files"):
+        yield describe_packed(report.facts["packed_files"], report.facts["packs"])
+    if report.facts.get("vnodes") and report.upto is not None:
+        rows = f"{counted(report.rows, 'row')}, {report.seconds:.1f} s"
+        yield f"compacted {counted(report.facts['vnodes'], 'vnode')} up to seq {report.upto}: {rows}"
 
 
 def _describe_expiry(facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from strandline.errors import Corrupt, Internal
 from strandline.model.change import CAME, GONE, KEPT, LOST, VNODE
 from strandline.storage.snapshot import DataFile
+from strandline.tables.log import first_seq
 from strandline.tables.merge import TableAt, vnodes_of
 
 
@@ -38,7 +39,8 @@ def changes_of(part: TableAt, vnodes: Collection[int]) -> int | None:
     rows = 0
     for seq, file in part.log_files():
         touched = vnodes_of(file, part.baseline.vnodes)
-        if not set(touched) <= set(vnodes) or any(part.baseline.marks[vnode] >= seq for vnode in touched):
+        first = first_seq(seq, file)
+        if not set(touched) <= set(vnodes) or any(part.baseline.marks[vnode] >= first for vnode in touched):
             return None
         rows += file.rows
     return rows

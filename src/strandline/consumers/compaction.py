@@ -1,8 +1,9 @@
-"""Fold the log into the baseline, the neediest vnodes first.
+"""Pack the small files of the log, and fold the log into the baseline, the neediest vnodes first.
 
-A vnode is due when its unfolded changes are many compared with its folded rows, lie in many files or are old, or when
-many of its rows are expired (see `TableSettings`). One commit removes the old files, adds the new ones and moves the
-marks of those vnodes. So compactors of other vnodes do not disturb it, and a rival for the same vnodes loses.
+A vnode is due when its unfolded changes are many compared with its folded rows or are old, or when many of its rows are
+expired (see `TableSettings`). One commit removes the old files, adds the new ones and moves the marks of those vnodes.
+So compactors of other vnodes do not disturb it, and a rival for the same vnodes loses. Many small files of the log
+become a few (see `packing`), which moves no mark and leaves the baseline alone.
 
 After a crash: the commit landed with files and marks, or the new files are orphans and the old fold is valid.
 """
@@ -17,19 +18,23 @@ from typing import Any
 from strandline.consumers.compaction_plan import VnodeNeed, plan_of
 from strandline.consumers.contract import ConsumerReport, LaneEnd, Receipt
 from strandline.consumers.damage import DegradedVnode, find_damage
-from strandline.consumers.feed import RangeSize
+from strandline.consumers.feed import RangeSize, size_of
 from strandline.consumers.fold_files import discard, fold_on_driver, fold_on_spark
 from strandline.consumers.loop import run_own, sum_steps
+from strandline.consumers.packing import PackNeed, describe_packs, plan_packs
 from strandline.consumers.work import LOG, Work
 from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit
 from strandline.errors import Conflict, Corrupt
 from strandline.progress import Progress, silent
 from strandline.state.marks import ConsumerState
+from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.collection import Tables
 from strandline.tables.fold_problems import FoldProblems
+from strandline.tables.log import Log, LogState
 from strandline.tables.merge import TableAt
+from strandline.tables.packing import Bundle, pack_files
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
 from strandline.tables.store import TableStore
 
@@ -39,7 +44,7 @@ SPARK_VNODES = 1024
 @dataclass(frozen=True)
 class CompactReport:
     """What a compaction did. `claimed` counts the due vnodes that another process is folding; `degraded` are the vnodes
-    that could not be folded."""
+    that could not be folded. `packed_files` files of the log became `packs`."""
 
     table: str
     upto: int
@@ -52,6 +57,8 @@ class CompactReport:
     engine: str
     claimed: int
     degraded: tuple[DegradedVnode, ...] = ()
+    packed_files: int = 0
+    packs: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,6 +80,7 @@ class Compaction:
         self._removed_files = 0
         self._folded: set[int] = set()
         self._reported: set[int] = set()
+        self._unpackable: set[str] = set()
         self.degraded: dict[int, DegradedVnode] = {}
         self.claimed = 0
 
@@ -80,18 +88,40 @@ class Compaction:
         return self.due_works()
 
     def due_works(self) -> Sequence[Work]:
-        """The due vnodes: in one work when the driver can fold them, otherwise in groups, so that finished groups are
-        kept when a later one fails."""
+        """The packs that are due, and then the due vnodes: in one work when the driver can fold them, otherwise in
+        groups, so that finished groups are kept when a later one fails."""
         merge = self._table.merge()
+        return [*self._pack_works(merge), *self._fold_works(merge)]
+
+    def _fold_works(self, merge: TableAt) -> list[Work]:
         due = self._find_due(merge)
         if not due:
-            return ()
+            return []
         log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
         rows = sum(need.rows + need.base_rows for need in due)
         is_small = self._limit.takes(rows=rows, raw_bytes=sum(need.base_bytes for need in due) + log_bytes)
         size = len(due) if is_small else SPARK_VNODES
         engine = "driver" if is_small else "spark"
         return [self._make_work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
+
+    def _pack_works(self, merge: TableAt) -> list[Work]:
+        """One work, without vnodes, for all packs that are due."""
+        needs = [PackNeed.of(bundle) for bundle in self._find_packs(merge.log)]
+        if not needs:
+            return []
+        after, upto = min(need.after for need in needs), max(need.upto for need in needs)
+        extent = RangeSize(
+            size_of(merge.log.files(max(after, merge.log.trimmed_to), upto)).commits,
+            sum(need.rows for need in needs),
+            sum(need.bytes for need in needs),
+            sum(need.raw_bytes for need in needs),
+        )
+        why = describe_packs(sum(need.files for need in needs))
+        return [Work(self._table, after, upto, LOG, (), extent, merge.definition.schema_id, "driver", why=why)]
+
+    def _find_packs(self, log: LogState) -> list[Bundle]:
+        """The packs that are due, without those with a damaged file."""
+        return [bundle for bundle in plan_packs(log) if self._unpackable.isdisjoint(f.path for _, f in bundle.files)]
 
     def _find_due(self, merge: TableAt) -> list[VnodeNeed]:
         """The due vnodes that no other process is folding, the neediest first."""
@@ -125,25 +155,50 @@ class Compaction:
         return {v for pin in pins if pin.expires_s > now_s and not is_abandoned(pin) for v in pin.vnodes}
 
     def run(self, work: Work) -> Receipt:
-        """Fold the vnodes of a work that are still due, up to the head, except those with a damaged file."""
+        """Fold the vnodes of a work that are still due, up to the head, except those with a damaged file. A work
+        without vnodes packs the log; after that the statistics may say more of some vnodes, and all that are due are
+        folded."""
         receipt = Receipt()
         with self._table.folding:
-            merge = self._table.merge()
-            due = {need.vnode for need in self._find_due(merge)}
+            if not work.lanes:
+                self._pack_log(receipt)
             try:
-                while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
-                    if not (found := self._fold_vnodes(merge, chosen, work.engine, receipt)):
-                        self._folded |= set(chosen)
-                        receipt.upto = merge.seq
-                        break
-                    self.degraded |= found
+                for each in [work] if work.lanes else self._fold_works(self._table.merge()):
+                    self._fold_due(each, receipt)
             finally:
                 self._save_health()
         receipt.facts |= {"vnodes": len(self._folded), "claimed": self.claimed}
         new = sorted(set(self.degraded) - self._reported)
         self._reported |= set(new)
-        receipt.ends = {(vnode,): LaneEnd(error=_degraded_error(self.degraded[vnode])) for vnode in new}
+        receipt.ends |= {(vnode,): LaneEnd(error=_degraded_error(self.degraded[vnode])) for vnode in new}
         return receipt
+
+    def _fold_due(self, work: Work, receipt: Receipt) -> None:
+        merge = self._table.merge()
+        due = {need.vnode for need in self._find_due(merge)}
+        while chosen := [vnode for vnode in work.vnodes if vnode in due and vnode not in self.degraded]:
+            if not (found := self._fold_vnodes(merge, chosen, work.engine, receipt)):
+                self._folded |= set(chosen)
+                receipt.upto = merge.seq
+                break
+            self.degraded |= found
+
+    def _pack_log(self, receipt: Receipt) -> None:
+        """Pack the log until nothing is due: packs may make a larger one due. A damaged file is left alone."""
+        log, packed, packs = self._table.log, 0, 0
+        while bundles := self._find_packs(log.refresh()):
+            try:
+                added = pack_files(log, bundles)
+            except Corrupt as error:
+                at_fault = {f.path for bundle in bundles for _, f in bundle.files if _is_named(error, log, f)}
+                if not at_fault:
+                    raise
+                self._unpackable |= at_fault
+                receipt.ends[()] = LaneEnd(error=error)
+                continue
+            packed += sum(len(bundle.files) for bundle in bundles)
+            packs += len(added)
+        receipt.facts |= {"packed_files": packed, "packs": packs}
 
     def _save_health(self) -> None:
         if self.degraded or self._folded:
@@ -214,6 +269,8 @@ def compact(
         engine=done.facts.get("engine", "none"),
         claimed=consumer.claimed,
         degraded=tuple(found for _, found in sorted(consumer.degraded.items())),
+        packed_files=done.facts.get("packed_files", 0),
+        packs=done.facts.get("packs", 0),
     )
 
 
@@ -226,6 +283,11 @@ def compact_tables(
         return compact(tables.table(name), full=full, progress=progress)
 
     return [try_table(name, partial(act, name)) for name in names]
+
+
+def _is_named(error: Corrupt, log: Log, file: DataFile) -> bool:
+    """Whether an error is about this file of the log."""
+    return error.fields.get("path") == f"{log.folder}/{file.path}"
 
 
 def _is_worth_moving(merge: TableAt, vnode: int) -> bool:

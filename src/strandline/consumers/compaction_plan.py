@@ -1,15 +1,17 @@
-"""Which vnodes of a table need to be folded, and why: a plan as data, from commit files and statistics alone."""
+"""Which vnodes of a table need to be folded, and why, and which files of its log to pack: a plan as data, from commit
+files and statistics alone."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from strandline.consumers.packing import PackNeed, plan_packs
 from strandline.model.change import VNODE
 from strandline.model.definition import TableDef
 from strandline.storage.snapshot import DataFile, schema_id_of
@@ -41,12 +43,17 @@ class VnodeNeed:
 
 @dataclass(frozen=True)
 class CompactPlan:
-    """What a compaction would do now: the vnodes that are due, the neediest first."""
+    """What a compaction would do now: the vnodes that are due, the neediest first, and the packs of its log."""
 
     table: str
     upto: int
     due: tuple[VnodeNeed, ...]
     waiting_rows: int
+    packs: tuple[PackNeed, ...] = ()
+
+    @property
+    def packed_files(self) -> int:
+        return sum(need.files for need in self.packs)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,7 +61,9 @@ class CompactPlan:
 
 def plan(table: TableStore, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
     """Which vnodes are due, from commit files and statistics alone; with `full`, every vnode with changes."""
-    return plan_of(table, table.merge(), full, now)[0]
+    merge = table.merge()
+    packs = tuple(PackNeed.of(bundle) for bundle in plan_packs(merge.log))
+    return replace(plan_of(table, merge, full, now)[0], packs=packs)
 
 
 def plan_tables(tables: Tables, names: Sequence[str], *, full: bool) -> list[CompactPlan | BrokenTable]:
@@ -75,18 +84,18 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
         at = vnodes_of(file, count)
         part = slice(at.start, at.stop)
         open_ = marks[part] < seq
-        rows[part] += open_ * (file.rows / len(at))
+        share = 1.0 if file.pack is None else np.array([file.pack.share(mark, seq) for mark in marks[part]])
+        rows[part] += open_ * share * (file.rows / len(at))
         files[part] += open_
-        oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.modified_ms), oldest_ms[part])
+        oldest_ms[part] = np.where(open_, np.minimum(oldest_ms[part], file.oldest_ms), oldest_ms[part])
     base = _base_of(merge)
     waiting = np.maximum(np.rint(rows).astype(int), files > 0)
     now_ms = (now or dt.datetime.now(dt.UTC)).timestamp() * 1000
     settings = definition.settings
     is_much = waiting > settings.compact_ratio * base.rows
-    is_scattered = files > settings.compact_files
     is_old = (waiting > 0) & (now_ms - oldest_ms > settings.compact_age * 1000)
     is_expired = base.expired > settings.compact_ratio * base.rows
-    is_due = is_much | is_scattered | is_old | is_expired
+    is_due = is_much | is_old | is_expired
     if full:
         is_due |= (waiting > 0) | (base.expired > 0) | base.is_stale
     due = []
@@ -95,8 +104,6 @@ def plan_of(table: TableStore, merge: TableAt, full: bool, now: dt.datetime | No
         if is_much[vnode]:
             changes = "1 change" if waiting[vnode] == 1 else f"{waiting[vnode]:,} changes"
             why = f"{changes} against {base.rows[vnode]:,} compacted rows"
-        elif is_scattered[vnode]:
-            why = f"changes lie in {files[vnode]:,} files"
         elif is_old[vnode]:
             why = "changes have waited too long"
         elif is_expired[vnode]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RangeSize:
     """The size of a range, by statistics: data commits, rows, file bytes and bytes in memory. Files count as a whole,
-    even if only some of their vnodes are wanted."""
+    even if only some of their vnodes are wanted; packs by about the part that lies in the range."""
 
     commits: int
     rows: int
@@ -48,12 +48,22 @@ class RangeSize:
 
 
 def size_of(files: Sequence[tuple[int, DataFile]]) -> RangeSize:
+    packs = [file for _, file in files if file.pack is not None]
     return RangeSize(
-        len({seq for seq, _ in files}),
-        sum(file.rows for _, file in files),
-        sum(file.size for _, file in files),
-        sum(file.raw_bytes for _, file in files),
+        len({seq for seq, file in files if file.pack is None}) + sum(map(_count_commits, packs)),
+        sum(_part_of(file, file.rows) for _, file in files),
+        sum(_part_of(file, file.size) for _, file in files),
+        sum(_part_of(file, file.raw_bytes) for _, file in files),
     )
+
+
+def _count_commits(file: DataFile) -> int:
+    return 0 if file.pack is None else _part_of(file, file.pack.commits)
+
+
+def _part_of(file: DataFile, whole: int) -> int:
+    """The part of a file's size that a range has; a pack in a range counts for something."""
+    return whole if file.within is None else max(1, round(whole * file.share))
 
 
 @contextmanager

@@ -302,8 +302,11 @@ class _VnodeRuns:
 class ReadLane:
     """Read Parquet files through the storage, for stores that Spark has no client for.
 
-    Input rows name a file (`path`, `schema_id`, `number`); output rows are its `columns`, cast to the newest
-    schema, and the number under the name `number_as`. Files named in `files` are compared with their digests first."""
+    Input rows (`INPUT`) name a file and the number of its rows, or the column `inside` with the number of each row and
+    the range of those to read. Output rows are its `columns`, cast to the newest schema, and the number under the name
+    `number_as`. Files named in `files` are compared with their digests first."""
+
+    INPUT = "path string, schema_id int, number long, inside string, after long, upto long"
 
     storage: Storage
     schemas: tuple[pa.Schema, ...]
@@ -313,29 +316,32 @@ class ReadLane:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wanted = storage_schema(self._wanted_schema())
-        for part, number in self._read_parts(batches, is_coded=False):
+        for part, numbers in self._read_parts(batches, is_coded=False):
             table = conform(pa.Table.from_batches([part]), wanted)
             if self.number_as:
-                table = table.append_column(self.number_as, pa.array([number] * table.num_rows, pa.int64()))
+                table = table.append_column(self.number_as, numbers)
             shaped = table.combine_chunks().to_batches()
             yield shaped[0] if shaped else pa.RecordBatch.from_pylist([], schema=table.schema)
 
     def read_coded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same rows in the types of their files; texts stay in the dictionaries of their files."""
         wanted = self._wanted_schema()
-        for part, number in self._read_parts(batches, is_coded=True):
+        for part, numbers in self._read_parts(batches, is_coded=True):
             missing = [field for field in wanted if field.name not in part.schema.names]
             columns = [*part.columns, *(pa.nulls(part.num_rows, storage_type(field.type)) for field in missing)]
             names = [*part.schema.names, *(field.name for field in missing)]
             if self.number_as:
-                columns.append(pa.array([number] * part.num_rows, pa.int64()))
+                columns.append(numbers)
                 names.append(self.number_as)
             yield pa.record_batch(columns, names)
 
     def _wanted_schema(self) -> pa.Schema:
         return pa.schema([self.schemas[-1].field(name) for name in self.columns])
 
-    def _read_parts(self, batches: Iterator[pa.RecordBatch], *, is_coded: bool) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read_parts(
+        self, batches: Iterator[pa.RecordBatch], *, is_coded: bool
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """The rows of the files with the wanted columns that they have, and the numbers of the rows."""
         for batch in batches:
             for row in batch.to_pylist():
                 columns = self.schemas[row["schema_id"]]
@@ -345,11 +351,25 @@ class ReadLane:
                 try:
                     with reader.open_file(self.storage, row["path"], is_coded=is_coded) as file:
                         read = reader.coded_batches if is_coded else reader.batches
-                        for part in read(file, list(inside)):
+                        own = [row["inside"]] if row["inside"] else []
+                        for part in read(file, [*inside, *own]):
+                            part, numbers = _take_numbers(part, row)
                             names = [inside[name] for name in part.schema.names]
-                            yield part if names == part.schema.names else part.rename_columns(names), row["number"]
+                            yield part if names == part.schema.names else part.rename_columns(names), numbers
                 except FileNotFoundError as error:
                     raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
+
+
+def _take_numbers(part: pa.RecordBatch, row: Mapping[str, Any]) -> tuple[pa.RecordBatch, pa.Array]:
+    """Rows of a file, without the column that holds their numbers, and the numbers. Rows outside of the range to read
+    are left out."""
+    if row["inside"] is None:
+        return part, pa.array([row["number"]] * part.num_rows, pa.int64())
+    if row["after"] is not None:
+        numbers = part.column(row["inside"])
+        part = part.filter(pc.and_(pc.greater(numbers, row["after"]), pc.less_equal(numbers, row["upto"])))
+    numbers = part.column(row["inside"])
+    return part.select([name for name in part.schema.names if name != row["inside"]]), numbers
 
 
 @dataclass(frozen=True)

@@ -98,23 +98,40 @@ def literal(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """The column of a file that holds the number of each row, and the range of the rows to read, `(after, upto]`;
+    without a range all of them."""
+
+    column: str
+    after: int | None = None
+    upto: int | None = None
+
+    @property
+    def condition(self) -> str | None:
+        """SQL for the rows to read, for DuckDB and Spark."""
+        return None if self.after is None else f"{self.column} > {self.after} AND {self.column} <= {self.upto}"
+
+
+@dataclass(frozen=True)
 class ScanFile:
     """A file to read, with its schema. `number` comes from the commit and holds for all its rows: the seq of a log
-    file, the vnode of a baseline file."""
+    file, the vnode of a baseline file. In a file with `inside`, each row has a number of its own."""
 
     url: str
     path: str
     schema_id: int
     number: int
     size: int
+    inside: Inside | None = None
 
 
 def by_schema(files: Iterable[ScanFile]) -> list[tuple[int, list[ScanFile]]]:
-    """Files grouped by schema: each group is one scan with known columns."""
-    groups: dict[int, list[ScanFile]] = defaultdict(list)
+    """Files grouped by schema, and those with numbers inside by the range to read: each group is one scan with known
+    columns and one condition."""
+    groups: dict[tuple[int, Inside | None], list[ScanFile]] = defaultdict(list)
     for file in files:
-        groups[file.schema_id].append(file)
-    return sorted(groups.items())
+        groups[file.schema_id, file.inside].append(file)
+    return sorted(((schema_id, group) for (schema_id, _), group in groups.items()), key=lambda pair: pair[0])
 
 
 def _number_sql(numbers: Sequence[int]) -> str:
@@ -148,7 +165,7 @@ def duck_scan(
     """SQL that reads `columns` of the newest of `schemas` from files written under any of them.
 
     `schemas[i]` are the columns inside files of schema id i. Columns that a file lacks are null, narrower ones are
-    cast. `number_as` names a column for each file's number."""
+    cast. `number_as` names a column for the number of each row: its file's, or its own (see `Inside`)."""
     wanted = [schemas[-1].field(name) for name in columns]
     parts = []
     for schema_id, group in by_schema(files):
@@ -165,15 +182,19 @@ def duck_scan(
                 exprs.append(stored if stored == quoted(field.name) else f"{stored} AS {quoted(field.name)}")
         urls = ", ".join(literal(file.url) for file in group)
         options = "hive_partitioning = false"
+        own = group[0].inside
         numbers = [file.number for file in group]
         names = [*inside.names, *map(stored_name, inside)]
-        if number_as and "file_index" in map(caseless_name, names):
+        if number_as and own is not None:
+            exprs.append(f"{own.column} AS {number_as}")
+        elif number_as and "file_index" in map(caseless_name, names):
             # The table's own column hides DuckDB's number of a file.
             options += f", filename = '{_FILE}'"
             exprs.append(f"map([{urls}], CAST([{','.join(map(str, numbers))}] AS BIGINT[]))[{_FILE}] AS {number_as}")
         elif number_as:
             exprs.append(f"CAST({_number_sql(numbers)} AS BIGINT) AS {number_as}")
-        parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], {options})")
+        where = f" WHERE {own.condition}" if own is not None and own.condition else ""
+        parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], {options}){where}")
     if not parts:
         empty = [f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}" for field in wanted]
         if number_as:

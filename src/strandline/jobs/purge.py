@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
-from strandline.model.change import DELETE
+from strandline.model.change import DELETE, PACKED
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.model.name_map import NameMap
 from strandline.progress import Progress, silent
@@ -37,7 +37,7 @@ from strandline.storage.delta import RESTED_S
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader, writer
 from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
-from strandline.tables.log import Log
+from strandline.tables.log import Log, first_seq
 from strandline.tables.merge import vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import Rejects
@@ -219,10 +219,15 @@ def _purge_log(table: TableStore, matching: _PurgedKeys, seq: int) -> int:
     """Rewrite the log files before the delete at `seq`. A row that was written after it is a new one and stays."""
     log = table.log.refresh()
     wanted = matching.vnodes(log.definition.vnodes)
-    files = [
-        file for at, file in log.by_seq if at < seq and not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))
-    ]
-    removed, added, rows = _rewrite_files(table.log.storage, table.log.folder, files, matching.rows, matching.names)
+    earlier = [file for at, file in log.by_seq if first_seq(at, file) < seq]
+    files = [file for file in earlier if not wanted.isdisjoint(vnodes_of(file, log.definition.vnodes))]
+
+    def is_going(batch: pa.RecordBatch) -> pa.Array:
+        rows = matching.rows(batch)
+        return pc.and_(rows, pc.less(batch.column(PACKED), seq)) if PACKED in batch.schema.names else rows
+
+    columns = (*matching.names, PACKED)
+    removed, added, rows = _rewrite_files(table.log.storage, table.log.folder, files, is_going, columns)
     try:
         table.log.rewrite(removed, added)
     except Conflict:
@@ -247,10 +252,23 @@ def _purge_baseline(table: TableStore, matching: _PurgedKeys, seq: int) -> int:
 
 
 def _forget_delete(table: TableStore, seq: int) -> int:
-    own = [file for at, file in table.log.refresh().by_seq if at == seq]
-    if own:
-        table.log.rewrite(own, [])
-    return len(own)
+    log = table.log.refresh()
+    own = [file for _, file in log.files(seq - 1, seq)] if seq > log.trimmed_to else []
+    packs = [replace(file, within=None) for file in own if file.pack is not None]
+
+    def is_going(batch: pa.RecordBatch) -> pa.Array:
+        return pc.equal(batch.column(PACKED), seq)
+
+    removed, added, _ = _rewrite_files(table.log.storage, table.log.folder, packs, is_going, [PACKED])
+    removed += [file for file in own if file.pack is None]
+    if not removed:
+        return 0
+    try:
+        table.log.rewrite(removed, added)
+    except Conflict:
+        table.log.discard(added)
+        raise
+    return len(removed)
 
 
 def _purge_rejects(rejects: Rejects, matching: _PurgedKeys) -> int:
@@ -287,7 +305,7 @@ def _rewrite_files(
                 name = partial(new_file_name, schema_id_of(file))
                 kept = (batch.filter(pc.invert(going(batch))) for batch in reader.batches(opened))
                 for new in writer.write_files(storage, folder, name, kept, opened.schema_arrow):
-                    added.append(replace(new, partition=file.partition))
+                    added.append(replace(new, partition=file.partition, pack=file.pack))
         except (OSError, ValueError) as error:
             storage.delete(f"{folder}/{new.path}" for new in added)
             raise Corrupt(

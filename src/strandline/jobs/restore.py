@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from strandline.consumers.feed import size_of
 from strandline.engines.choice import BULK, DriverLimit
 from strandline.engines.scan import listed
 from strandline.engines.spark import session
 from strandline.errors import Conflict, Invalid
-from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT, Commit
+from strandline.model.change import DELETE, HASH, OP, PACKED, UPSERT, Commit
 from strandline.retry import until_landed
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.tables import fold as folds
@@ -58,10 +59,10 @@ def restore(table: TableStore, at: At, *, limit: DriverLimit = BULK) -> Commit:
     def attempt() -> Commit:
         then = table.merge(at)
         check_restorable(table, then.seq)
-        changed = [file for _, file in then.log.files(then.seq, then.log.head)]
-        if not changed:
+        changed = size_of(then.log.files(then.seq, then.log.head))
+        if not changed.rows:
             return Commit(then.log.head, 0)
-        is_small = limit.takes(rows=sum(f.rows for f in changed), raw_bytes=sum(f.raw_bytes for f in changed))
+        is_small = limit.takes(rows=changed.rows, raw_bytes=changed.raw_bytes)
         return (_restore_on_driver if is_small else _restore_on_spark)(table, then)
 
     return until_landed(attempt)
@@ -136,7 +137,8 @@ def _refuse_overlap(log: LogState) -> Amend:
     """Refuse the commit when a commit after `log` changes one of its keys."""
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
-        since = [file for file in snapshot.files.values() if int(file.partition[SEQ] or 0) > log.head]
+        now = LogState(snapshot, log.storage, log.folder)
+        since = [file for _, file in now.files(max(log.head, now.trimmed_to), now.head)]
         if (
             since
             and pc.any(pc.is_in(_read_hashes(log, since), value_set=_read_hashes(log, draft.add)), min_count=0).as_py()
@@ -152,5 +154,14 @@ def _refuse_overlap(log: LogState) -> Amend:
 
 def _read_hashes(log: LogState, files: Iterable[DataFile]) -> pa.ChunkedArray:
     """The hashes of the keys in log files."""
-    paths = [f"{log.folder}/{file.path}" for file in files]
-    return pa.concat_tables(pq.read_table(log.storage.input(path), columns=[HASH]) for path in paths).column(HASH)
+    return pa.chunked_array([chunk for file in files for chunk in _read_column(log, file).chunks], pa.int64())
+
+
+def _read_column(log: LogState, file: DataFile) -> pa.ChunkedArray:
+    """The hashes of one file; of a pack, those within its range."""
+    names = [HASH] if file.within is None else [HASH, PACKED]
+    rows = pq.read_table(log.storage.input(f"{log.folder}/{file.path}"), columns=names)
+    if file.within is not None:
+        after, upto = file.within
+        rows = rows.filter(pc.and_(pc.greater(rows.column(PACKED), after), pc.less_equal(rows.column(PACKED), upto)))
+    return rows.column(HASH)

@@ -18,6 +18,8 @@ OP = "_op"
 HASH = "_hash"
 SEQ = "_seq"
 ROW = "_row"
+PACKED = "_sl_seq"
+"""The seq of each row inside a pack, a log file with the changes of several commits."""
 VNODE = "_vnode"
 FATE = "_sl_fate"
 KEPT, GONE, CAME, LOST = range(4)

@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
-from strandline.model.change import HASH, OP, ROW, SEQ, VNODE
+from strandline.model.change import HASH, OP, PACKED, ROW, SEQ, VNODE
 from strandline.model.name_map import NameMap
 from strandline.model.names import caseless_name, check_columns
 from strandline.model.settings import TableSettings
@@ -29,6 +29,7 @@ from strandline.model.stored_names import (
 
 FORMAT = 2  # of lakes and tables; 1 had commit files without digests and was in no release
 RENAMED_FORMAT = 3  # of tables with a renamed column, which earlier programs would read under other names
+PACKED_FORMAT = 4  # of tables whose log has had packs, which earlier programs would read as one commit each
 MAX_VNODES = 4096
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
@@ -49,7 +50,7 @@ def check_name(name: object) -> str:
 class TableDef:
     """A table's definition. `schemas[-1]` is the current schema; a file's name holds the id of its own schema. All of
     them have the present names of columns; `renames` tells the names inside files and those of earlier schemas. `names`
-    are the names of columns in the files that were loaded."""
+    are the names of columns in the files that were loaded. `is_packed`: the log has or had packs."""
 
     key: tuple[str, ...]
     cluster_by: tuple[str, ...]
@@ -60,6 +61,7 @@ class TableDef:
     settings: TableSettings = field(default_factory=TableSettings)
     names: NameMap = field(default_factory=NameMap)
     renames: tuple[ColumnRename, ...] = ()
+    is_packed: bool = False
 
     @staticmethod
     def declare(
@@ -294,11 +296,17 @@ class TableDef:
         return tag_fields(pa.schema([*self.schemas[schema_id], *hidden]), self.stored)
 
     def log_delta_schema(self) -> pa.Schema:
-        return pa.schema([*stored_schema(self.log_schema(self.schema_id)), pa.field(SEQ, pa.int64())])
+        packed = [pa.field(PACKED, pa.int64())] if self.is_packed else []
+        return pa.schema([*packed, *stored_schema(self.log_schema(self.schema_id)), pa.field(SEQ, pa.int64())])
 
     def baseline_delta_schema(self) -> pa.Schema:
         # Nullable: some engines check a column's declaration against files that are older than the column.
         return pa.schema([*stored_schema(self.baseline_schema(self.schema_id)), pa.field(VNODE, pa.int32())])
+
+    @property
+    def format(self) -> int:
+        """The oldest format that says how to read this table."""
+        return PACKED_FORMAT if self.is_packed else RENAMED_FORMAT if self.renames else FORMAT
 
     def to_configuration(self) -> dict[str, str]:
         facts = {
@@ -311,9 +319,10 @@ class TableDef:
             "care": self.settings.to_dict(),
             **({} if self.names == NameMap() else {"names": self.names.to_dict()}),
             **({"renames": [list(astuple(each)) for each in self.renames]} if self.renames else {}),
+            **({"packed": True} if self.is_packed else {}),
         }
         return {
-            "strandline.format": str(RENAMED_FORMAT if self.renames else FORMAT),
+            "strandline.format": str(self.format),
             "strandline.table": json.dumps(facts),
             "delta.enableExpiredLogCleanup": "false",
             "delta.setTransactionRetentionDuration": "interval 30 days",
@@ -322,7 +331,7 @@ class TableDef:
     @staticmethod
     def from_configuration(configuration: Mapping[str, str], where: str) -> TableDef:
         try:
-            check_format(int(configuration["strandline.format"]), where, newest=RENAMED_FORMAT)
+            check_format(int(configuration["strandline.format"]), where, newest=PACKED_FORMAT)
             facts = json.loads(configuration["strandline.table"])
             return TableDef(
                 tuple(facts["key"]),
@@ -334,6 +343,7 @@ class TableDef:
                 TableSettings.from_dict(facts.get("care", {})),
                 NameMap.from_dict(facts["names"]) if "names" in facts else NameMap(),
                 tuple(ColumnRename(*each) for each in facts.get("renames", ())),
+                bool(facts.get("packed")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Corrupt(f"{where} does not describe a Strandline table: {error!r}", path=where) from error

@@ -21,13 +21,13 @@ _TIMES = ("compact_age", "keep", "grace", "retention")
 class TableSettings:
     """A table's settings; times are in seconds.
 
-    A vnode is compacted when its changes in the log pass `compact_ratio` of its rows in the baseline, lie in more than
-    `compact_files` files, or the oldest of them is older than `compact_age`. Every state of the last `keep` can be
-    read. A file is deleted after nothing has needed it for `grace`. `retention` is how long a row is kept by its time
-    column; None keeps it for ever."""
+    A vnode is compacted when its changes in the log pass `compact_ratio` of its rows in the baseline, or the oldest of
+    them is older than `compact_age`. More than `compact_files` small files of the log become one. Every state of the
+    last `keep` can be read. A file is deleted after nothing has needed it for `grace`. `retention` is how long a row is
+    kept by its time column; None keeps it for ever."""
 
     compact_ratio: float = 0.2
-    compact_files: int = 200
+    compact_files: int = 32
     compact_age: float = 7 * 86400.0
     keep: float = 86400.0
     grace: float = 3600.0

@@ -44,6 +44,6 @@ def lag_of(marks: Mapping[int, int], start: Start, merge: TableAt, now_s: float)
         rows = size_of(files).rows
     if not files and not rows:
         return Lag(0, 0, None)
-    oldest_ms = min((file.modified_ms for _, file in files), default=None)
+    oldest_ms = min((file.oldest_ms for _, file in files), default=None)
     seconds = None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 1)
     return Lag(size_of(files).commits, rows, seconds)

@@ -16,6 +16,7 @@ from strandline.consumers import retention
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
+from strandline.consumers.feed import size_of
 from strandline.consumers.plan import ConsumerPlan, plan_marked, plan_own
 from strandline.consumers.registration import table_of
 from strandline.consumers.retention import Retention
@@ -24,10 +25,12 @@ from strandline.model.scrub import scrub_text
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.definition import KINDS
 from strandline.state.marks import ConsumerState, SavedReceipt
+from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.count import bound_rows, count_rows
 from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.horizon import horizon_for, micros, moment
+from strandline.tables.merge import TableAt
 from strandline.tables.rejects import Rejects
 from strandline.tables.store import TableStore
 
@@ -218,7 +221,7 @@ def _table_statuses(context: Context, status: TableStatus) -> list[ConsumerStatu
     table = context.table(status.name)
     merge = table.merge()
     folded = dict(enumerate(merge.baseline.marks))
-    waiting_ms = [file.modified_ms for seq, file in merge.log.by_seq if seq > status.folded_to]
+    waiting_ms = [file.oldest_ms for _, file in _unfolded_files(merge, status.folded_to)]
     waits_s = round(max(0.0, time.time() - min(waiting_ms) / 1000), 1) if waiting_ms else None
     lag = Lag(status.lag_commits, status.lag_rows, waits_s)
     own = [_own_status(Compaction(table), folded, lag, "; ".join(status.degraded) or None)]
@@ -304,8 +307,7 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
     merge = table.merge()
     log, baseline, definition = merge.log, merge.baseline, merge.definition
     folded_to = min(baseline.marks)
-    unfolded = [(seq, file) for seq, file in log.by_seq if seq > folded_to]
-    lag_rows = sum(file.rows for _, file in unfolded)
+    unfolded = size_of(_unfolded_files(merge, folded_to))
     rows, is_exact = bound_rows(merge)
     if exact and not is_exact:
         rows, is_exact = count_rows(table, merge), True
@@ -316,14 +318,14 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         rows=rows,
         is_exact=is_exact,
         head=log.head,
-        commits=len({seq for seq, _ in log.by_seq}),
+        commits=size_of(log.by_seq).commits,
         log_files=len(log.by_seq),
         log_bytes=sum(file.size for _, file in log.by_seq),
         baseline_files=len(baseline.files()),
         baseline_bytes=sum(file.size for file in baseline.files()),
         folded_to=folded_to,
-        lag_commits=len({seq for seq, _ in unfolded}),
-        lag_rows=lag_rows,
+        lag_commits=unfolded.commits,
+        lag_rows=unfolded.rows,
         last_commit_at=dt.datetime.fromtimestamp(log.snapshot.timestamp_ms / 1000, dt.UTC),
         rejects=Rejects(log.storage, table.entry).count(),
         oldest_seq=table.oldest,
@@ -334,6 +336,10 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         hidden_before=None if merge.horizon is None else moment(merge.horizon).replace(tzinfo=dt.UTC),
         expiring_rows=_count_expiring(table),
     )
+
+
+def _unfolded_files(merge: TableAt, folded_to: int) -> list[tuple[int, DataFile]]:
+    return merge.log.files(max(folded_to, merge.log.trimmed_to), merge.log.head)
 
 
 def _count_expiring(table: TableStore) -> int:

@@ -4,9 +4,10 @@ Commit files are written directly, as the Delta protocol describes: the content 
 (`build` is called again for each number tried), and a commit must neither be replayed nor merged. Reading starts at the
 last checkpoint and takes the commit files after it; a snapshot is then extended by new commit files only. Each commit
 names the digest of the commit before it. A commit that does not follow, or is missing before later ones, is `Corrupt`.
+Now and then a thread writes a checkpoint, so that no commit waits for it.
 
 After a crash: a commit file is there whole or not at all; files that no commit claims are orphans that nothing
-reads.
+reads. A checkpoint that was under way is missing, and readers take the one before it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class DeltaLog:
         self._snapshot: Snapshot | None = None
         self._looked_s = self._listed_s = _read_clocks()
         self._has_gap = False
+        self._one_checkpoint = threading.Lock()
+        self._beside: threading.Thread | None = None
 
     def refresh(self) -> Snapshot:
         """The newest snapshot. When nothing is new, it costs one look."""
@@ -159,9 +162,29 @@ class DeltaLog:
                 if _is_recent(looked_s) or self._is_current(snapshot.version + 1, draft):
                     break
             self._snapshot = after = apply_commit(snapshot, landed)
-        if after.version % CHECKPOINT_EVERY == 0:
-            self.checkpoint()
+            if after.version % CHECKPOINT_EVERY == 0:
+                self._begin_checkpoint()
         return after
+
+    def _begin_checkpoint(self) -> None:
+        """Write a checkpoint beside the commits that follow; at most one at a time. The interpreter waits for it when
+        it exits: ending a thread in the midst of a library's code could end the process by a signal."""
+        if self._beside is not None and self._beside.is_alive():
+            return
+        thread = threading.Thread(target=self.checkpoint, name="strandline-checkpoint")
+        try:
+            thread.start()
+        except RuntimeError:
+            # No thread can be had, as while the interpreter exits: a later commit tries again.
+            return
+        self._beside = thread
+
+    def await_checkpoint(self) -> None:
+        """Wait until no checkpoint that a commit has begun is under way."""
+        with self._lock:
+            thread = self._beside
+        if thread is not None:
+            thread.join()
 
     def _is_current(self, version: int, draft: Draft) -> bool:
         """Whether readers see a commit that took long to create.
@@ -204,7 +227,8 @@ class DeltaLog:
         """Write a checkpoint. A failure only costs later readers time, so it is logged, not raised; with `is_wanted`,
         `Unavailable` where this process may not write."""
         try:
-            self.chain.checkpoints.write(self.at)
+            with self._one_checkpoint:
+                self.chain.checkpoints.write(self.at)
         except Exception as error:
             said = first_line(error, secret.store_secrets(self.storage.delta_options))
             where = self.storage.url(self.folder)

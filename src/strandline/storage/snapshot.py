@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +21,39 @@ PURGE = "purge"  # the version of the last commit that erased rows from the tabl
 FORGOTTEN_MS = 0  # a txn last updated then has expired: readers here drop it, the next checkpoint too
 _RAW_BYTES = "strandline.rawBytes"
 _CRC = "strandline.crc32"
+_PACK = "strandline.pack"
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What a log file holds that has the changes of several commits: those of `commits` commits from the seq `first` to
+    `last`, made from `since_ms` to `until_ms`. `tier` counts how often its rows have been packed, at most."""
+
+    first: int
+    last: int
+    commits: int
+    tier: int
+    since_ms: int
+    until_ms: int
+
+    def share(self, after: int, upto: int) -> float:
+        """About which part of its changes lies in `(after, upto]`, as if they were evenly spread."""
+        both = min(self.last, upto) - max(self.first - 1, after)
+        return max(0, both) / (self.last - self.first + 1)
+
+    def time_ms(self, seq: int) -> int:
+        """About when the commit `seq` was made."""
+        part = (max(self.first, seq) - self.first) / max(1, self.last - self.first)
+        return self.since_ms + round((self.until_ms - self.since_ms) * min(1.0, part))
 
 
 @dataclass(frozen=True)
 class DataFile:
     """A live Parquet file of a Delta table. `path` is relative to the table; `modified_ms` is the time of its commit;
-    `raw_bytes` is the size of its rows in memory; `crc` is the crc32 of its bytes, None in files of older versions."""
+    `raw_bytes` is the size of its rows in memory; `crc` is the crc32 of its bytes, None in files of older versions.
+
+    `pack` is set for a log file with the changes of several commits. `within` limits it to the changes in
+    `(after, upto]` for a reader; it is not stored."""
 
     path: str
     size: int
@@ -35,6 +62,8 @@ class DataFile:
     stats_text: str
     raw_bytes: int
     crc: int | None = None
+    pack: Pack | None = None
+    within: tuple[int, int] | None = None
 
     @cached_property
     def stats(self) -> Mapping[str, Any]:
@@ -44,28 +73,41 @@ class DataFile:
     def rows(self) -> int:
         return int(self.stats["numRecords"])
 
-    def add(self) -> Action:
+    @property
+    def share(self) -> float:
+        """About which part of the file a reader wants: all of it, except of a pack that is not all `within` a range."""
+        return 1.0 if self.pack is None or self.within is None else self.pack.share(*self.within)
+
+    @property
+    def oldest_ms(self) -> int:
+        """About when the oldest change that a reader wants was committed."""
+        if self.pack is None:
+            return self.modified_ms
+        return self.pack.time_ms(self.pack.first if self.within is None else self.within[0] + 1)
+
+    def add(self, *, is_change: bool = True) -> Action:
         return {
             "add": {
                 "path": self.path,
                 "partitionValues": dict(self.partition),
                 "size": self.size,
                 "modificationTime": self.modified_ms,
-                "dataChange": True,
+                "dataChange": is_change,
                 "stats": self.stats_text,
                 "tags": {
                     _RAW_BYTES: str(self.raw_bytes),
                     **({} if self.crc is None else {_CRC: f"{self.crc:08x}"}),
+                    **({} if self.pack is None else {_PACK: json.dumps(asdict(self.pack), separators=(",", ":"))}),
                 },
             }
         }
 
-    def remove(self, at_ms: int) -> Action:
+    def remove(self, at_ms: int, *, is_change: bool = True) -> Action:
         return {
             "remove": {
                 "path": self.path,
                 "deletionTimestamp": at_ms,
-                "dataChange": True,
+                "dataChange": is_change,
                 "extendedFileMetadata": True,
                 "partitionValues": dict(self.partition),
                 "size": self.size,
@@ -96,7 +138,8 @@ class Draft:
     """The content of a commit, decided from the snapshot before it.
 
     `txns` stay for ever, `expiring_txns` as long as the table's configuration says; `forgotten_txns` are removed.
-    `doomed` are unclaimed files that no commit may claim from here on."""
+    `doomed` are unclaimed files that no commit may claim from here on. Without `is_change`, the commit only arranges
+    rows anew: other engines that follow the table skip it."""
 
     add: Sequence[DataFile] = ()
     remove: Sequence[DataFile] = ()
@@ -104,6 +147,7 @@ class Draft:
     expiring_txns: Mapping[str, int] = field(default_factory=dict)
     forgotten_txns: Mapping[str, int] = field(default_factory=dict)
     doomed: Sequence[str] = ()
+    is_change: bool = True
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
 
@@ -118,6 +162,7 @@ def data_file(add: Mapping[str, Any]) -> DataFile:
         add.get("stats") or "",
         int(tags.get(_RAW_BYTES) or add["size"]),
         int(tags[_CRC], 16) if tags.get(_CRC) else None,
+        Pack(**json.loads(tags[_PACK])) if tags.get(_PACK) else None,
     )
 
 
@@ -208,8 +253,8 @@ def actions_of(draft: Draft, operation: str, commit_id: str, now_ms: int, metric
         {"txn": {"appId": app, "version": version, "lastUpdated": FORGOTTEN_MS}}
         for app, version in draft.forgotten_txns.items()
     ]
-    actions += [file.remove(now_ms) for file in draft.remove]
-    actions += [replace(file, modified_ms=now_ms).add() for file in draft.add]
+    actions += [file.remove(now_ms, is_change=draft.is_change) for file in draft.remove]
+    actions += [replace(file, modified_ms=now_ms).add(is_change=draft.is_change) for file in draft.add]
     return actions
 
 

@@ -38,4 +38,4 @@ def count_rows(table: TableStore, merge: TableAt, predicate: Predicate | None = 
 def _is_one_batch_of_upserts(log: Sequence[tuple[int, DataFile]]) -> bool:
     """Whether all changes are upserts of one commit, by statistics. A commit holds a key once, so they count rows."""
     ops = {file.stats.get(side, {}).get(OP) for _, file in log for side in ("minValues", "maxValues")}
-    return len({seq for seq, _ in log}) == 1 and ops == {UPSERT}
+    return len({seq for seq, _ in log}) == 1 and not any(file.pack for _, file in log) and ops == {UPSERT}

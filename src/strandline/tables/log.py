@@ -12,15 +12,13 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.crash import crash_point
-from strandline.engines.scan import ScanFile
-from strandline.errors import Corrupt, Internal, Invalid, NotFound, NotRetained, StrandlineError
+from strandline.errors import Corrupt, Internal, NotFound, StrandlineError
 from strandline.model import types as schemas
 from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, Commit, Op
 from strandline.model.definition import TableDef
@@ -36,82 +34,17 @@ from strandline.storage.snapshot import (
     new_file_name,
     new_metadata,
     protocol,
-    schema_id_of,
 )
 from strandline.tables.horizon import horizon_at, horizon_txn, horizons
+from strandline.tables.log_state import EPOCH, HIDDEN, PACK, TRIM, LogState, first_seq, scan_file
 from strandline.tables.pins import Pins
+
+__all__ = ["TRIM", "Amend", "Log", "LogState", "first_seq", "scan_file"]
 
 Amend = Callable[[Snapshot, Draft], Draft]
 
-TRIM = "trim"
-EPOCH = "epoch"
-HIDDEN = "hidden"
 DROPPED = "strandline.dropped"
 DELETED = "strandline.deleted"
-
-
-@dataclass(frozen=True)
-class LogState:
-    """The log at one version: its definition and its live files in seq order."""
-
-    snapshot: Snapshot
-    storage: Storage
-    folder: str
-
-    @property
-    def head(self) -> int:
-        return self.snapshot.version
-
-    @property
-    def trimmed_to(self) -> int:
-        return self.snapshot.txns.get(TRIM, 0)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the state that last trimmed the log."""
-        return self.snapshot.txns.get(EPOCH, 0)
-
-    @property
-    def hidden_rows(self) -> int:
-        """How many rows have expired since the table was made, as each expiry has counted them."""
-        return self.snapshot.txns.get(HIDDEN, 0)
-
-    @property
-    def purged(self) -> int:
-        """The last commit that removed rows from the past: results of earlier reads may be outdated."""
-        return self.snapshot.txns.get(PURGE, 0)
-
-    @cached_property
-    def definition(self) -> TableDef:
-        return TableDef.from_configuration(self.snapshot.configuration, self.storage.url(self.folder))
-
-    @cached_property
-    def by_seq(self) -> list[tuple[int, DataFile]]:
-        return sorted(
-            ((int(file.partition[SEQ] or 0), file) for file in self.snapshot.files.values()),
-            key=lambda pair: (pair[0], pair[1].path),
-        )
-
-    def files(self, after: int, upto: int) -> list[tuple[int, DataFile]]:
-        """The files of the commits in `(after, upto]`; `NotRetained` when some of them are trimmed."""
-        for name, bound in (("after", after), ("upto", upto)):
-            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-                raise Invalid(f"{name} is {bound!r}; expected a seq, 0 or more")
-        if after < self.trimmed_to:
-            raise NotRetained(
-                f"changes after seq {after} are gone: the log is kept from {self.trimmed_to} on",
-                seq=after,
-                oldest=self.trimmed_to,
-            )
-        return [pair for pair in self.by_seq if after < pair[0] <= upto]
-
-    def scans(self, pairs: Iterable[tuple[int, DataFile]]) -> list[ScanFile]:
-        return [scan_file(self.storage, self.folder, file, seq) for seq, file in pairs]
-
-
-def scan_file(storage: Storage, folder: str, file: DataFile, number: int) -> ScanFile:
-    path = f"{folder}/{file.path}"
-    return ScanFile(storage.url(path), path, schema_id_of(file), number, file.size)
 
 
 def lost_table(storage: Storage, folder: str) -> Corrupt:
@@ -232,7 +165,7 @@ class Log:
         return next((txns[app] for app in _token_txns(tokens) if app in txns), None)
 
     def _replayed_commit(self, seq: int) -> Commit:
-        return Commit(seq, sum(file.rows for at, file in self.refresh().by_seq if at == seq), is_replay=True)
+        return Commit(seq, self.refresh().rows_at(seq), is_replay=True)
 
     def discard(self, files: Iterable[DataFile]) -> None:
         """Delete files that no commit claims and none will."""
@@ -297,6 +230,16 @@ class Log:
             return Draft(remove=removed, add=added, txns={PURGE: snapshot.version + 1})
 
         self.delta.commit("PURGE", build, metrics={"files": len(added)})
+
+    def pack(self, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
+        """Replace files by packs with the same changes. `Conflict` when a file was removed meanwhile."""
+
+        def build(snapshot: Snapshot, now_ms: int) -> Draft:
+            _refuse_dropped(snapshot)
+            draft = Draft(remove=removed, add=added, txns={PACK: snapshot.version + 1}, is_change=False)
+            return self.amend_definition(snapshot, draft, lambda known: replace(known, is_packed=True))
+
+        self.delta.commit("PACK", build, metrics={"files": len(removed), "packs": len(added)})
 
     def mark_dropped(self) -> None:
         """End the log: later writes are refused, also those of processes that still have it open."""

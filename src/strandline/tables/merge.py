@@ -76,8 +76,11 @@ class TableAt:
     def base_seq(self) -> int | None:
         """The base commit. It is one of the whole table, also of a part, so that all reads share one fold."""
         marks = self.baseline.marks
-        first = next((seq for seq, _ in self.log.files(min(marks), self.seq)), None)
-        if first is None or not self.definition.is_keyed:
+        files = self.log.files(min(marks), self.seq)
+        if not files or not self.definition.is_keyed:
+            return None
+        first = files[0][0]
+        if is_packed(first, files):
             return None
         has_rows = any(marks[int(file.partition[VNODE] or 0)] < first for file in self.baseline.files())
         return None if has_rows else first
@@ -112,9 +115,10 @@ class TableAt:
     @property
     def is_first_load(self) -> bool:
         """Whether the table is one commit: it has one change a key, so all changes win and no fold is needed."""
-        marks = self.baseline.marks
+        marks, files = self.baseline.marks, self.log_files()
         is_level = len({marks[vnode] for vnode in self.only or range(len(marks))}) == 1
-        return is_level and not self.base_files() and len({seq for seq, _ in self.log_files()}) == 1
+        is_one = len({seq for seq, _ in files}) == 1 and not any(file.pack for _, file in files)
+        return is_level and not self.base_files() and is_one
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
@@ -153,6 +157,11 @@ class TableAt:
         """The hash of the one key that the condition asks for; None when it does not fix the whole key."""
         key = predicate.key_values(self.definition.key) if predicate else None
         return None if key is None else _hash_key(key, self.definition)
+
+
+def is_packed(seq: int, log: LogFiles) -> bool:
+    """Whether changes of a commit may lie in a pack, among those of other commits."""
+    return any(file.pack is not None and file.pack.first <= seq <= last for last, file in log)
 
 
 def raise_marks(marks: Sequence[int], seq: int) -> tuple[int, ...]:

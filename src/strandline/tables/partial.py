@@ -19,14 +19,14 @@ import pyarrow as pa
 from strandline.engines.choice import BULK
 from strandline.engines.scan import listed, quoted
 from strandline.errors import Conflict, Invalid
-from strandline.model.change import HASH, SEQ, UPSERT, Commit
+from strandline.model.change import HASH, OP, SEQ, UPSERT, Commit
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, vnode_of
 from strandline.model.types import conform
 from strandline.retry import until_landed
 from strandline.storage.snapshot import PURGE, Draft, Snapshot, schema_id_of
-from strandline.tables.log import TRIM, Amend
-from strandline.tables.merge import TableAt, duck_sql
+from strandline.tables.log import TRIM, Amend, first_seq
+from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
@@ -146,15 +146,13 @@ def complete_frame(
 
 def _find_filled(merge: TableAt, names: Sequence[str]) -> list[str]:
     """Those columns in which the table may have values, by statistics."""
-    files = [*merge.base_files(), *(file for _, file in merge.log_files())]
-    schemas = merge.definition.schemas
-
-    def has_values(name: str) -> bool:
-        holders = [file for file in files if name in schemas[schema_id_of(file)].names]
-        stored = merge.definition.stored.get(name, name)
-        return any(file.stats.get("nullCount", {}).get(stored, -1) < file.rows for file in holders)
-
-    return [name for name in names if has_values(name)]
+    inside = [frozenset(schema.names) for schema in merge.definition.schemas]
+    stored = {name: merge.definition.stored.get(name, name) for name in names}
+    filled: set[str] = set()
+    for file in [*merge.base_files(), *(file for _, file in merge.log_files())]:
+        held, nulls, rows = inside[schema_id_of(file)], file.stats.get("nullCount", {}), file.rows
+        filled.update(n for n in names if n not in filled and n in held and nulls.get(stored[n], -1) < rows)
+    return [name for name in names if name in filled]
 
 
 def _find_values(table: TableStore, merge: TableAt, keys: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -166,8 +164,9 @@ def _find_values(table: TableStore, merge: TableAt, keys: pa.Table, names: Seque
     wanted = keys.append_column(_PLACE, pa.array(range(keys.num_rows), pa.int64()))
     with table.duck.transaction() as cursor:
         fold = table.pinned_fold(cursor, part)
-        rows = duck_sql(part, fold, [*key, *names])
         cursor.register("_wanted", wanted)
+        files = part.candidates(None) if fold is None else _choose_files(cursor, fold, part)
+        rows = duck_sql(part, fold, [*key, *names], files=files)
         columns = ", ".join(f"t.{quoted(name)}" for name in names)
         sql = f"SELECT {columns} FROM _wanted w LEFT JOIN ({rows}) t USING ({listed(key)}) ORDER BY w.{_PLACE}"
         found = cursor.sql(sql).to_arrow_table()
@@ -175,14 +174,27 @@ def _find_values(table: TableStore, merge: TableAt, keys: pa.Table, names: Seque
     return conform(found, pa.schema([definition.schema.field(name).with_nullable(True) for name in names]))
 
 
+def _choose_files(cursor: Any, fold: str, part: TableAt) -> Files:
+    """The files that have the rows of the wanted keys: the fold knows the commit of each changed one. A file of many
+    columns opens slowly."""
+    files, key = part.candidates(None), listed(part.definition.key)
+    found = cursor.execute(f"SELECT {SEQ}, {OP}, count(*) FROM {fold} SEMI JOIN _wanted USING ({key}) GROUP BY ALL")
+    changed = found.fetchall()
+    seqs = {seq for seq, op, _ in changed if op == UPSERT}
+    log = [pair for pair in files.log if any(first_seq(*pair) <= seq <= pair[0] for seq in seqs)]
+    wanted = cursor.execute(f"SELECT count(*) FROM (SELECT DISTINCT {key} FROM _wanted)").fetchall()[0][0]
+    is_all_changed = part.definition.version is None and sum(count for _, _, count in changed) == wanted
+    return Files(() if is_all_changed else files.baseline, log)
+
+
 def _complete_rows(table: TableStore, merge: TableAt, rows: pa.Table, lacking: Sequence[str]) -> pa.Table:
     filled = _find_filled(merge, lacking)
     if not filled:
         return rows
     values = _find_values(table, merge, rows.select(list(merge.definition.key)), filled)
-    for name in filled:
-        rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), values.column(name))
-    return rows
+    is_filled = set(filled)
+    columns = [(values if name in is_filled else rows).column(name) for name in rows.column_names]
+    return pa.table(columns, schema=rows.schema)
 
 
 def _check_unchanged(seq: int, hashes: Any, amend: Amend | None) -> Amend:

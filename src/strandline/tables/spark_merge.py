@@ -309,9 +309,15 @@ def _file_size(url: str) -> int | None:
 
 def listing(spark: SparkSession, files: Sequence[ScanFile], tasks: int) -> DataFrame:
     """The input rows of a `ReadLane`, spread over at most `tasks` tasks."""
-    rows = [(file.path, file.schema_id, file.number) for file in files]
-    named = spark.createDataFrame(rows, "path string, schema_id int, number long")
+    rows = [(file.path, file.schema_id, file.number, *inside_of(file)) for file in files]
+    named = spark.createDataFrame(rows, ReadLane.INPUT)
     return named.repartition(max(1, min(len(files), tasks)))
+
+
+def inside_of(file: ScanFile) -> tuple[str | None, int | None, int | None]:
+    """The last three columns of an input row."""
+    own = file.inside
+    return (None, None, None) if own is None else (own.column, own.after, own.upto)
 
 
 def check_files(
@@ -341,8 +347,12 @@ def _native_scan(
     from pyspark.sql import functions as F
 
     urls = [file.url for file in files]
+    own = files[0].inside
+    stored_columns = pa.schema([*stored_schema(inside), *([pa.field(own.column, pa.int64())] if own else [])])
     with planning(spark, len(urls)):
-        frame = spark.read.options(**_EXACT).schema(spark_schema(stored_schema(inside))).parquet(*urls)
+        frame = spark.read.options(**_EXACT).schema(spark_schema(stored_columns)).parquet(*urls)
+    if own is not None and own.condition:
+        frame = frame.where(own.condition)
     kinds = {field.name: field.type for field in inside}
     exprs = []
     for field in fields:
@@ -350,7 +360,9 @@ def _native_scan(
         value = stored if field.name in kinds else "NULL"
         value = value if kinds.get(field.name) == field.type else f"CAST({value} AS {spark_type(field.type)})"
         exprs.append(value if value == name else f"{value} AS {name}")
-    if number_as and len({file.number for file in files}) == 1:
+    if number_as and own is not None:
+        exprs.append(f"{own.column} AS {number_as}")
+    elif number_as and len({file.number for file in files}) == 1:
         exprs.append(f"{files[0].number}L AS {number_as}")
     elif number_as:
         names = [file.url.rsplit("/", 1)[1] for file in files]

@@ -21,7 +21,8 @@ from strandline.model.condition import Predicate
 from strandline.model.keys import shift_for
 from strandline.model.names import backticked
 from strandline.tables.fold import LogFiles
-from strandline.tables.merge import Files, TableAt, has_only_upserts, needed_columns, raise_marks
+from strandline.tables.log import first_seq
+from strandline.tables.merge import Files, TableAt, has_only_upserts, is_packed, needed_columns, raise_marks
 from strandline.tables.spark_merge import base_scan, drop_folded, equal_keys, find_winners, log_scan
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def _find_layer(merge: TableAt) -> int | None:
     if _holds(sum(rows.values())) or merge.definition.version is not None:
         return None
     large = [seq for seq, count in rows.items() if not _holds(count * _LARGE_SHARE)]
+    large = [seq for seq in large if not is_packed(seq, merge.later_files())]
     return max(large) if 0 < len(large) <= _MOST_LAYERS else None
 
 
@@ -191,7 +193,7 @@ class _Reader:
         self, merge: TableAt, files: LogFiles, columns: Sequence[str], marks: Sequence[int]
     ) -> DataFrame:
         """The changes after these marks in log files: rows of the base have the others already."""
-        is_part = max(marks) >= files[0][0]
+        is_part = max(marks) >= min(first_seq(seq, file) for seq, file in files)
         inside = list(dict.fromkeys([*columns, *([HASH, SEQ] if is_part else [])]))
         log = self._scan_changes(merge, files, inside)
         return drop_folded(log, marks).select(*_quote_names(columns)) if is_part else log

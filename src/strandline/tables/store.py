@@ -188,7 +188,8 @@ class TableStore:
 
     def _whole_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
         """All columns at a seq, kept for the next read: planning takes Spark longer than many reads."""
-        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, merge.log.purged)
+        past = (merge.log.purged, merge.log.packed)
+        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, past)
         with self.lock:
             if self._spark_frame is None or self._spark_frame[0] != place:
                 fold = self.fold_frame(spark, merge)
@@ -351,7 +352,10 @@ def _find_winner_files(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any
     if not found:
         return Files(files.baseline, merge.split(files.log)[0])
     seq, op = found[0]
-    return Files((), [pair for pair in files.log if pair[0] == seq and op == UPSERT])
+    candidates = {file.path for _, file in files.log}
+    # A pack may hold other changes of the key: it is limited to the commit.
+    changed = merge.log.files(seq - 1, seq) if op == UPSERT else []
+    return Files((), [pair for pair in changed if pair[1].path in candidates])
 
 
 def _select_schema(merge: TableAt, names: Sequence[str]) -> pa.Schema:

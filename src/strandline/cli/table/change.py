@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 MEANINGS = {
     "compact_ratio": "compact a vnode when its changes pass this share of its rows in the baseline",
-    "compact_files": "or lie in more files than this",
-    "compact_age": "or have waited for longer than this",
+    "compact_files": "more small files of the log than this are packed into one",
+    "compact_age": "compact a vnode when a change has waited for longer than this",
     "keep": "how far back the table stays readable",
     "grace": "how long a file must be unneeded before vacuum deletes it",
     "retention": "how old a row gets by its time column, before expire hides it",

@@ -32,6 +32,9 @@ def table_health(exam: TableExam, duck: Duck) -> list[Finding]:
         due = f"{len(plan.due)} of {table.definition.vnodes} vnodes"
         what = f"{due} are due to be compacted; vnode {first.vnode}: {first.why}"
         found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
+    if plan.packs:
+        what = f"{plan.packed_files:,} small files of the log are due to be packed"
+        found.append(Finding("note", entry.name, what, where, command=f"compact {entry.name}"))
     cleaned = vacuum(table, dry_run=True)
     if cleaned.waiting_files:
         wait = "waits" if cleaned.waiting_files == 1 else "wait"

@@ -13,7 +13,7 @@ from strandline.engines.duck import Duck
 from strandline.engines.scan import listed, literal
 from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.model.arrow_check import find_invalid, find_unreadable
-from strandline.model.change import DELETE, HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.model.change import DELETE, HASH, OP, PACKED, ROW, SEQ, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys, same_as_next, shift_for
 from strandline.storage import digest
@@ -37,14 +37,17 @@ def examine_rows(
         for number, files in groups.items():
             is_whole = True
             for file in files:
-                fault = _find_fault(part, file, partial(check, definition=definition, number=number), order)
+                whole_order = order if file.pack is None else (PACKED, *order)
+                fault = _find_fault(part, file, partial(check, definition=definition, file=file), whole_order)
                 advance(1)
                 if fault:
                     is_whole = False
                 if fault and not part.has_finding(file.path):
                     part.add(fault, file.path)
-            if len(files) > 1 and is_whole and definition.is_keyed:
-                _check_unique_keys(part, files, definition.key, f"{partition[1:]} {number}", duck)
+            # A pack has a key once for each of its seqs, which its order has shown.
+            single = [file for file in files if file.pack is None]
+            if len(single) > 1 and is_whole and definition.is_keyed:
+                _check_unique_keys(part, single, definition.key, f"{partition[1:]} {number}", duck)
 
 
 def _find_fault(
@@ -83,7 +86,11 @@ def _is_rising(keys: pa.Table) -> bool:
     return is_sorted and not pc.any(same_as_next(keys, keys.column_names), min_count=0).as_py()
 
 
-def _log_fault(rows: pa.Table, definition: TableDef, number: str) -> str | None:
+def _log_fault(rows: pa.Table, definition: TableDef, file: DataFile) -> str | None:
+    if file.pack is not None:
+        seqs = pc.min_max(rows.column(PACKED)).as_py()
+        if seqs["min"] < file.pack.first or seqs["max"] > file.pack.last:
+            return f"a change is not of the seqs {file.pack.first} to {file.pack.last} of its pack"
     if not pc.all(pc.is_in(rows.column(OP), pa.array([UPSERT, DELETE])), min_count=0).as_py():
         return f"a change is neither {UPSERT} nor {DELETE}"
     if definition.is_keyed and not hash_keys([rows.column(name) for name in definition.key]).equals(
@@ -93,13 +100,14 @@ def _log_fault(rows: pa.Table, definition: TableDef, number: str) -> str | None:
     return None
 
 
-def _baseline_fault(rows: pa.Table, definition: TableDef, number: str) -> str | None:
+def _baseline_fault(rows: pa.Table, definition: TableDef, file: DataFile) -> str | None:
     if not definition.is_keyed:
         return None
     hashes = hash_keys([rows.column(name) for name in definition.key])
     vnodes = pc.shift_right(hashes, pa.scalar(shift_for(definition.vnodes), pa.int64()))
-    if not pc.all(pc.equal(vnodes, int(number)), min_count=0).as_py():
-        return f"a row is not of vnode {number}"
+    vnode = file.partition[VNODE]
+    if not pc.all(pc.equal(vnodes, int(vnode or 0)), min_count=0).as_py():
+        return f"a row is not of vnode {vnode}"
     return None
 
 
