@@ -1,10 +1,10 @@
 """A Spark program's own work on Strandline tables, against Spark's plain Parquet files and deltalake.
 
-One session of the user's own, with Spark's defaults, reads the same source files for every contender. A round writes the
-narrow rows with each of them in turn, then adds two small commits to Strandline's table, reads it through its log,
-compacts it and reads it again; the Parquet files are read in the same minute. Wide rows, a bulk ingest of JSON lines and
-the lag of a stream are parts of their own. Every answer is checked. A figure named `a_vs_b` is our time over theirs,
-but `upsert_vs_deltalake` is the peer's time over ours."""
+One session of the user's own, with Spark's defaults, reads the same source files for every contender. A round writes
+the narrow rows with each of them in turn, then adds two small commits to Strandline's table, reads it through its log,
+compacts it and reads it again; the Parquet files are read in the same minute. Wide rows, a bulk ingest of JSON lines
+and the lag of a stream are parts of their own. Every answer is checked. A figure named `a_vs_b` is our time over
+theirs, but `upsert_vs_deltalake` is the peer's time over ours."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def measure_wide(lake: Any, spark: Any, folder: Path, rows: int, repeats: int) -
 def measure_ingest(lake: Any, spark: Any, source: Path, folder: Path, rows: int, repeats: int) -> dict[str, Samples]:
     """JSON lines into a table, against Spark's own reader with the schema given, and Parquet."""
     lines = write_lines(source, folder / "lines", rows)
-    columns = ", ".join(["id long", "session string", "ts timestamp", "kind string", "value double", "n int, text string"])
+    columns = "id long, session string, ts timestamp, kind string, value double, n int, text string"
 
     def ours(round_: int) -> None:
         table = lake.create_table(f"lines_{round_}", common.SCHEMA, key=["id"], vnodes=VNODES)

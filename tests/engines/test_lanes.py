@@ -10,12 +10,12 @@ import strandline as sl
 from strandline.engines.lanes import (
     CheckLane,
     ExportLane,
-    LogLane,
     ReadLane,
     files_of,
     receipt,
     staged_of,
 )
+from strandline.engines.log_lane import LogLane
 from strandline.model.change import HASH, OP, ROW, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import hash_keys
