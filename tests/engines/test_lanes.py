@@ -22,6 +22,7 @@ from strandline.model.keys import hash_keys
 from strandline.storage.contract import StagedFile
 from strandline.storage.local import LocalStorage
 from strandline.storage.snapshot import DataFile
+from strandline.tables.merge import vnodes_of
 from support import ITEMS, files_below, refused
 
 DEFINITION = TableDef.declare(ITEMS, key=["id"], vnodes=4)
@@ -82,6 +83,36 @@ def test_without_an_order_equal_keys_are_refused_unless_versions_decide(storage)
     assert files_below(storage.uri) == set()
     lane = LogLane(storage, "log", VERSIONED, UPSERT, is_ordered=False)
     assert written(storage, lane, rows) == [(1, "b", UPSERT)]
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 1 << 30])
+def test_equal_keys_are_found_wherever_memory_ends(storage, budget_bytes):
+    rows = rows_of(*((number % 500, str(number), number) for number in range(1000)))
+    rows = rows.take(pa.array([*range(1, 1000, 2), *range(0, 1000, 2)]))
+    lane = LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=False, budget_bytes=budget_bytes)
+    with refused(sl.Invalid, column="id"):
+        written(storage, lane, rows, 100)
+    lane = LogLane(storage, "log", VERSIONED, UPSERT, is_ordered=False, budget_bytes=budget_bytes)
+    assert [row[0] for row in written(storage, lane, rows, 100)] == list(range(500))
+    assert {row[1] for row in written(storage, lane, rows, 100)} == {str(number) for number in range(500, 1000)}
+
+
+def test_a_large_vnode_has_files_of_its_own_sorted_by_key(storage):
+    definition = TableDef.declare(pa.schema([("id", pa.int64()), ("text", pa.string())]), key=["id"], vnodes=4)
+    ids = pa.array(range(3000))
+    rows = pa.table([ids, [f"{number:04d}" * 2000 for number in range(3000)], hash_keys([ids])], ["id", "text", HASH])
+    files, failure = files_of(receipts(LogLane(storage, "log", definition, UPSERT, is_ordered=False), rows, 100))
+    assert failure is None
+    assert [list(vnodes_of(file, 4)) for file in files] == [[0], [1], [2], [3]]
+    for file in files:
+        found = pq.read_table(storage.url(f"log/{file.path}"))["id"].to_pylist()
+        assert found == sorted(found)
+
+
+def test_small_vnodes_share_a_file(storage):
+    rows = rows_of(*((number, "a", 1) for number in range(100)))
+    files, _ = files_of(receipts(LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=False), rows))
+    assert [list(vnodes_of(file, 4)) for file in files] == [[0, 1, 2, 3]]
 
 
 def test_a_null_key_is_refused_by_its_column(storage):
