@@ -132,13 +132,18 @@ def _place_rows(rows: pa.Table, place: int) -> pa.Table:
 def _share_files(lots: Iterator[pa.Table], shift: int) -> Iterator[list[pa.Table]]:
     """The rows of each file. A large vnode has files of its own, as in a baseline."""
     held: list[pa.Table] = []
-    size = 0
+    size, last = 0, -1
     for lot in lots:
         vnodes = lot.column(HASH).to_numpy() >> shift
         starts = np.flatnonzero(np.diff(vnodes, prepend=-1))
         for start, end in zip(starts, [*starts[1:], len(vnodes)], strict=True):
+            if held and vnodes[start] == last:
+                # Another lot of the same vnode: its keys begin again.
+                yield held
+                held, size = [], 0
             held.append(lot.slice(start, end - start))
             size += held[-1].nbytes
+            last = vnodes[start]
             if size >= _SHARED_BYTES:
                 yield held
                 held, size = [], 0
