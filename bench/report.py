@@ -271,8 +271,8 @@ def spark() -> str:
     return "\n".join(
         [
             f"## spark\n\n{detail['rows']:,} narrow rows and {detail['wide_rows']:,} wide ones in one Spark session;"
-            f" medians of {detail['repeats']} rounds. `merged` is one large commit and two small ones, `parquet` Spark's"
-            " plain files.\n",
+            f" medians of {detail['repeats']} rounds. `merged` is one large commit and two small ones; `parquet` is"
+            " Spark's plain files.\n",
             "![Rows written from Spark](charts/spark-write.svg)\n",
             table(["seconds", *names], rows) + "\n",
             figures(result),
