@@ -261,6 +261,36 @@ def mirror() -> str:
     )
 
 
+def spark() -> str:
+    """Nothing until there was a whole run."""
+    if not (RESULTS / "spark.json").exists():
+        return ""
+    result = load("spark")
+    detail = result["detail"]
+    seconds = {
+        operation: {name: median(taken) for name, taken in by_name.items() if taken}
+        for operation, by_name in detail["seconds"].items()
+    }
+    (DOCS / "charts" / "spark-write.svg").write_text(
+        chart(f"{detail['rows']:,} rows written from Spark, seconds (shorter is better)", seconds["write"], "s")
+    )
+    names = ["strandline", "parquet", "parquet_sorted", "deltalake"]
+    rows = [
+        [operation.replace("_", " "), *(f"{took[name]:,.2f}" if name in took else "" for name in names)]
+        for operation, took in seconds.items()
+    ]
+    return "\n".join(
+        [
+            f"## spark\n\n{detail['rows']:,} narrow rows and {detail['wide_rows']:,} wide ones in one Spark session;"
+            f" medians of {detail['repeats']} rounds. `merged` is one large commit and two small ones; `parquet` is"
+            " Spark's plain files.\n",
+            "![Rows written from Spark](charts/spark-write.svg)\n",
+            table(["seconds", *names], rows) + "\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -291,7 +321,7 @@ def main() -> None:
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
     (DOCS / "benchmarks.md").write_text(
-        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward(), mirror()))])
+        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward(), mirror(), spark()))])
     )
     readme()
 

@@ -7,50 +7,26 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
+from lane_rows import DEFINITION, receipts, rows_of
 from strandline.engines.lanes import (
     CheckLane,
     ExportLane,
-    LogLane,
     ReadLane,
     files_of,
     receipt,
     staged_of,
 )
-from strandline.model.change import HASH, OP, ROW, UPSERT, VNODE
-from strandline.model.definition import TableDef
-from strandline.model.keys import hash_keys
+from strandline.engines.log_lane import LogLane
+from strandline.model.change import UPSERT, VNODE
 from strandline.storage.contract import StagedFile
 from strandline.storage.local import LocalStorage
 from strandline.storage.snapshot import DataFile
-from support import ITEMS, files_below, refused
-
-DEFINITION = TableDef.declare(ITEMS, key=["id"], vnodes=4)
-VERSIONED = TableDef.declare(ITEMS, key=["id"], vnodes=4, version="qty")
+from support import ITEMS, refused
 
 
 @pytest.fixture
 def storage(tmp_path):
     return LocalStorage(str(tmp_path))
-
-
-def rows_of(*triples):
-    """Rows as Spark sorts them for a log: by hash and key."""
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*triples, strict=True), ITEMS, strict=True)]
-    table = pa.Table.from_arrays(columns, schema=pa.schema([field.with_nullable(True) for field in ITEMS]))
-    hashes = hash_keys([table.column("id")]) if table.column("id").null_count == 0 else pa.array([0] * len(table))
-    return table.append_column(HASH, hashes).sort_by([(HASH, "ascending")])
-
-
-def receipts(lane, table, batch_rows=None):
-    return [row for batch in lane(iter(table.to_batches(batch_rows))) for row in batch.to_pylist()]
-
-
-def written(storage, lane, table, batch_rows=None):
-    files, failure = files_of(receipts(lane, table, batch_rows))
-    if failure is not None:
-        raise failure
-    rows = [row for file in files for row in pq.read_table(storage.url(f"log/{file.path}")).to_pylist()]
-    return sorted((row["id"], row["name"], row[OP]) for row in rows)
 
 
 def test_a_receipt_says_what_was_written_staged_or_wrong():
@@ -66,46 +42,6 @@ def test_a_receipt_says_what_was_written_staged_or_wrong():
     found, stage, failure = staged_of(row for batch in rows for row in batch.to_pylist())
     assert (found, stage) == ([file], [staged])
     assert (type(failure), failure.fields) == (sl.Invalid, {"column": "x"})
-
-
-@pytest.mark.parametrize("batch_rows", [1, 2, 100])
-def test_of_ordered_rows_with_one_key_the_last_one_wins_wherever_batches_are_cut(storage, batch_rows):
-    lane = LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=True)
-    rows = rows_of((1, "a", 1), (1, "b", 1), (1, "c", 1), (2, "d", 1))
-    assert written(storage, lane, rows, batch_rows) == [(1, "c", UPSERT), (2, "d", UPSERT)]
-
-
-def test_without_an_order_equal_keys_are_refused_unless_versions_decide(storage):
-    rows = rows_of((1, "a", 1), (1, "b", 2))
-    with refused(sl.Invalid, column="id"):
-        written(storage, LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=False), rows)
-    assert files_below(storage.uri) == set()
-    lane = LogLane(storage, "log", VERSIONED, UPSERT, is_ordered=False)
-    assert written(storage, lane, rows) == [(1, "b", UPSERT)]
-
-
-def test_a_null_key_is_refused_by_its_column(storage):
-    lane = LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=False)
-    with refused(sl.Invalid, column="id"):
-        written(storage, lane, rows_of((None, "a", 1)))
-
-
-def test_each_row_may_say_its_own_operation(storage):
-    rows = rows_of((1, "a", 1), (2, None, None))
-    rows = rows.append_column(OP, pa.array(["delete" if name is None else UPSERT for name in rows["name"].to_pylist()]))
-    lane = LogLane(storage, "log", DEFINITION, None, is_ordered=True)
-    assert sorted(each[::2] for each in written(storage, lane, rows)) == [(1, UPSERT), (2, "delete")]
-
-
-def test_rows_without_a_key_are_kept_all(storage):
-    lane = LogLane(storage, "log", TableDef.declare(ITEMS, vnodes=4), UPSERT, is_ordered=False)
-    rows = rows_of((1, "a", 1), (1, "a", 1)).drop([HASH])
-    assert len(written(storage, lane, rows.append_column(ROW, pa.array([0, 1])))) == 2
-
-
-def test_no_rows_make_no_file(storage):
-    lane = LogLane(storage, "log", DEFINITION, UPSERT, is_ordered=False)
-    assert receipts(lane, rows_of((1, "a", 1)).slice(0, 0)) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ import pytest
 import examined
 import strandline as sl
 from examined import live_file, rows, wrong
+from strandline.engines.lanes import files_of
+from strandline.engines.log_lane import LogLane
 from strandline.jobs.doctor import Report
+from strandline.model.change import OP
+from strandline.model.rows import check_rows
+from strandline.tables.log import prepare
 from support import ITEMS, rewrite_commits
 
 check = examined.check
@@ -23,14 +28,21 @@ folder = examined.folder
 def test_a_key_in_two_files_of_a_commit_is_found_by_a_deep_look(
     items: sl.Table, lake: sl.Lake, check: Callable[..., Report]
 ) -> None:
-    from strandline.model.rows import check_rows
-    from strandline.tables.log import prepare
-
     definition = items.definition
     changes = prepare(next(check_rows(rows(1, 2, 3), ITEMS)), definition, "upsert")
     files = [*items.log.write(changes, definition), *items.log.write(changes, definition)]
     items.log.commit(files, operation="UPSERT")
     assert any("in two files" in what for _, what in wrong(check(deep=True)))
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 1 << 30])
+def test_files_of_spark_tasks_are_sound(items: sl.Table, check: Callable[..., Report], budget_bytes: int) -> None:
+    changes = prepare(next(check_rows(rows(*range(500)), ITEMS)), items.definition, "upsert").drop([OP])
+    lane = LogLane(items.log.storage, items.log.folder, items.definition, "upsert", False, budget_bytes)
+    files, failure = files_of(row for batch in lane(iter(changes.to_batches(50))) for row in batch.to_pylist())
+    assert failure is None
+    items.log.commit(files, operation="UPSERT")
+    assert check(deep=True).is_sound
 
 
 def _rewritten(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:

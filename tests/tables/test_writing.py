@@ -1,21 +1,23 @@
 """Driver, Spark and spooled writes leave the same table; a DataFrame that is wrong leaves nothing."""
 
 import datetime as dt
-import itertools
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as f
 
 import strandline as sl
 from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
 from strandline.engines.scan import spark_schema
+from strandline.jobs.doctor.examine import examine
 from strandline.model.change import DELETE, UPSERT
 from strandline.model.rows import check_rows
 from strandline.model.types import storage_schema
 from strandline.tables import fold, writing
+from strandline.tables.merge import vnodes_of
 from support import ITEMS, by_id, data_files, nothing_written, refused, rows_of
 
 WIDE = pa.schema(
@@ -269,11 +271,19 @@ def test_a_key_of_every_type_is_one_key_to_driver_and_spark_in_any_time_zone(spa
     assert rows_of(table.to_arrow()) == rows_of(pa.Table.from_pylist([{**row, "v": "last"} for row in rows], schema))
 
 
-def test_items_written_on_spark_are_sorted_so_that_statistics_prune(spark, lake):
+def test_a_few_rows_from_spark_are_one_file(spark, lake):
     table = lake.create_table("t", ITEMS, key=["id"], vnodes=4)
     table.upsert(spark.range(1000))
-    bounds = sorted(
-        (file.stats["minValues"]["_hash"], file.stats["maxValues"]["_hash"]) for _, file in table.merge().log_files()
-    )
-    assert len(bounds) == 4
-    assert all(high < low for (_, high), (low, _) in itertools.pairwise(bounds))
+    assert len(table.merge().log_files()) == 1
+
+
+def test_many_rows_from_spark_lie_by_vnode_and_key_so_that_statistics_prune(spark, lake):
+    table = lake.create_table("t", "id:int64, raw:binary", key=["id"], vnodes=4)
+    noise = [f.sha2(f.concat(f.col("id").cast("string"), f.lit(str(n))), 512).cast("binary") for n in range(80)]
+    table.upsert(spark.range(2000).withColumn("raw", f.concat(*noise)))
+    files = [file for _, file in table.merge().log_files()]
+    assert sorted(list(vnodes_of(file, 4)) for file in files) == [[0], [1], [2], [3]]
+    for file in files:
+        ids = pq.read_table(table.log.storage.url(f"{table.log.folder}/{file.path}"), columns=["id"])["id"].to_pylist()
+        assert ids == sorted(ids)
+    assert examine(table.log.storage, deep=True).is_sound

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
-from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
-from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
+from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
+from strandline.model.change import CAME, FATE, KEPT, VNODE
 from strandline.model.definition import TableDef
-from strandline.model.keys import same_as_next
-from strandline.model.rows import check_json, drop_json_nulls
 from strandline.model.stored_names import stored_name
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
@@ -91,7 +87,8 @@ def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile]
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
-def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of a lane; a failure becomes a receipt."""
     try:
         yield from lane
     except StrandlineError as error:
@@ -100,97 +97,6 @@ def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         yield receipt(error=Unavailable(f"a task could not read or write: {error}"))
     except Exception as error:
         yield receipt(error=Internal(f"a task failed: {type(error).__name__}: {error}"))
-
-
-@dataclass(frozen=True)
-class LogLane:
-    """Write rows that arrive sorted by (`_hash`, key) as log files; refuse null keys and, unless ordered, equal keys.
-
-    `is_ordered`: of the rows of one key, the last one wins. Without `op`, each row has its own in `_op`."""
-
-    storage: Storage
-    folder: str
-    definition: TableDef
-    op: str | None
-    is_ordered: bool
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _report_failures(self._write(batches))
-
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        definition = self.definition
-        files = writer.write_files(
-            self.storage,
-            self.folder,
-            lambda: new_file_name(definition.schema_id),
-            self._build_changes(batches),
-            definition.log_schema(definition.schema_id),
-        )
-        for file in files:
-            yield receipt(file)
-
-    def _build_changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = self.definition.log_schema(self.definition.schema_id)
-        place = zlib.crc32(uuid4().bytes)
-        held: pa.Table | None = None
-        for batch in batches:
-            rows = pa.Table.from_batches([batch])
-            if not rows.num_rows:
-                continue
-            rows = drop_json_nulls(rows, self.definition.schema)
-            self._check_required(rows)
-            if self.op is not None:
-                self._raise_fault(find_invalid(rows), rows)
-                rows = rows.append_column(OP, pa.array([self.op] * rows.num_rows, pa.string()))
-            if not self.definition.is_keyed:
-                rows = rows.append_column(HASH, pa.array([place] * rows.num_rows, pa.int64()))
-            rows = conform(rows, columns)
-            check_json(rows, 0)
-            if self.op is not None:
-                self._raise_fault(find_unreadable(rows), rows)
-            if not self.definition.is_keyed:
-                yield from rows.to_batches()
-                continue
-            if held is not None:
-                rows = pa.concat_tables([held, rows])
-            rows = self._keep_last_per_key(rows)
-            # The last row is held back: the next batch may begin with the same key.
-            held = _copy_rows(rows.slice(rows.num_rows - 1))
-            yield from rows.slice(0, rows.num_rows - 1).to_batches()
-        if held is not None:
-            yield from held.to_batches()
-
-    def _check_required(self, rows: pa.Table) -> None:
-        required = (
-            self.definition.key if self.op != UPSERT else [f.name for f in self.definition.schema if not f.nullable]
-        )
-        for name in required:
-            if rows.column(name).null_count:
-                row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
-                self._raise_fault(Fault(row, name, name, "a value is required, found null"), rows)
-
-    def _raise_fault(self, fault: Fault | None, rows: pa.Table) -> None:
-        """Raise a fault. A row of a DataFrame has no number, so the message names its key."""
-        if fault is not None:
-            key = {name: python_value(rows.column(name)[fault.row]) for name in self.definition.key}
-            where = f" in the row {key}" if key else ""
-            raise Invalid(f"column {fault.path!r}: {fault.why}{where}", column=fault.column)
-
-    def _keep_last_per_key(self, rows: pa.Table) -> pa.Table:
-        same = same_as_next(rows, [HASH, *self.definition.key])
-        if not pc.any(same, min_count=0).as_py():
-            return rows
-        version = [self.definition.version] if self.definition.version and self.op == UPSERT else []
-        # Of the rows of one key the highest version wins; equal versions are a tie.
-        tied = same_as_next(rows, [HASH, *self.definition.key, *version])
-        if not self.is_ordered and pc.any(tied, min_count=0).as_py():
-            row = rows.filter(tied).slice(0, 1).to_pylist()[0]
-            raise Invalid(
-                f"the DataFrame holds the key { {k: row[k] for k in self.definition.key} } more than once",
-                hint="Choose which row wins: upsert(df, order_by='column'), where the highest value wins.",
-                column=self.definition.key[0],
-            )
-        return rows.filter(pc.invert(same))
 
 
 @dataclass(frozen=True)
@@ -203,7 +109,7 @@ class BaselineLane:
     definition: TableDef
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _report_failures(self._write(batches))
+        return report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = self.definition.baseline_schema(self.definition.schema_id)
@@ -255,7 +161,7 @@ class ExportLane:
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The receipts for rows that already have the columns of `schema`."""
-        return _report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
+        return report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
 
     def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
         """The files themselves, for the driver; failures are raised."""
@@ -393,8 +299,3 @@ class CheckLane:
                 row["error"] = pickle.dumps(error)
             if row.get("fault") or "error" in row:
                 yield pa.RecordBatch.from_pylist([row], schema=schema)
-
-
-def _copy_rows(rows: pa.Table) -> pa.Table:
-    """A copy of `rows`: a slice would keep the whole batch in memory."""
-    return pa.concat_tables([rows.take(pa.array(range(rows.num_rows)))]).combine_chunks()

@@ -60,12 +60,15 @@ class FoldCache:
             self.forget()
             self._past = past
         entry = self._newest
-        if is_newest and (entry is None or (seq >= entry.seq and _is_at_or_after(marks, entry.marks))):
-            if entry is None:
-                entry = self._newest = self._build_fold(log, marks, seq)
-            else:
+        if is_newest and (entry is None or seq >= entry.seq):
+            if entry is not None and _is_at_or_after(marks, entry.marks):
                 self._advance_fold(entry, log, marks, seq)
-            return entry.name
+                return entry.name
+            # A base commit that was packed is no base any more: its changes are part of the fold again.
+            self._newest = self._build_fold(log, marks, seq)
+            if entry is not None:
+                self._run_statements(f"DROP TABLE {entry.name}")
+            return self._newest.name
         kept = self._older.get((marks, seq))
         if kept is None:
             kept = self._older[marks, seq] = self._build_fold(log, marks, seq)

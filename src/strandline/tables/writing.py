@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit
-from strandline.engines.lanes import RECEIPT, LogLane, files_of
+from strandline.engines.lanes import RECEIPT, files_of
+from strandline.engines.log_lane import LogLane
+from strandline.engines.partitions import by_vnode
 from strandline.engines.scan import spark_dtype, spark_type
 from strandline.engines.spark import collect, run_lane, session
 from strandline.errors import Invalid
@@ -27,8 +29,6 @@ from strandline.tables.pins import new_pin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-MAX_TASKS = 64
 
 
 def write(
@@ -81,19 +81,19 @@ def write_frame(
     tokens: Sequence[str],
     amend: Amend | None = None,
 ) -> Commit:
-    """Commit the rows of a DataFrame that has the table's columns: Spark tasks write them, one lane for each range of
-    hashes. Without `op`, each row has its own in `_op`."""
+    """Commit the rows of a DataFrame that has the table's columns. Spark tasks write them, each the rows of some
+    vnodes. Without `op`, each row has its own in `_op`."""
     from pyspark.sql import functions as F
 
     session(frame.sparkSession)
     if definition.is_keyed:
         frame = frame.withColumn(HASH, spark_hash(definition.schema, definition.key))
-        tasks = min(definition.vnodes, MAX_TASKS)
-        lane_of = F.coalesce(F.shiftright(HASH, shift_for(tasks)), F.lit(0)).cast("int")
-        version = [definition.version] if definition.version and op == UPSERT else []
-        order = [HASH, *definition.key, *version, *([order_by] if order_by and [order_by] != version else [])]
-        frame = frame.repartitionById(tasks, lane_of)
-        frame = frame.sortWithinPartitions(*map(backticked, order))
+        # A null key has no hash; its lane refuses it.
+        vnode = F.coalesce(F.shiftright(HASH, shift_for(definition.vnodes)), F.lit(0)).cast("int")
+        frame = by_vnode(frame, vnode, definition.vnodes)
+        if order_by and not (order_by == definition.version and op == UPSERT):
+            # The lane's own sort by key keeps this order among equal keys.
+            frame = frame.sortWithinPartitions(backticked(order_by))
     else:
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)

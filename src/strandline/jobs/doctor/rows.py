@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,10 +27,12 @@ def examine_rows(
     log: DeltaExam, baseline: DeltaExam, definition: TableDef, duck: Duck, advance: Callable[[int], None]
 ) -> None:
     """Read every live file of a table and add faults to the findings of its parts."""
-    identity = definition.key or (ROW,)
-    for part, partition, order, check in (
-        (log, SEQ, (*((HASH,) if definition.is_keyed else ()), *identity), _log_fault),
-        (baseline, VNODE, definition.key or (SEQ, ROW), _baseline_fault),
+    key = definition.key
+    # Spark's tasks and this process sort a log file each in its own way.
+    log_orders = [(HASH, *key), (VNODE, *key)] if key else [(ROW,)]
+    for part, partition, orders, check in (
+        (log, SEQ, log_orders, _log_fault),
+        (baseline, VNODE, [key or (SEQ, ROW)], _baseline_fault),
     ):
         groups: dict[str, list[DataFile]] = defaultdict(list)
         for file in part.snapshot.files.values() if part.snapshot else ():
@@ -37,8 +41,8 @@ def examine_rows(
         for number, files in groups.items():
             is_whole = True
             for file in files:
-                whole_order = order if file.pack is None else (PACKED, *order)
-                fault = _find_fault(part, file, partial(check, definition=definition, file=file), whole_order)
+                examine = partial(check, definition=definition, file=file)
+                fault = _find_fault(part, file, examine, definition.vnodes, orders)
                 advance(1)
                 if fault:
                     is_whole = False
@@ -51,9 +55,13 @@ def examine_rows(
 
 
 def _find_fault(
-    part: DeltaExam, file: DataFile, check: Callable[[pa.Table], str | None], order: Sequence[str]
+    part: DeltaExam,
+    file: DataFile,
+    check: Callable[[pa.Table], str | None],
+    vnodes: int,
+    orders: Sequence[Sequence[str]],
 ) -> str | None:
-    """The first thing that is wrong with a file's rows."""
+    """The first thing that is wrong with a file's rows, which must be sorted in one of `orders`."""
     last: pa.Table | None = None
     row = 0
     if damage := digest.find_fault(part.storage, f"{part.folder}/{file.path}", file):
@@ -69,15 +77,31 @@ def _find_fault(
                 fault = check(rows)
                 if fault:
                     return f"after row {row}: {fault}"
-                keys = rows.select(order)
+                if HASH in rows.column_names:
+                    rows = rows.append_column(VNODE, _vnodes(rows.column(HASH), vnodes))
+                named = dict.fromkeys(name for order in orders for name in order)
+                keys = rows.select([*([PACKED] if file.pack else []), *named])
                 joined = keys if last is None else pa.concat_tables([last, keys])
-                if not _is_rising(joined):
-                    return f"after row {row}: the rows are not sorted by {', '.join(order)}, or one is there twice"
+                wanted, orders = orders, _find_orders(joined, orders)
+                if not orders:
+                    said = " or ".join(", ".join(order) for order in wanted)
+                    return f"after row {row}: the rows are not sorted by {said}, or one is there twice"
                 last = keys.slice(keys.num_rows - 1)
                 row += rows.num_rows
     except (OSError, ValueError) as error:
         return f"the rows are not readable: {str(error).splitlines()[0]}"
     return None
+
+
+def _find_orders(keys: pa.Table, orders: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The orders that the rows have. In a pack, the rows of each seq have one of them, and the seqs rise."""
+    if PACKED not in keys.column_names:
+        return [order for order in orders if _is_rising(keys.select(order))]
+    seqs = keys.column(PACKED).to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(seqs)) + 1), len(seqs)]
+    runs = [keys.slice(start, end - start) for start, end in itertools.pairwise(starts)]
+    is_sorted = all(any(_is_rising(run.select(order)) for order in orders) for run in runs)
+    return list(orders) if is_sorted and not (np.diff(seqs) < 0).any() else []
 
 
 def _is_rising(keys: pa.Table) -> bool:
@@ -104,11 +128,14 @@ def _baseline_fault(rows: pa.Table, definition: TableDef, file: DataFile) -> str
     if not definition.is_keyed:
         return None
     hashes = hash_keys([rows.column(name) for name in definition.key])
-    vnodes = pc.shift_right(hashes, pa.scalar(shift_for(definition.vnodes), pa.int64()))
     vnode = file.partition[VNODE]
-    if not pc.all(pc.equal(vnodes, int(vnode or 0)), min_count=0).as_py():
+    if not pc.all(pc.equal(_vnodes(hashes, definition.vnodes), int(vnode or 0)), min_count=0).as_py():
         return f"a row is not of vnode {vnode}"
     return None
+
+
+def _vnodes(hashes: pa.Array | pa.ChunkedArray, vnodes: int) -> pa.Array | pa.ChunkedArray:
+    return pc.shift_right(hashes, pa.scalar(shift_for(vnodes), pa.int64()))
 
 
 def _check_unique_keys(part: DeltaExam, files: Sequence[DataFile], key: Sequence[str], which: str, duck: Duck) -> None:
