@@ -83,7 +83,7 @@ def _start() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("strandline")
-    master = os.environ.get("STRANDLINE_SPARK", "local[*]")
+    master = _master()
     if master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     builder = builder.master(master)
@@ -129,6 +129,27 @@ def is_running() -> bool:
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None
+
+
+def can_run(given: SparkSession | None = None) -> bool:
+    """Whether there is a session, or one could be started."""
+    try:
+        if given is None and _active_session() is None and not _master().startswith("sc://"):
+            check_java()
+    except Unavailable:
+        return False
+    return True
+
+
+def is_local(given: SparkSession | None = None) -> bool:
+    """Whether the tasks of the session, or of the one that would be started, run on this machine."""
+    spark = given or _active_session()
+    master = _master() if spark is None else str(spark.conf.get("spark.master", ""))
+    return master.startswith("local")
+
+
+def _master() -> str:
+    return os.environ.get("STRANDLINE_SPARK", "local[*]")
 
 
 def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:

@@ -17,11 +17,12 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.column_names import ColumnMatcher, check_rule, find_columns
 from strandline.jobs.ingest.file_reader import FileReader
+from strandline.jobs.ingest.in_tasks import load_in_tasks, takes_tasks
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
 from strandline.jobs.ingest.loaded_files import LoadedFiles
-from strandline.jobs.ingest.plan import IngestPlan, plan
+from strandline.jobs.ingest.plan import IngestPlan, Step, plan
 from strandline.jobs.ingest.preview import FilePreview, Preview, preview
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.jobs.ingest.text_options import TextOptions
@@ -285,16 +286,33 @@ def _load_files(
     for step in planned.steps:
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
-    for group in groups(planned):
-        while group:
-            try:
-                _, finished = loader.load(group)
-            except Invalid as error:
-                raise _add_loaded(error, done, loader.table.definition if is_created else None) from error
-            done |= {each.step.source.uri: each for each in finished}
+    steps = [step for step in planned.steps if step.action != "skip"]
+    with _tell_loaded(done, loader.table.definition if is_created else None):
+        for results in _load_steps(loader, steps):
+            done |= {each.step.source.uri: each for each in results}
             renamed |= loader.renamed
-            group = group[len(finished) :]
     loader.remember_skipped()
+
+
+def _load_steps(loader: Loader, steps: Sequence[Step]) -> Iterator[list[StepResult]]:
+    """Load the files, one commit after the other."""
+    results = load_in_tasks(loader, steps) if takes_tasks(loader, steps) else None
+    if results is not None:
+        yield results
+        return
+    for group in groups(steps):
+        while group:
+            _, finished = loader.load(group)
+            yield finished
+            group = group[len(finished) :]
+
+
+@contextmanager
+def _tell_loaded(done: Mapping[str, StepResult], new: TableDef | None) -> Iterator[None]:
+    try:
+        yield
+    except Invalid as error:
+        raise _add_loaded(error, done, new) from error
 
 
 def _add_loaded(error: Invalid, done: Mapping[str, StepResult], new: TableDef | None) -> StrandlineError:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from strandline.errors import Invalid
+from strandline.errors import Conflict, Invalid
 from strandline.jobs.ingest.blocks import Reading, digest_of, resume
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.loaded_files import Loaded, LoadedFiles
@@ -29,8 +29,8 @@ AGAIN = "asked for again"
 class Step:
     """What to do with one file.
 
-    `prior` is the load that a `continue` follows, and `hasher` has its bytes. `seen` is remembered for a skipped file,
-    so that it is not read again."""
+    `prior` is the load that a `continue` follows, and `hasher` has its bytes, unless the step has come to a Spark task.
+    `seen` is remembered for a skipped file, so that it is not read again."""
 
     source: Source
     action: Action
@@ -49,6 +49,11 @@ class Step:
         """A pass over the part of a text file that is to be loaded."""
         if self.prior is None:
             return Reading.whole(self.source)
+        if self.hasher is None:
+            reading = resume(self.source, self.prior.size, self.prior.digest, self.prior.lines)
+            if reading is None:
+                raise Conflict(f"{self.source.uri} was written while it was read; nothing was loaded")
+            return reading
         return Reading(self.source, self.prior.size, self.prior.lines, self.hasher.copy())
 
 
