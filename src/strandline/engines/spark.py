@@ -29,6 +29,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from strandline.engines.background import run_beside
+from strandline.engines.workers import OBJECT_STORE, check_workers
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ def _master() -> str:
 def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     """The DataFrame of the batches that `lane` returns for each partition."""
     names = frame.columns
+    storage = getattr(lane, "storage", None)
+    check_workers(frame.sparkSession, () if storage is None or storage.is_local else (OBJECT_STORE,))
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batch.rename_columns(names) for batch in batches)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.crash import crash_point
+from strandline.engines.choice import Engine, check_engine, engine_of_call
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.column_names import ColumnMatcher, check_rule, find_columns
 from strandline.jobs.ingest.file_reader import FileReader
@@ -143,14 +144,17 @@ def ingest(
     skip: Sequence[str] = (),
     names: Rule | None = None,
     missing: Missing | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> IngestReport:
     """Load files into a table, without the columns in `skip`. `create` makes the table from the first file when it is
     missing. `names` is the rule for the names of columns, `missing` is what happens with the columns that a file
-    lacks."""
+    lacks. `engine` is the one that reads the files."""
     check_rule(names)
     if missing is not None:
         check_missing(missing)
+    if engine is not None:
+        check_engine(engine)
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
@@ -175,7 +179,7 @@ def ingest(
     done: dict[str, StepResult] = {}
     renamed: dict[RenamedColumn, None] = {}
     attempts = _ATTEMPTS
-    with _drop_if_empty(lake, table if is_created else None):
+    with _drop_if_empty(lake, table if is_created else None), engine_of_call(engine):
         while True:
             try:
                 loader = Loader(
