@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from strandline.crash import crash_point
 from strandline.engines.choice import INGEST
 from strandline.engines.lanes import RECEIPT, LogLane, files_of
-from strandline.engines.scan import spark_schema
 from strandline.engines.spark import can_run, collect, is_local, parallelism, run_lane, running_job, session
 from strandline.errors import Conflict, Unavailable
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.load import Loader, StepResult
 from strandline.jobs.ingest.loaded_files import Loaded
-from strandline.jobs.ingest.part_lane import ORDER, PartLane, PartLogLane
+from strandline.jobs.ingest.part_blocks import BLOCKS, BlockLane, MergeLane, count_ranges
+from strandline.jobs.ingest.part_lane import PartLane, PartLogLane
 from strandline.jobs.ingest.part_report import NamesAsked, PartReport, PieceReport, Reports, choose_attempt
 from strandline.jobs.ingest.parts import Parts, cut_parts
 from strandline.jobs.ingest.plan import Step
@@ -33,7 +33,7 @@ from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.partial import find_filled
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import RejectedRows
-from strandline.tables.writing import write_frame
+from strandline.tables.writing import MAX_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,16 +48,17 @@ class _OrderMatters(Conflict):
 
 def takes_tasks(loader: Loader, steps: Sequence[Step]) -> bool:
     """Whether Spark tasks read these files: many or large ones that the tasks reach."""
-    raw_bytes = sum(step.bytes * (1 if _is_plain(step) else _UNPACKED) for step in steps)
-    if not steps or INGEST.takes(raw_bytes=raw_bytes, files=len(steps)):
+    if not steps or INGEST.takes(raw_bytes=sum(map(guess_bytes, steps)), files=len(steps)):
         return False
     if any(loader.missing_in(step) != "null" and not _tells_columns(loader, step) for step in steps):
         return False
     return INGEST.is_forced or (can_run(loader.table.spark) and _are_reached(loader, steps))
 
 
-def _is_plain(step: Step) -> bool:
-    return step.source.is_text and step.source.compression is None
+def guess_bytes(step: Step) -> int:
+    """The bytes of a file's text, or of its rows."""
+    is_plain = step.source.is_text and step.source.compression is None
+    return step.bytes * (1 if is_plain else _UNPACKED)
 
 
 def _tells_columns(loader: Loader, step: Step) -> bool:
@@ -119,22 +120,23 @@ class _TaskLoad:
             self._reports.delete()
 
     def _write(self, spark: SparkSession) -> Commit:
-        lane, log = self._new_lane(), self._table.log
-        numbers = spark.range(0, len(self._parts), 1, len(self._parts))
-        if self._definition.is_keyed:
-            rows = run_lane(numbers, lane, spark_schema(lane.output))
-            return write_frame(log, rows, self._definition, UPSERT, order_by=ORDER, tokens=(), amend=self._amend)
-        whole = PartLogLane(lane, LogLane(log.storage, log.folder, self._definition, UPSERT, is_ordered=True))
-        return self._commit_files(run_lane(numbers, whole, RECEIPT))
-
-    def _commit_files(self, receipts: DataFrame) -> Commit:
+        files, failure = files_of(collect(self._receipts(spark)))
         log = self._table.log
-        files, failure = files_of(collect(receipts))
         if failure is not None:
             log.discard(files)
             raise failure
         crash_point("log.lanes_written")
         return log.commit(files, operation=UPSERT.upper(), amend=self._amend)
+
+    def _receipts(self, spark: SparkSession) -> DataFrame:
+        lane, log = self._new_lane(), self._table.log
+        write = LogLane(log.storage, log.folder, self._definition, UPSERT, is_ordered=True)
+        numbers = spark.range(0, len(self._parts), 1, len(self._parts))
+        if not self._definition.is_keyed:
+            return run_lane(numbers, PartLogLane(lane, write), RECEIPT)
+        ranges = count_ranges(sum(map(guess_bytes, self._steps)), min(self._definition.vnodes, MAX_TASKS))
+        blocks = run_lane(numbers, BlockLane(lane, ranges), BLOCKS)
+        return run_lane(blocks.repartitionById(ranges, blocks["range"]), MergeLane(write), RECEIPT)
 
     def _new_lane(self) -> PartLane:
         loader, steps = self._loader, self._steps

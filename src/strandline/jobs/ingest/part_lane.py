@@ -52,11 +52,6 @@ class PartLane:
     kept: Collection[int]
     tells_columns: bool
 
-    @property
-    def output(self) -> pa.Schema:
-        """The columns of the rows, for Spark."""
-        return pa.schema([*self.definition.schema, pa.field(ORDER, pa.int64())])
-
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = storage_schema(pa.schema([field.with_nullable(True) for field in self.definition.schema]))
         for batch in batches:
@@ -127,6 +122,10 @@ class PartLogLane:
 
     lane: PartLane
     log: LogLane
+
+    @property
+    def storage(self) -> Storage:
+        return self.log.storage
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         return self.log(batch.rename_columns([*batch.schema.names[:-1], ROW]) for batch in self.lane(batches))
