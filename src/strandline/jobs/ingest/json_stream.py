@@ -23,8 +23,8 @@ from strandline.jobs.ingest.json_scan import (
     Positions,
     Signs,
     count_quotes,
-    count_text,
     find_newlines,
+    find_spaces,
     scan,
 )
 from strandline.jobs.ingest.source import WIDE, Source
@@ -289,10 +289,10 @@ def _split_segments(
     is_bad = after != before
     is_bad[unclosed] = True
     is_bad[owner[depth < 0]] = True
-    texts = count_text(data)
+    spaces = find_spaces(data)
     first, last = _find_values(signs, depth, ~is_bad[owner])
-    others = texts[stops] - texts[begins]
-    np.subtract.at(others, owner[first], texts[signs.at[last] + 1] - texts[signs.at[first]])
+    others = _count_text(spaces, begins, stops)
+    np.subtract.at(others, owner[first], _count_text(spaces, signs.at[first], signs.at[last] + 1))
     is_bad |= others > 0
     first, last = _find_values(signs, depth, ~is_bad[owner])
     newlines = find_newlines(data)
@@ -303,6 +303,11 @@ def _split_segments(
         bad.append((line + int(np.searchsorted(newlines, place)), text.strip(_SPACE)))
     lines = line + np.searchsorted(newlines, signs.at[first])
     return JsonBlock(data[:end], Signs(signs.at, signs.kind, depth, False), first, last, lines, bad)
+
+
+def _count_text(spaces: Positions, begins: Positions, ends: Positions) -> Positions:
+    """The number of bytes between these positions that are no space."""
+    return ends - begins - (np.searchsorted(spaces, ends) - np.searchsorted(spaces, begins))
 
 
 def _blank(data: bytes, places: Positions) -> bytes:
