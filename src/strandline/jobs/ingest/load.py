@@ -49,12 +49,13 @@ class StepResult:
 def groups(steps: Sequence[Step]) -> Iterator[list[Step]]:
     """The steps in groups for one commit each."""
     group: list[Step] = []
+    size = 0
     for step in steps:
-        size = sum(each.bytes for each in group) + step.bytes
-        if group and (size > GROUP_BYTES or len(group) >= GROUP_FILES):
+        if group and (size + step.bytes > GROUP_BYTES or len(group) >= GROUP_FILES):
             yield group
-            group = []
+            group, size = [], 0
         group.append(step)
+        size += step.bytes
     if group:
         yield group
 
