@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_many_files_are_loaded_once_each_by_spark_and_few_by_the_driver(
     assert lake.ingest("items", folder).rows == 0
     assert set(actions(lake.ingest("items", folder))) == {"skip"}
     assert len(calls) == 3
+
+
+@pytest.mark.usefixtures("spark", "tiny_parts")
+def test_tasks_read_objects_and_write_a_lake_in_a_store(s3_lake: Callable[..., sl.Lake]) -> None:
+    lake = s3_lake()
+    lake.create_table("items", ITEMS, key=["id"], vnodes=2)
+    texts = {"a.jsonl": lines(*range(40)) + "bad\n", "b.csv": "id,name,qty\n7,seven,7\n99,x,1\n"}
+    for name, text in texts.items():
+        with lake.storage.output(f"inbox/{name}") as stream:
+            stream.write(text.encode())
+    report = lake.ingest("items", lake.storage.url("inbox"), rejects=True, engine="spark")
+    assert (report.rows, report.rejects, report.seqs) == (42, 1, (1,))
+    found = {row["id"]: row["name"] for row in lake.table("items").to_arrow().to_pylist()}
+    assert len(found) == 41 and found[7] == "seven"
+    assert actions(lake.ingest("items", lake.storage.url("inbox"))) == ["skip", "skip"]
 
 
 _LOAD = """

@@ -54,8 +54,8 @@ class Stop:
 
 @dataclass
 class Tour:
-    """A run of the demo. `folder` is its lake; the sink keeps a Delta table in `mirror`, beside it. Without Java the
-    demo leaves Spark out, and `left_out` says so."""
+    """A run of the demo. `folder` is its lake; the sink keeps a Delta table in `mirror`, beside it, where the export is
+    too. Without Java the demo leaves Spark out, and `left_out` says so."""
 
     folder: Path
     rows: int
@@ -168,7 +168,7 @@ class Tour:
         return f"columns renamed, {report.rejects} bad row kept aside", report.rows
 
     def _export(self, table: Table, engine: Engine) -> tuple[str, int]:
-        done = table.export(self.folder / "export", engine=engine)
+        done = table.export(self.mirror / "export", engine=engine)
         return f"{done.files} files, {done.bytes / 1e6:.1f} MB", done.rows
 
 
