@@ -14,6 +14,7 @@ from strandline.consumers.compaction import CompactReport, compact_tables
 from strandline.consumers.compaction_plan import CompactPlan, plan_tables
 from strandline.consumers.context import Context
 from strandline.consumers.log_consumer import LogConsumer
+from strandline.engines.choice import Engine
 from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
 from strandline.jobs.backup import BackupReport, backup, restore
@@ -142,8 +143,7 @@ class Lake(Context):
         """A new table with the schema and rows of a Delta table, a Parquet file or a folder of them.
 
         Of several rows with the same key, the one with the highest `order_by` stays; without it they are refused.
-        Columns in `skip` are left out. `names` is as in `ingest`; `key`, `cluster_by`, `version` and `order_by` take
-        the names of the source too."""
+        `skip` and `names` are as in `ingest`; the other options take the names of the source too."""
         imports.import_table(
             self,
             name,
@@ -175,16 +175,17 @@ class Lake(Context):
         names: Rule | None = None,
         skip: Sequence[str] = (),
         missing: Missing | None = None,
+        engine: Engine | None = None,
         progress: Progress = silent,
         **text: Unpack[TextArguments],
     ) -> IngestReport:
         """Load JSONL, CSV or Parquet files (paths, folders, patterns, `s3://…`) into a table, each file once.
 
-        With a `key`, empty for an append-only table, the table is created from the first file if it is missing. Bad
-        rows fail the call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is
-        the format of files whose names do not show it. `names` is the rule from the names in files to those of new
-        columns: `snake`, or `keep` for the names as they are. Columns in `skip` are left out. `text` are options for
-        text files, such as `delimiter` and `types`: see `TextArguments`. `missing` is for files that lack columns."""
+        With a `key`, empty for an append-only table, a missing table is created from the first file. Bad rows fail the
+        call, or with `rejects` are kept aside. `again` loads files that are loaded already. `kind` is their format, if
+        names do not show it. `names` is the rule for new columns: `snake`, or `keep`. `skip` are columns to leave out,
+        `text` options for text files: see `TextArguments`. `missing` is for files that lack columns. `engine` is
+        `auto`, `driver` or `spark`."""
         return ingest(
             self,
             name,
@@ -198,6 +199,7 @@ class Lake(Context):
             missing=missing,
             text=TextOptions.of(text),
             names=names,
+            engine=engine,
             progress=progress,
         )
 

@@ -14,6 +14,7 @@ from strandline.consumers import compaction, retention
 from strandline.consumers.compaction import CompactReport
 from strandline.consumers.compaction_plan import CompactPlan, plan
 from strandline.consumers.retention import ExpiryPlan
+from strandline.engines.choice import Engine, engine_of_call
 from strandline.errors import Invalid, NotFound
 from strandline.jobs.export.destination import Destination
 from strandline.jobs.export.export import ExportReport, export
@@ -199,15 +200,17 @@ class Table(TableStore):
         overwrite: bool = False,
         options: Mapping[str, str] | None = None,
         dry_run: bool = False,
+        engine: Engine | None = None,
         progress: Progress = silent,
     ) -> ExportReport:
         """Write the rows at a seq or a time, or with `changes` those in `(after, upto]` with their `_op` and `_seq`, as
         Parquet files below `dest`: an empty folder or `s3://bucket/prefix`.
 
         `overwrite` replaces an earlier export. Changes that `where` refuses leave as deletes. `options` are S3
-        settings, as a lake takes them. `dry_run` writes nothing."""
+        settings, as a lake takes them. `dry_run` writes nothing. `engine` is `auto`, `driver` or `spark`."""
         source = new_source(self, at=at, changes=changes, columns=columns, where=where)
-        return export(source, Destination(dest, options, may_replace=overwrite), dry_run=dry_run, progress=progress)
+        with engine_of_call(engine):
+            return export(source, Destination(dest, options, may_replace=overwrite), dry_run=dry_run, progress=progress)
 
     def history(self) -> list[HistoryEntry]:
         """The commits of the log, oldest first."""
@@ -241,9 +244,13 @@ class Table(TableStore):
         """Which vnodes `compact` would fold now, and why."""
         return plan(self, full=full)
 
-    def compact(self, *, full: bool = False, progress: Progress = silent) -> CompactReport:
-        """Fold the due vnodes of the log into the baseline, or with `full` all vnodes with changes."""
-        return compaction.compact(self, full=full, progress=progress)
+    def compact(
+        self, *, full: bool = False, engine: Engine | None = None, progress: Progress = silent
+    ) -> CompactReport:
+        """Fold the due vnodes of the log into the baseline, or with `full` all vnodes with changes. `engine` is `auto`,
+        `driver` or `spark`."""
+        with engine_of_call(engine):
+            return compaction.compact(self, full=full, progress=progress)
 
     def vacuum(
         self,

@@ -10,9 +10,10 @@ import typer
 import strandline as sl
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size
 from strandline.cli.broken import broken_data, broken_parts, degraded_parts
-from strandline.cli.options import DryRun, TableNames
+from strandline.cli.options import DryRun, TableNames, UseEngine
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
+from strandline.engines.choice import engine_of_call
 from strandline.tables.broken import BrokenTable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def compact(
     names: TableNames = None,
     full: Annotated[bool, typer.Option("--all", help="Compact every change, also where that is not due yet.")] = False,
     dry_run: DryRun = False,
+    engine: UseEngine = None,
 ) -> Answer:
     """Fold the log into the baseline where that is due, so that reads have less to merge; pack small files of the log.
 
@@ -35,7 +37,7 @@ def compact(
         is_broken = any(isinstance(plan, BrokenTable) for plan in plans)
         data = {"lake": lake.storage.uri, "is_dry_run": True, "tables": [broken_data(plan) for plan in plans]}
         return Answer(data, _tell_plans(call, lake, plans), is_well=not is_broken)
-    with progress_bar("Compacting") as progress:
+    with progress_bar("Compacting") as progress, engine_of_call(engine):
         done = lake.compact(names or (), full=full, progress=progress)
     reports = [each for each in done if not isinstance(each, BrokenTable)]
     left = {each.table: lake.table(each.table).plan_compaction(full=True) for each in reports}

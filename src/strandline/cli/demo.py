@@ -57,9 +57,12 @@ def demo(
     done = f"Done in {seconds:.1f} s. The lake is {folder}; it is yours to try things on. Type next:"
     told = [f"  {here} {command}\n      # {what}" for command, what in commands.items()]
     left_out = [warning(tour.left_out)] if tour.left_out else []
-    return Answer(data, ["", *left_out, done, *told])
+    on_spark = [stop.what for stop in tour.stops if stop.engine == "spark"]
+    where = [f"On Spark: {', '.join(on_spark)}. All else: in this process (the driver)."] if on_spark else []
+    return Answer(data, ["", *left_out, *where, done, *told])
 
 
 def _show_stop(stop: Stop) -> None:
     line = f"{stop.what:18} {stop.rows:>9,} rows {stop.seconds:6.1f} s  "
-    show(stdout(), Text.assemble(line, (stop.result, "dim")))
+    where = ("Spark   " if stop.engine == "spark" else "driver  ", "bold" if stop.engine == "spark" else "")
+    show(stdout(), Text.assemble(line, where, (stop.result, "dim")))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.answer import Answer, Part, counted, note, preview, size
-from strandline.cli.options import DryRun, Where, parse_names, parse_seq_or_time
+from strandline.cli.options import DryRun, UseEngine, Where, parse_names, parse_seq_or_time
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -34,6 +34,7 @@ def export(
     columns: Annotated[str | None, typer.Option(metavar="A,B", help="Only these columns.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     dry_run: DryRun = False,
+    engine: UseEngine = None,
 ) -> Answer:
     """Write a table, or a range of its changes, as Parquet files that any engine reads."""
     wanted: dict[str, Any] = {
@@ -41,6 +42,7 @@ def export(
         "changes": None if changes is None else _parse_range(changes),
         "columns": None if columns is None else parse_names(columns),
         "where": where,
+        "engine": engine,
     }
     source = call.table(table)
     if dry_run:

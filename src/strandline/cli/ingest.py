@@ -9,7 +9,17 @@ import typer
 
 from strandline.cli.answer import Answer, Part, Rows, counted, note, size, warning
 from strandline.cli.ingest_preview import shorten, tell_preview
-from strandline.cli.options import ClusterBy, DryRun, Names, Skip, VersionColumn, Vnodes, list_names, parse_names
+from strandline.cli.options import (
+    ClusterBy,
+    DryRun,
+    Names,
+    Skip,
+    UseEngine,
+    VersionColumn,
+    Vnodes,
+    list_names,
+    parse_names,
+)
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
 
@@ -66,6 +76,7 @@ def ingest(
         typer.Option(help="A last line without newline: load it, let it wait, or decide by whether the file grows."),
     ] = "auto",
     names: Names = None,
+    engine: UseEngine = None,
 ) -> Answer:
     """Load files into a table. A file is loaded once: later calls load only what is new."""
     if key is not None and no_key:
@@ -88,6 +99,7 @@ def ingest(
             kind=file_format,
             names=names,
             skip=parse_names(skip),
+            engine=engine,
             progress=progress,
             types=types,
             delimiter=delimiter,

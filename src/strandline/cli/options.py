@@ -29,6 +29,10 @@ TableNames = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")]
 ShowAll = Annotated[bool, typer.Option("--all", help="Show retired sinks as well.")]
+UseEngine = Annotated[
+    Literal["auto", "driver", "spark"] | None,
+    typer.Option("--engine", help="Who does the work: this process, Spark, or the one that suits its size (auto)."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; write nothing.")]
 
 Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]

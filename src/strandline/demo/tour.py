@@ -1,5 +1,8 @@
 """The main job from end to end on made-up data: load, mirror, load again, change, mirror the changes, read the past,
-load a messy CSV file, query, compact, and query with Spark."""
+load a messy CSV file, query, read with Spark, compact, and export.
+
+Spark does the steps in which its tasks work on many rows of a real table: it loads the files, reads the merged table,
+compacts it and exports it. Without Java this process does them."""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from strandline.demo.messages import CLUSTER_BY, KEY, SCHEMA, messages, revisions, write_jsonl
-from strandline.engines.spark import check_java
+from strandline.engines.choice import Engine
+from strandline.engines.spark import check_java, parallelism, session
 from strandline.errors import Internal, Invalid, Unavailable
 from strandline.lake import Lake
 from strandline.sinks.delta import DeltaSink
@@ -39,18 +43,19 @@ the second";99.90;2026-03-02 18:45:00
 
 @dataclass(frozen=True)
 class Stop:
-    """A step that was done: its name, its result, its number of rows, and its time."""
+    """A step that was done: its name, its result, its number of rows, its time, and the engine that did it."""
 
     what: str
     result: str
     rows: int
     seconds: float
+    engine: Engine
 
 
 @dataclass
 class Tour:
-    """A run of the demo. `folder` is its lake; the sink keeps a Delta table in `mirror`, beside it. Without Java the
-    demo leaves Spark out, and `left_out` says so."""
+    """A run of the demo. `folder` is its lake; the sink keeps a Delta table in `mirror`, beside it, where the export is
+    too. Without Java the demo leaves Spark out, and `left_out` says so."""
 
     folder: Path
     rows: int
@@ -73,27 +78,31 @@ class Tour:
         lake = Lake(self.folder)
         table = lake.create_table(TABLE, SCHEMA, key=KEY, cluster_by=CLUSTER_BY)
         lake.sink(SINK, TABLE, to=DeltaSink(str(self.mirror / TABLE)))
-        for what, act in self._acts(lake, table):
+        for what, engine, act in self._acts(lake, table):
             started_s = time.monotonic()
             result, rows = act()
-            stop = Stop(what, result, rows, time.monotonic() - started_s)
+            stop = Stop(what, result, rows, time.monotonic() - started_s, engine)
             self.stops.append(stop)
             self.on_stop(stop)
         return lake
 
-    def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
-        yield "Make JSON lines", self._make_files
-        yield "Load them", lambda: self._load_files(lake)
-        yield "Mirror in Delta", lambda: self._send_changes(lake)
-        yield "Load them again", lambda: self._load_files(lake)
-        yield "Correct some rows", lambda: self._revise_rows(table)
-        yield "Mirror the changes", lambda: self._send_changes(lake)
-        yield "Look back", lambda: self._read_past(table)
-        yield "Load a messy CSV", lambda: self._load_messy_file(lake)
-        yield "Ask in SQL", lambda: _ask_sql(lake)
-        yield "Compact the logs", lambda: _compact_logs(lake)
+    def _acts(self, lake: Lake, table: Table) -> Iterator[tuple[str, Engine, Callable[[], tuple[str, int]]]]:
+        bulk: Engine = "spark" if self.with_spark else "driver"
+        yield "Make JSON lines", "driver", self._make_files
         if self.with_spark:
-            yield "Ask Spark", lambda: _ask_spark(table)
+            yield "Start Spark", "spark", _start_spark
+        yield "Load them", bulk, lambda: self._load_files(lake, bulk)
+        yield "Mirror in Delta", "driver", lambda: self._send_changes(lake)
+        yield "Load them again", "driver", lambda: self._load_files(lake, bulk)
+        yield "Correct some rows", "driver", lambda: self._revise_rows(table)
+        yield "Mirror the changes", "driver", lambda: self._send_changes(lake)
+        yield "Look back", "driver", lambda: self._read_past(table)
+        yield "Load a messy CSV", "driver", lambda: self._load_messy_file(lake)
+        yield "Ask in SQL", "driver", lambda: _ask_sql(lake)
+        if self.with_spark:
+            yield "Ask Spark", "spark", lambda: _ask_spark(table)
+        yield "Compact the logs", bulk, lambda: _compact_logs(lake, bulk)
+        yield "Export as Parquet", bulk, lambda: self._export(table, bulk)
 
     @property
     def inbox(self) -> Path:
@@ -120,12 +129,13 @@ class Tour:
         size = sum(file.stat().st_size for file in self.inbox.iterdir())
         return f"{len(os.listdir(self.inbox))} files, {size / 1e6:.0f} MB", made
 
-    def _load_files(self, lake: Lake) -> tuple[str, int]:
-        report = lake.ingest(TABLE, [str(self.inbox / "*.jsonl")])
+    def _load_files(self, lake: Lake, engine: Engine) -> tuple[str, int]:
+        report = lake.ingest(TABLE, [str(self.inbox / "*.jsonl")], engine=engine)
         if not report.seqs:
             return "nothing new: each file is loaded once", 0
         self.loaded_seq = max(report.seqs)
-        return f"seq {self.loaded_seq}", report.rows
+        commits = "one commit" if len(report.seqs) == 1 else f"{len(report.seqs)} commits"
+        return f"{report.count('load')} files in {commits}, seq {self.loaded_seq}", report.rows
 
     def _revise_rows(self, table: Table) -> tuple[str, int]:
         """Final ids arrive for messages with provisional ones: rows to write and keys to delete."""
@@ -156,6 +166,10 @@ class Tour:
         file.write_text(MESSY_CSV)
         report = lake.ingest(ORDERS, [str(file)], key=["order_id"], types={"amount": "decimal(10,2)"}, rejects=True)
         return f"columns renamed, {report.rejects} bad row kept aside", report.rows
+
+    def _export(self, table: Table, engine: Engine) -> tuple[str, int]:
+        done = table.export(self.mirror / "export", engine=engine)
+        return f"{done.files} files, {done.bytes / 1e6:.1f} MB", done.rows
 
 
 def check_folder(folder: Path, *, is_fresh: bool) -> None:
@@ -188,9 +202,9 @@ def _ask_sql(lake: Lake) -> tuple[str, int]:
     return f"most are {first['part_type']} parts by {first['role']}: {first['parts']:,}", answer.num_rows
 
 
-def _compact_logs(lake: Lake) -> tuple[str, int]:
-    reports = [lake.table(name).compact(full=True) for name in (TABLE, ORDERS)]
-    return f"{sum(report.files for report in reports)} files", sum(report.rows for report in reports)
+def _start_spark() -> tuple[str, int]:
+    spark = session()
+    return f"{spark.version}, {parallelism(spark)} tasks at once", 0
 
 
 def _ask_spark(table: Table) -> tuple[str, int]:
@@ -198,4 +212,10 @@ def _ask_spark(table: Table) -> tuple[str, int]:
     expected = table.to_arrow(columns=KEY).num_rows
     if counted != expected:
         raise Internal(f"Spark counts {counted} rows, DuckDB {expected}")
-    return "the same count as DuckDB's", counted
+    return "log and baseline merged: the same count as DuckDB's", counted
+
+
+def _compact_logs(lake: Lake, engine: Engine) -> tuple[str, int]:
+    # The second table has three rows.
+    reports = [lake.table(TABLE).compact(full=True, engine=engine), lake.table(ORDERS).compact(full=True)]
+    return f"{sum(report.files for report in reports)} files", sum(report.rows for report in reports)

@@ -29,6 +29,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from strandline.engines.background import run_beside
+from strandline.engines.workers import OBJECT_STORE, check_workers
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _start() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("strandline")
-    master = os.environ.get("STRANDLINE_SPARK", "local[*]")
+    master = _master()
     if master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
     builder = builder.master(master)
@@ -132,9 +133,32 @@ def is_running() -> bool:
     return SparkContext._gateway is not None
 
 
+def can_run(given: SparkSession | None = None) -> bool:
+    """Whether there is a session, or one could be started."""
+    try:
+        if given is None and _active_session() is None and not _master().startswith("sc://"):
+            check_java()
+    except Unavailable:
+        return False
+    return True
+
+
+def is_local(given: SparkSession | None = None) -> bool:
+    """Whether the tasks of the session, or of the one that would be started, run on this machine."""
+    spark = given or _active_session()
+    master = _master() if spark is None else str(spark.conf.get("spark.master", ""))
+    return master.startswith("local")
+
+
+def _master() -> str:
+    return os.environ.get("STRANDLINE_SPARK", "local[*]")
+
+
 def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     """The DataFrame of the batches that `lane` returns for each partition."""
     names = frame.columns
+    storage = getattr(lane, "storage", None)
+    check_workers(frame.sparkSession, () if storage is None or storage.is_local else (OBJECT_STORE,))
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batch.rename_columns(names) for batch in batches)

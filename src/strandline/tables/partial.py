@@ -70,7 +70,7 @@ def refuse_losses(
     if not keys:
         return
     merge = table.merge()
-    filled = _find_filled(merge, find_lacking(definition, found))
+    filled = find_filled(merge, find_lacking(definition, found))
     if filled:
         values = _find_values(table, merge, pa.concat_tables(keys), filled)
         lost = [name for name in filled if values.column(name).null_count < values.num_rows]
@@ -128,7 +128,7 @@ def complete_frame(
     from pyspark.sql import functions as F
 
     merge = table.merge()
-    filled = _find_filled(merge, find_lacking(definition, found)) if missing != "null" else []
+    filled = find_filled(merge, find_lacking(definition, found)) if missing != "null" else []
     if not filled:
         return frame, None
     key = list(definition.key)
@@ -144,7 +144,7 @@ def complete_frame(
     return joined.select(*[f"`{name}`" for name in order]), _check_unchanged(merge.seq, None, None)
 
 
-def _find_filled(merge: TableAt, names: Sequence[str]) -> list[str]:
+def find_filled(merge: TableAt, names: Sequence[str]) -> list[str]:
     """Those columns in which the table may have values, by statistics."""
     inside = [frozenset(schema.names) for schema in merge.definition.schemas]
     stored = {name: merge.definition.stored.get(name, name) for name in names}
@@ -188,7 +188,7 @@ def _choose_files(cursor: Any, fold: str, part: TableAt) -> Files:
 
 
 def _complete_rows(table: TableStore, merge: TableAt, rows: pa.Table, lacking: Sequence[str]) -> pa.Table:
-    filled = _find_filled(merge, lacking)
+    filled = find_filled(merge, lacking)
     if not filled:
         return rows
     values = _find_values(table, merge, rows.select(list(merge.definition.key)), filled)

@@ -246,6 +246,17 @@ class RejectedRows:
             self._files += self._rejects.log.write(prepare(_build_table(self._held), definition, UPSERT), definition)
             self._held, self._chars = [], 0
 
+    def give_files(self) -> Files:
+        """The files with the rows so far, which no commit claims yet. The caller gives them to another batch."""
+        self._flush()
+        files, self._files = self._files, []
+        return files
+
+    def take_files(self, files: Sequence[DataFile], tokens: Collection[str]) -> None:
+        """Add files that another process has written, with the tokens of their rows."""
+        self._files += files
+        self._tokens |= set(tokens)
+
     def commit(self) -> None:
         """Make the rows visible; a second call does nothing."""
         self._flush()

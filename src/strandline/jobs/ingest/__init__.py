@@ -1,5 +1,3 @@
-"""Load files into a table, each once, however often it is asked for."""
+"""Load files into a table, each once, however often it is asked for.
 
-from strandline.jobs.ingest.job import FileReport, IngestReport, ingest
-
-__all__ = ["FileReport", "IngestReport", "ingest"]
+Spark tasks import the readers in this package, so importing it loads nothing."""

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.source import Source
+from strandline.tables.rejects import Reject
 
+FORMS_HINT = "Expected objects: one per line, one after another, or in one array."
 UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 """What a conversion raises when one of its rows is bad."""
 
@@ -28,6 +31,31 @@ class BadRow:
     text: str
     names: list[str] | None = None
     dialect: str | None = None
+
+
+def keep_row(source: Source, fault: BadRow) -> Reject:
+    """A bad row of a file, to be kept aside."""
+    named = (fault.line, fault.column, fault.reason, fault.text, fault.names, fault.dialect)
+    return Reject(source.uri, *named).printable()
+
+
+def refuse_row(source: Source, fault: BadRow, table: str) -> Invalid:
+    """The error for a bad row when bad rows are not kept aside."""
+    column = "" if fault.column is None else f", column {fault.column!r}"
+    word = "line" if source.is_text else "row"
+    hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
+    if source.kind == "jsonl" and fault.line == 1 and fault.column is None:
+        hint = f"{FORMS_HINT}\n{hint}"
+    if not source.is_text and fault.column is not None:
+        hint = f"{hint}\nOr leave the column out, by its name in the file: --skip COLUMN"
+    return Invalid(
+        f"{source.uri}, {word} {fault.line}{column}: {fault.reason}",
+        hint=hint,
+        table=table,
+        file=source.uri,
+        line=fault.line,
+        column=fault.column,
+    )
 
 
 def sift(count: int, convert: Callable[[int, int], pa.Table]) -> Iterator[pa.Table | int]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from strandline.errors import Conflict
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
-from strandline.jobs.ingest.blocks import digest_of
+from strandline.jobs.ingest.blocks import Reading, digest_of
 from strandline.jobs.ingest.csv_file import CsvFile, open_csv
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.json_rows import JsonRows, read_json
-from strandline.jobs.ingest.json_stream import sniff_json
+from strandline.jobs.ingest.json_stream import Form, sniff_json
 from strandline.jobs.ingest.loaded_files import Loaded
 from strandline.jobs.ingest.parquet import read_parquet
 from strandline.jobs.ingest.plan import Step
@@ -31,6 +33,18 @@ def stand_still(step: Step, size: int) -> None:
     """Tells nobody about progress."""
 
 
+@dataclass(frozen=True)
+class LineRange:
+    """Whole lines of a large file with one JSON object per line: the bytes `[start, stop)`, after `lines` lines."""
+
+    start: int
+    stop: int
+    lines: int
+
+    def reading(self, source: Source) -> Reading:
+        return Reading(replace(source, size=self.stop), self.start, self.lines, hashlib.sha256())
+
+
 class FileReader:
     """Reads files as rows of a table. `loaded` collects the files that were read to their end, and `dialects` how the
     CSV files are written."""
@@ -46,9 +60,9 @@ class FileReader:
         self.dialects: dict[str, Dialect] = {}
         self._csv: tuple[Source, CsvFile] | None = None
 
-    def read(self, step: Step) -> Iterator[pa.Table | BadRow]:
-        """The rows of a file. `Conflict` when it was written meanwhile."""
-        return self._read_text(step) if step.source.is_text else self._read_parquet(step)
+    def read(self, step: Step, part: LineRange | None = None) -> Iterator[pa.Table | BadRow]:
+        """The rows of a file, or of a part of it. `Conflict` when it was written meanwhile."""
+        return self._read_text(step, part) if step.source.is_text else self._read_parquet(step)
 
     def columns_of(self, step: Step) -> set[str] | None:
         """The columns of a file; None where only its rows tell."""
@@ -69,8 +83,8 @@ class FileReader:
             self._csv = (source, open_csv(source, columns.schema, self._text, self._names))
         return self._csv[1]
 
-    def _read_text(self, step: Step) -> Iterator[pa.Table | BadRow]:
-        reading = step.reading()
+    def _read_text(self, step: Step, part: LineRange | None) -> Iterator[pa.Table | BadRow]:
+        reading = step.reading() if part is None else part.reading(step.source)
         columns = TextColumns(step.source, self._schema, self._names)
         if step.source.kind == "csv":
             file = self._open_csv(step.source, columns)
@@ -79,7 +93,8 @@ class FileReader:
             pieces = file.read(reading)
         else:
             reading.encoding = sniff_json(step.source)
-            pieces = read_json(reading, JsonRows(columns.schema, self._names))
+            form = None if part is None else Form.LINES
+            pieces = read_json(reading, JsonRows(columns.schema, self._names), form)
         for found in pieces:
             yield found if isinstance(found, BadRow) else columns.finish(found)
             self._advance(step, min(reading.done, step.bytes - 1))

@@ -14,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.crash import crash_point
+from strandline.engines.choice import Engine, check_engine, engine_of_call
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.jobs.column_names import ColumnMatcher, check_rule, find_columns
 from strandline.jobs.ingest.file_reader import FileReader
+from strandline.jobs.ingest.in_tasks import load_in_tasks, takes_tasks
 from strandline.jobs.ingest.infer import infer
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.load import Loader, StepResult, groups
@@ -25,6 +27,7 @@ from strandline.jobs.ingest.plan import IngestPlan, Step, plan
 from strandline.jobs.ingest.preview import FilePreview, Preview, preview
 from strandline.jobs.ingest.source import Kind, Source, find
 from strandline.jobs.ingest.text_options import TextOptions
+from strandline.model.change import Commit
 from strandline.model.definition import TableDef
 from strandline.model.name_map import NameMap, RenamedColumn, Rule
 from strandline.progress import Progress, silent
@@ -144,14 +147,17 @@ def ingest(
     skip: Sequence[str] = (),
     names: Rule | None = None,
     missing: Missing | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> IngestReport:
     """Load files into a table, without the columns in `skip`. `create` makes the table from the first file when it is
     missing. `names` is the rule for the names of columns, `missing` is what happens with the columns that a file
-    lacks."""
+    lacks. `engine` is the one that reads the files."""
     check_rule(names)
     if missing is not None:
         check_missing(missing)
+    if engine is not None:
+        check_engine(engine)
     if isinstance(files, str):
         raise Invalid(f"files is the text {files!r}; expected a list of paths", file=files)
     started_s = time.monotonic()
@@ -177,7 +183,7 @@ def ingest(
     renamed: dict[RenamedColumn, None] = {}
     commits: dict[int, int] = {}
     attempts = _ATTEMPTS
-    with _drop_if_empty(lake, table if is_created else None):
+    with _drop_if_empty(lake, table if is_created else None), engine_of_call(engine):
         while True:
             try:
                 loader = Loader(
@@ -291,25 +297,43 @@ def _load_files(
     for step in planned.steps:
         if step.action == "skip":
             done.setdefault(step.source.uri, StepResult(step))
-    for group in groups(planned):
-        while group:
-            try:
-                commit, finished = loader.load(group)
-            except Invalid as error:
-                columns = _retypable_columns(loader, group, error) if is_created else []
-                raise _add_loaded(error, done, columns) from error
+    steps = [step for step in planned.steps if step.action != "skip"]
+    with _tell_loaded(loader, steps, done, is_created):
+        for commit, results in _load_steps(loader, steps):
             commits[commit.seq] = commit.rows
-            done |= {each.step.source.uri: each for each in finished}
+            done |= {each.step.source.uri: each for each in results}
             renamed |= loader.renamed
-            group = group[len(finished) :]
     loader.remember_skipped()
 
 
-def _retypable_columns(loader: Loader, group: Sequence[Step], error: Invalid) -> list[str]:
+def _load_steps(loader: Loader, steps: Sequence[Step]) -> Iterator[tuple[Commit, list[StepResult]]]:
+    """Load the files, one commit after the other."""
+    loaded = load_in_tasks(loader, steps) if takes_tasks(loader, steps) else None
+    if loaded is not None:
+        yield loaded
+        return
+    for group in groups(steps):
+        while group:
+            commit, finished = loader.load(group)
+            yield commit, finished
+            group = group[len(finished) :]
+
+
+@contextmanager
+def _tell_loaded(
+    loader: Loader, steps: Sequence[Step], done: Mapping[str, StepResult], is_created: bool
+) -> Iterator[None]:
+    try:
+        yield
+    except Invalid as error:
+        raise _add_loaded(error, done, _retypable_columns(loader, steps, error) if is_created else []) from error
+
+
+def _retypable_columns(loader: Loader, steps: Sequence[Step], error: Invalid) -> list[str]:
     """The columns of a new table whose bad values another type would take. No type helps against a value that text does
     not hold, or that is missing in the key; nor for Parquet, whose values are never turned into text."""
     file = error.fields.get("file")
-    if "table" not in error.fields or any(step.source.uri == file and not step.source.is_text for step in group):
+    if "table" not in error.fields or any(step.source.uri == file and not step.source.is_text for step in steps):
         return []
     fields = loader.table.definition.schema
     return [field.name for field in fields if field.type != pa.string() and field.nullable]

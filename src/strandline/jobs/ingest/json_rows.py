@@ -27,7 +27,7 @@ from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
 from strandline.jobs.ingest.json_cells import TOO_DEEP, Texts, read_column
 from strandline.jobs.ingest.json_scan import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, Positions
-from strandline.jobs.ingest.json_stream import JsonBlock, read_records, split_lines
+from strandline.jobs.ingest.json_stream import Form, JsonBlock, read_records, split_lines
 from strandline.model import json_text
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
@@ -311,10 +311,10 @@ def _may_be_rounded(column: pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT_FLOAT), min_count=0).as_py())
 
 
-def read_json(reading: Reading, rows: JsonRows) -> Iterator[pa.Table | BadRow]:
+def read_json(reading: Reading, rows: JsonRows, form: Form | None = None) -> Iterator[pa.Table | BadRow]:
     """The rows of a reading: good ones as tables, bad ones with their lines. Other threads convert the next blocks
     while the caller takes the rows."""
-    for table, bad in convert_ahead(rows.convert, read_records(reading)):
+    for table, bad in convert_ahead(rows.convert, read_records(reading, form=form)):
         if table.num_rows:
             yield table
         yield from bad

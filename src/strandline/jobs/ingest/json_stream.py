@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import FORMS_HINT
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.decode import UTF8, sniff_encoding, unpacked_chunks
 from strandline.jobs.ingest.json_scan import (
@@ -22,8 +23,8 @@ from strandline.jobs.ingest.json_scan import (
     Positions,
     Signs,
     count_quotes,
-    count_text,
     find_newlines,
+    find_spaces,
     scan,
 )
 from strandline.jobs.ingest.source import WIDE, Source
@@ -33,7 +34,6 @@ _HEAD_BYTES = 1 << 20
 _MARK_BYTES = 1 << 12
 _OBJECT_BYTES = 256 << 20
 _SPACE = b" \t\r\n"
-FORMS_HINT = "Expected objects: one per line, one after another, or in one array."
 
 
 class Form(Enum):
@@ -102,12 +102,19 @@ def _is_closed(text: bytes) -> bool:
     return bool(len(closed)) and not signs.is_open and int(signs.at[closed[0]]) == len(text) - 1
 
 
-def read_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES) -> Iterator[JsonBlock]:
+def sniff_form(reading: Reading) -> Form:
+    """The form in which `read_records` reads the same reading. The reading cannot be used after that."""
+    chunks = _join_chunks(reading.chunks(BLOCK_BYTES), _HEAD_BYTES)
+    head, second = next(chunks, b""), next(chunks, b"")
+    return find_form(head, is_all=not second)
+
+
+def read_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES, form: Form | None = None) -> Iterator[JsonBlock]:
     """The values of a file, or of the part that a reading is about. At the end `reading.is_open` says whether the last
-    line has no newline."""
+    line has no newline. The text tells its form, unless the caller knows it."""
     chunks = _join_chunks(reading.chunks(block_bytes), min(block_bytes, _HEAD_BYTES))
     head, second = next(chunks, b""), next(chunks, b"")
-    form = find_form(head, is_all=not second)
+    form = form or find_form(head, is_all=not second)
     cutters: dict[Form, _Cutter] = {Form.LINES: _LineCutter(), Form.OBJECTS: _ObjectCutter()}
     cutter = cutters.get(form) or _ArrayCutter(reading.source)
     rest, last, wanted = b"", b"", 0
@@ -282,10 +289,10 @@ def _split_segments(
     is_bad = after != before
     is_bad[unclosed] = True
     is_bad[owner[depth < 0]] = True
-    texts = count_text(data)
+    spaces = find_spaces(data)
     first, last = _find_values(signs, depth, ~is_bad[owner])
-    others = texts[stops] - texts[begins]
-    np.subtract.at(others, owner[first], texts[signs.at[last] + 1] - texts[signs.at[first]])
+    others = _count_text(spaces, begins, stops)
+    np.subtract.at(others, owner[first], _count_text(spaces, signs.at[first], signs.at[last] + 1))
     is_bad |= others > 0
     first, last = _find_values(signs, depth, ~is_bad[owner])
     newlines = find_newlines(data)
@@ -296,6 +303,11 @@ def _split_segments(
         bad.append((line + int(np.searchsorted(newlines, place)), text.strip(_SPACE)))
     lines = line + np.searchsorted(newlines, signs.at[first])
     return JsonBlock(data[:end], Signs(signs.at, signs.kind, depth, False), first, last, lines, bad)
+
+
+def _count_text(spaces: Positions, begins: Positions, ends: Positions) -> Positions:
+    """The number of bytes between these positions that are no space."""
+    return ends - begins - (np.searchsorted(spaces, ends) - np.searchsorted(spaces, begins))
 
 
 def _blank(data: bytes, places: Positions) -> bytes:

@@ -16,10 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.errors import Invalid
+from strandline.jobs.ingest.bad_rows import FORMS_HINT
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.csv_types import SURE_DIGITS, find_time_type, reads_back
 from strandline.jobs.ingest.json_rows import explain_text, quote_blank
-from strandline.jobs.ingest.json_stream import FORMS_HINT, read_records, sniff_json
+from strandline.jobs.ingest.json_stream import read_records, sniff_json
 from strandline.jobs.ingest.source import Source
 from strandline.model.types import JSON
 

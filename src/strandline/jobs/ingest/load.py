@@ -14,12 +14,11 @@ from itertools import chain
 import pyarrow as pa
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Invalid
+from strandline.errors import Conflict
 from strandline.jobs.column_names import ColumnMatcher
-from strandline.jobs.ingest.bad_rows import BadRow
+from strandline.jobs.ingest.bad_rows import BadRow, keep_row, refuse_row
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.file_reader import FileReader
-from strandline.jobs.ingest.json_stream import FORMS_HINT
 from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.plan import AGAIN, IngestPlan, Step
 from strandline.jobs.ingest.text_options import TextOptions
@@ -28,7 +27,7 @@ from strandline.model.name_map import RenamedColumn, Rule
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.partial import Missing, refuse_losses, write_keeping
-from strandline.tables.rejects import KeptRows, Reject, RejectedRows, Rejects
+from strandline.tables.rejects import KeptRows, RejectedRows, Rejects
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
 
@@ -47,17 +46,16 @@ class StepResult:
     dialect: Dialect | None = None
 
 
-def groups(plan: IngestPlan) -> Iterator[list[Step]]:
-    """The steps that load something, in groups for one commit each."""
+def groups(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """The steps in groups for one commit each."""
     group: list[Step] = []
-    for step in plan.steps:
-        if step.action == "skip":
-            continue
-        size = sum(each.bytes for each in group) + step.bytes
-        if group and (size > GROUP_BYTES or len(group) >= GROUP_FILES):
+    size = 0
+    for step in steps:
+        if group and (size + step.bytes > GROUP_BYTES or len(group) >= GROUP_FILES):
             yield group
-            group = []
+            group, size = [], 0
         group.append(step)
+        size += step.bytes
     if group:
         yield group
 
@@ -97,11 +95,17 @@ class Loader:
         except BaseException:
             group.batch.discard()
             raise
-        self._mine |= {loaded.app for loaded in group.loaded}
-        crash_point("ingest.committed")
-        self.forget_rejects([done.step for done in group.done])
-        self.renamed |= group.names.renamed
+        self.has_loaded(group.loaded, [done.step for done in group.done], group.names.renamed)
         return commit, [replace(done, seq=commit.seq) for done in group.done]
+
+    def has_loaded(
+        self, loaded: Sequence[Loaded], steps: Sequence[Step], renamed: Mapping[RenamedColumn, None]
+    ) -> None:
+        """Note that a commit has these files."""
+        self._mine |= {each.app for each in loaded}
+        crash_point("ingest.committed")
+        self.forget_rejects(steps)
+        self.renamed |= renamed
 
     def remember_skipped(self) -> None:
         """Remember skipped files by their new place or time, so that the next run does not read them."""
@@ -155,29 +159,16 @@ class Loader:
         if size >= step.bytes:
             self._done_bytes += step.bytes
 
+    def watch_share(self, done: int, whole: int) -> None:
+        """Show the share of a Spark job that is done."""
+        self._progress(self._plan.bytes * done // whole, self._plan.bytes, "Spark")
+
     def take_bad_row(self, step: Step, fault: BadRow, batch: RejectedRows, is_kept: bool) -> None:
         """Keep a bad row aside, or fail."""
-        uri = step.source.uri
-        if self.keep_rejects:
-            if not is_kept:
-                reject = Reject(uri, fault.line, fault.column, fault.reason, fault.text, fault.names, fault.dialect)
-                batch.add(self.token_of(step), reject.printable())
-            return
-        column = "" if fault.column is None else f", column {fault.column!r}"
-        word = "line" if step.source.is_text else "row"
-        hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
-        if step.source.kind == "jsonl" and fault.line == 1 and fault.column is None:
-            hint = f"{FORMS_HINT}\n{hint}"
-        if not step.source.is_text and fault.column is not None:
-            hint = f"{hint}\nOr leave the column out, by its name in the file: --skip COLUMN"
-        raise Invalid(
-            f"{uri}, {word} {fault.line}{column}: {fault.reason}",
-            hint=hint,
-            table=self.table.name,
-            file=uri,
-            line=fault.line,
-            column=fault.column,
-        )
+        if not self.keep_rejects:
+            raise refuse_row(step.source, fault, self.table.name)
+        if not is_kept:
+            batch.add(self.token_of(step), keep_row(step.source, fault))
 
 
 def _find_older(kept: KeptRows, newest: Mapping[str, int | None]) -> pa.ChunkedArray:

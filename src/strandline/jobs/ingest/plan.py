@@ -10,11 +10,12 @@ refused there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from strandline.errors import Invalid
+from strandline.errors import Conflict, Invalid
 from strandline.jobs.ingest.blocks import Reading, digest_of, resume
 from strandline.jobs.ingest.last_line import settle
 from strandline.jobs.ingest.loaded_files import Loaded, LoadedFiles
@@ -29,8 +30,8 @@ AGAIN = "asked for again"
 class Step:
     """What to do with one file.
 
-    `prior` is the load that a `continue` follows, and `hasher` has its bytes. `seen` is remembered for a skipped file,
-    so that it is not read again."""
+    `prior` is the load that a `continue` follows, and `hasher` has its bytes, unless the step has come to a Spark task.
+    `seen` is remembered for a skipped file, so that it is not read again."""
 
     source: Source
     action: Action
@@ -49,6 +50,11 @@ class Step:
         """A pass over the part of a text file that is to be loaded."""
         if self.prior is None:
             return Reading.whole(self.source)
+        if self.hasher is None:
+            reading = resume(self.source, self.prior.size, self.prior.digest, self.prior.lines)
+            if reading is None:
+                raise Conflict(f"{self.source.uri} was written while it was read; nothing was loaded")
+            return reading
         return Reading(self.source, self.prior.size, self.prior.lines, self.hasher.copy())
 
 
@@ -59,7 +65,7 @@ class IngestPlan:
     steps: tuple[Step, ...]
     version: int
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(step.bytes for step in self.steps)
 
@@ -86,7 +92,7 @@ class _Planner:
         self._is_keyed = is_keyed
         self._last_line = last_line
         self._digests: dict[tuple[str, int], str] = {}
-        self._loads: dict[int, list[Source]] = {}
+        self._loads = _Loads()
 
     def step(self, source: Source) -> Step:
         step = self._skip_known(source)
@@ -100,7 +106,7 @@ class _Planner:
                 self._refuse_doubles(source, loaded)
             step = Step(source, "load", "rewritten" if before else "new")
         if step.action != "skip":
-            self._loads.setdefault(source.size, []).append(source)
+            self._loads.add(source, self._content_of(source))
         return step
 
     def _skip_known(self, source: Source) -> Step | None:
@@ -146,15 +152,13 @@ class _Planner:
 
     def _skip_repeated(self, source: Source) -> Step | None:
         """Skip a file that this plan loads under another name."""
-        for other in self._loads.get(source.size, ()):
-            if other.partitions != source.partitions:
-                continue
-            is_linked = bool(source.inode) and source.inode == other.inode
-            if is_linked or (
-                self._may_be_moved(other.mtime_ns, source) and self._digest(source) == self._digest(other)
-            ):
-                return Step(source, "skip", f"same content as {other.uri}")
-        return None
+        other = self._loads.find(source, self._content_of(source), self._digest)
+        return None if other is None else Step(source, "skip", f"same content as {other.uri}")
+
+    def _content_of(self, source: Source) -> Hashable:
+        """Files that differ in this are different files, whatever their content."""
+        moment = source.mtime_ns if self._is_keyed else None
+        return source.size, tuple(sorted(source.partitions.items())), moment
 
     def _may_be_moved(self, mtime_ns: int, source: Source) -> bool:
         """Whether equal content at another place is the same file. In a table with a key, a later file may bring old
@@ -166,6 +170,34 @@ class _Planner:
         if at not in self._digests:
             self._digests[at] = digest_of(source)
         return self._digests[at]
+
+
+class _Loads:
+    """The files that a plan loads, by their inode and content. A file is read only when another one may be equal."""
+
+    def __init__(self) -> None:
+        self._linked: dict[Hashable, Source] = {}
+        self._unread: dict[Hashable, list[Source]] = {}
+        self._read: dict[tuple[Hashable, str], Source] = {}
+
+    def add(self, source: Source, kind: Hashable) -> None:
+        if source.inode:
+            self._linked.setdefault(_link_of(source), source)
+        self._unread.setdefault(kind, []).append(source)
+
+    def find(self, source: Source, kind: Hashable, digest: Callable[[Source], str]) -> Source | None:
+        """An equal file; files that are no equal `kind` are none, unless they are links to one."""
+        linked = self._linked.get(_link_of(source)) if source.inode else None
+        if linked is not None or kind not in self._unread:
+            return linked
+        for other in self._unread[kind]:
+            self._read.setdefault((kind, digest(other)), other)
+        self._unread[kind] = []
+        return self._read.get((kind, digest(source)))
+
+
+def _link_of(source: Source) -> Hashable:
+    return source.inode, source.size, tuple(sorted(source.partitions.items()))
 
 
 def _may_be_file(loaded: Loaded, source: Source) -> bool:
