@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -100,6 +100,7 @@ class Incoming:
 
     def _add_hash(self, rows: pa.Table) -> pa.Table:
         columns = self.definition.schema
+        self._require_values(rows, self.definition.key)
         keys = [conform_column(rows.column(name), columns.field(name).type) for name in self.definition.key]
         return self._complete(rows).append_column(HASH, hash_keys(keys))
 
@@ -126,16 +127,19 @@ class Incoming:
     def _check_upserts(self, rows: pa.Table) -> None:
         own = rows.select([name for name in rows.column_names if name in self.definition.schema.names])
         required = [each.name for each in self.definition.schema if not each.nullable]
-        for name in required:
-            if own.column(name).null_count:
-                row = pc.index(pc.is_null(own.column(name)), pa.scalar(True)).as_py()
-                raise self._fault_error(own, row, name, "a value is required, found null")
+        self._require_values(own, required)
         fault = find_invalid(own)
         if fault is None:
             columns = pa.schema([self.definition.schema.field(name) for name in own.column_names])
             fault = find_unreadable(conform(own, columns))
         if fault is not None:
             raise self._fault_error(own, fault.row, fault.path, fault.why)
+
+    def _require_values(self, rows: pa.Table, names: Sequence[str]) -> None:
+        for name in names:
+            if rows.column(name).null_count:
+                row = pc.index(pc.is_null(rows.column(name)), pa.scalar(True)).as_py()
+                raise self._fault_error(rows, row, name, "a value is required, found null")
 
     def _fault_error(self, rows: pa.Table, row: int, path: str, why: str) -> Invalid:
         key = {name: python_value(rows.column(name)[row]) for name in self.definition.key}

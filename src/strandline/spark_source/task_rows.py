@@ -69,9 +69,7 @@ class _Parts:
         if not self._folder:
             self._folder = temp_folder.new_folder()
             os.makedirs(self._folder, mode=0o700)
-        # A row without a hash has a null in its key; the lane refuses it.
-        hashes = pc.fill_null(table.column(HASH), 0)
-        part_of = pc.shift_right(hashes, HASH_BITS - _PART_BITS)
+        part_of = pc.shift_right(table.column(HASH), HASH_BITS - _PART_BITS)
         for part in pc.unique(part_of).to_pylist():
             if part not in self._files:
                 path = os.path.join(self._folder, str(part))
