@@ -23,8 +23,9 @@ def register(spark: SparkSession | None = None) -> SparkSession:
     """Make `format("strandline")` known to a session, by default the running one or a new one; returns the session.
 
     The package is sent to the session's executors. Filters reach the table only with a setting of Spark, which this
-    sets."""
+    sets unless the session has it."""
     spark = session(spark)
-    spark.conf.set(_PUSHDOWN, "true")
+    if spark.conf.get(_PUSHDOWN) != "true":
+        spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(StrandlineSource)
     return spark
