@@ -55,7 +55,8 @@ def test_a_read_may_name_its_columns(items):
 
 COLUMNS = {
     "n": (1, -20, 8), "part": ("p1", "it's \\ $", ""), "f": (-0.5, 0.0, math.inf, math.nan, 1e300),
-    "p": (Decimal("2.25"), Decimal("1E+3")), "flag": (True, False), "raw": (b"\x05",), "id": (3, 10**12), "doc": ("{}",),
+    "p": (Decimal("2.25"), Decimal("1E+3")), "flag": (True, False), "raw": (b"\x05",),
+    "id": (3, 10**12), "doc": ("{}",),
 }  # fmt: skip
 
 

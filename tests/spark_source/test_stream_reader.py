@@ -1,4 +1,4 @@
-"""The change feed as a stream: every change once, whatever is written, folded, trimmed or killed between two batches."""
+"""The change feed as a stream: every change once, whatever is written, folded, trimmed or killed in between."""
 
 from unittest import mock
 

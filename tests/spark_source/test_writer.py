@@ -129,7 +129,9 @@ def test_a_token_makes_a_repeated_write_safe(items):
     for _ in range(2):
         write(items, items_table([1]), items_table([2]), token="a")
     assert items.head == 1
-    assert len([path for path in files_below(items.log.storage.uri) if "/log/" in path and path.endswith("parquet")]) == 2
+    assert (
+        len([path for path in files_below(items.log.storage.uri) if "/log/" in path and path.endswith("parquet")]) == 2
+    )
 
 
 def test_failed_and_repeated_tasks_leave_nothing(items):
