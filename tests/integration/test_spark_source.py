@@ -76,6 +76,7 @@ source(rows.write, "messages").mode("append").save()
 answers["read"] = source(spark.read, "messages").load().where("is_error").count()
 
 import importlib.util
+from pyspark.errors import PySparkValueError
 from pyspark.pipelines.block_session_mutations import block_session_mutations
 from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
 from pyspark.pipelines.graph_element_registry import graph_element_registration_context
@@ -93,9 +94,14 @@ def run():
             with block_session_mutations():
                 spec.loader.exec_module(module)
     storage = "file://" + sys.argv[1] + "-pipeline"
-    handle_pipeline_events(
-        start_run(spark, graph, full_refresh=[], full_refresh_all=False, refresh=[], dry=False, storage=storage)
-    )
+    try:
+        handle_pipeline_events(
+            start_run(spark, graph, full_refresh=[], full_refresh_all=False, refresh=[], dry=False, storage=storage)
+        )
+    except PySparkValueError as error:
+        # After a run with any Python worker, the client of Spark 4.3 does not know the last answer of its server.
+        if "__python_accumulator__" not in str(error):
+            raise
 
 run()
 errors = lake.table("errors")
@@ -110,7 +116,7 @@ print(json.dumps(answers))
 
 def test_connect_and_a_declarative_pipeline(tmp_path):
     example = str(ROOT / "examples" / "pipeline.py")
-    done = python(CONNECT, str(tmp_path / "lake"), example, timeout_s=290)
+    done = python(CONNECT, str(tmp_path / "lake"), example, timeout_s=290, PYSPARK_PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     assert answers["read"] == 10
