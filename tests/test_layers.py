@@ -26,7 +26,7 @@ LAYERS = [
     {"consumers"},
     {"jobs", "query"},
     {"pipeline"},
-    {"lake", "table"},
+    {"lake", "table", "spark_source"},
     {"server", "demo"},
     {"cli"},
 ]

@@ -130,7 +130,7 @@ def check_frame(frame: DataFrame, schema: pa.Schema, order_by: str | None) -> Da
             if not field.nullable:
                 raise Invalid(f"the DataFrame has no column {field.name!r}; a value is required", column=field.name)
             exprs.append(F.lit(None).cast(kind).alias(field.name))
-        elif not _fits_type(found[field.name], field.type):
+        elif not fits_type(found[field.name], field.type):
             raise Invalid(
                 f"the DataFrame's column {field.name!r} is {found[field.name]}; the table's is {kind}",
                 hint="Cast it first, so that you decide what happens to values that do not fit.",
@@ -152,6 +152,6 @@ _WIDER = {
 }
 
 
-def _fits_type(found: str, kind: pa.DataType) -> bool:
+def fits_type(found: str, kind: pa.DataType) -> bool:
     wanted = spark_dtype(kind)
     return found in (wanted, "void") or wanted in _WIDER.get(found, ())

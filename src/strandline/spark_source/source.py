@@ -1,0 +1,70 @@
+"""The data source: what Spark makes of `format("strandline")` and its options."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from strandline.errors import Invalid
+from strandline.spark_source import options as known
+from strandline.spark_source.options import Place, check_names
+from strandline.spark_source.reader import TableReader
+from strandline.spark_source.rows import change_schema, pick_columns, spark_ddl
+from strandline.spark_source.stream_reader import ChangeReader
+from strandline.spark_source.stream_writer import BatchStreamWriter
+from strandline.spark_source.writer import TableWriter
+
+
+class StrandlineSource(DataSource):  # type: ignore[misc]
+    """A table of a lake. Spark makes one in a process of its own for each load and each write."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.place = Place.of(options)
+        table = self.place.open()
+        self.generation = table.entry.generation
+        at = options.get("at")
+        self.seq = table.merge(int(at) if at and at.isdecimal() else at or None).seq
+        """A DataFrame stays at the seq that it was loaded at."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "strandline"
+
+    def schema(self) -> str:
+        """The columns of the table, for a stream with those of a change. Spark does not say which of both it
+        plans: only a stream has the option `start`."""
+        definition = self.place.open(self.generation).definition
+        columns = definition.schema if self.options.get("start") is None else change_schema(definition)
+        return spark_ddl(pick_columns(columns, self.options.get("columns")))
+
+    def reader(self, schema: StructType) -> TableReader:
+        check_names(self.options, known.READ, "spark.read of")
+        return TableReader(self.place, self.generation, self.seq, schema)
+
+    def streamReader(self, schema: StructType) -> ChangeReader:
+        check_names(self.options, known.READ_STREAM, "spark.readStream of")
+        return ChangeReader(self.place, self.generation, schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
+        check_names(self.options, known.WRITE, "df.write to")
+        if overwrite:
+            raise Invalid(
+                f"table {self.place.table!r} takes mode('append') only, which inserts and replaces rows by their key",
+                hint="To empty a table, drop it and create it again. To go back to earlier rows: table.restore(at).",
+                table=self.place.table,
+            )
+        return TableWriter(self.place, self.generation, schema, self.options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        check_names(self.options, known.WRITE_STREAM, "df.writeStream to")
+        if overwrite:
+            raise Invalid(
+                f"table {self.place.table!r} takes outputMode('append') or outputMode('update'), not 'complete'",
+                hint="With 'update', each row replaces the one with its key.",
+                table=self.place.table,
+            )
+        return BatchStreamWriter(self.place, self.generation, schema, self.options)

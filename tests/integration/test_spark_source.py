@@ -1,0 +1,186 @@
+"""`format("strandline")` inside Spark: its processes, Connect, pipelines, S3, and queries that are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from strandline.spark_source import register
+from support import SRC, environment, options_for, python, rows_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def source(reader, table, **options):
+    return reader.format("strandline").options(lake=table.log.storage.uri, table=table.name, **options)
+
+
+def test_a_session_reads_writes_and_streams(spark, items, lake):
+    register(spark)
+    rows = spark.range(100).selectExpr("id", "concat('n', id) AS name").repartition(3)
+    source(rows.write, items).mode("append").save()
+    assert items.head == 1
+    loaded = source(spark.read, items).load()
+    items.delete([5])
+    assert (loaded.count(), source(spark.read, items).load().where("id < 10 AND name LIKE 'n%'").count()) == (100, 9)
+    with pytest.raises(Exception, match=r"holds the key \{'id': 1\} more than once"):
+        source(rows.union(rows.where("id = 1")).write, items).mode("append").save()
+    assert items.head == 2
+    copy = lake.create_table("copy", items.schema, key=["id"])
+    changes = source(spark.readStream, items, start="0", maxRowsPerTrigger="100").load()
+    target = source(changes.writeStream, copy, orderBy="_seq")
+    query = target.option("checkpointLocation", f"{lake.storage.uri}-ck").trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    assert query.exception() is None
+    assert rows_of(copy.to_arrow()) == rows_of(items.to_arrow())
+    assert [each.rows for each in copy.history()] == [0, 100, 1]
+
+
+def test_a_lake_in_a_bucket_takes_its_settings_from_options(spark, s3_lake, seaweed):
+    lake = s3_lake()
+    table = lake.create_table("t", "id:int64,name:string", key=["id"], vnodes=2)
+    register(spark)
+    settings = {f"storage.{name}": value for name, value in options_for(seaweed).items()}
+    rows = spark.range(50).selectExpr("id", "concat('n', id) AS name")
+    source(rows.write, table, **settings).mode("append").save()
+    found = source(spark.read, table, **settings).load()
+    assert rows_of(found.toArrow()) == rows_of(table.to_arrow()) and table.head == 1
+
+
+CONNECT = """
+import json, os, sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.remote("local[2]").config("example.lake", sys.argv[1]).getOrCreate()
+assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
+import strandline as sl
+from strandline.spark_source import register
+lake = sl.Lake(sys.argv[1])
+columns = "id:int64,text:string,is_error:bool"
+messages = lake.create_table("messages", columns, key=["id"], vnodes=2)
+lake.create_table("errors", columns, key=["id"], vnodes=2)
+register(spark)
+spark.conf.set("example.lake", sys.argv[1])
+
+def source(reader, table):
+    return reader.format("strandline").option("lake", sys.argv[1]).option("table", table)
+
+answers = {}
+rows = spark.range(40).selectExpr("id", "'t' AS text", "id % 4 = 0 AS is_error")
+source(rows.write, "messages").mode("append").save()
+answers["read"] = source(spark.read, "messages").load().where("is_error").count()
+
+import importlib.util
+from pyspark.errors import PySparkValueError
+from pyspark.pipelines.block_session_mutations import block_session_mutations
+from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
+from pyspark.pipelines.graph_element_registry import graph_element_registration_context
+from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, handle_pipeline_events, start_run
+
+def run():
+    # What `spark-pipelines run` does with a specification.
+    graph = create_dataflow_graph(spark, default_catalog=None, default_database=None, sql_conf={})
+    registry = SparkConnectGraphElementRegistry(spark, graph)
+    with graph_element_registration_context(registry):
+        spec = importlib.util.spec_from_file_location("pipeline", sys.argv[2])
+        module = importlib.util.module_from_spec(spec)
+        with add_pipeline_analysis_context(spark=spark, dataflow_graph_id=graph, flow_name=None):
+            with block_session_mutations():
+                spec.loader.exec_module(module)
+    storage = "file://" + sys.argv[1] + "-pipeline"
+    try:
+        handle_pipeline_events(
+            start_run(spark, graph, full_refresh=[], full_refresh_all=False, refresh=[], dry=False, storage=storage)
+        )
+    except PySparkValueError as error:
+        # After a run with any Python worker, the client of Spark 4.3 does not know the last answer of its server.
+        if "__python_accumulator__" not in str(error):
+            raise
+
+run()
+errors = lake.table("errors")
+answers["errors"] = [errors.count(), errors.head]
+messages.delete([0])
+messages.upsert([{"id": 41, "text": "late", "is_error": True}])
+run()
+answers["later"] = sorted(errors.to_arrow().column("id").to_pylist())
+print(json.dumps(answers))
+"""
+
+
+def test_connect_and_a_declarative_pipeline(tmp_path):
+    example = str(ROOT / "examples" / "pipeline.py")
+    done = python(CONNECT, str(tmp_path / "lake"), example, timeout_s=290, PYSPARK_PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["read"] == 10
+    assert answers["errors"] == [10, 1]
+    assert answers["later"] == [*range(4, 40, 4), 41]
+
+
+QUERY = """
+import sys
+from strandline.spark_source import register
+spark = register()
+spark.conf.set("spark.sql.shuffle.partitions", "2")
+rows = spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).json(sys.argv[2])
+query = rows.repartition(2).writeStream.format("strandline").option("lake", sys.argv[1]).option("table", "t")
+query = query.option("checkpointLocation", sys.argv[3])
+query = query.trigger(availableNow=True) if sys.argv[4] == "last" else query.trigger(processingTime="0 seconds")
+query = query.start()
+print("started", flush=True)
+query.awaitTermination()
+assert query.exception() is None
+"""
+
+
+@pytest.fixture
+def bare_python(tmp_path):
+    """A Python for Spark's workers that has the libraries and not this package."""
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    script = tmp_path / "python"
+    others = f"$(echo \"$PYTHONPATH\" | sed 's#{SRC}:##')"
+    script.write_text(f'#!/bin/sh\nexport PYTHONPATH={site}:{others}\nexec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.chaos)])
+def test_a_killed_query_writes_each_batch_once(tmp_path, lake, bare_python, kills):
+    table = lake.create_table("t", "n:int64", vnodes=2)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    files = 5 + 3 * kills
+    for number in range(files):
+        (folder / f"{number:03}.json").write_text("".join(f'{{"n": {number * 10 + at}}}\n' for at in range(10)))
+    arguments = [lake.storage.uri, str(folder), str(tmp_path / "ck")]
+    chance = random.Random(0)
+    for life in [*range(kills), "last"]:
+        query = subprocess.Popen(
+            [sys.executable, "-c", QUERY, *arguments, str(life)],
+            env=environment(PYSPARK_PYTHON=bare_python),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            if life != "last":
+                seen = table.head
+                while table.head < min(seen + 2, files) and query.poll() is None:
+                    time.sleep(0.02)
+                time.sleep(chance.random())
+                os.killpg(query.pid, signal.SIGKILL)
+            _, said = query.communicate(timeout=250)
+        finally:
+            if query.poll() is None:
+                os.killpg(query.pid, signal.SIGKILL)
+        assert (query.returncode == 0) == (life == "last"), said[-2000:]
+    assert table.head == files
+    assert sorted(table.to_arrow().column("n").to_pylist()) == list(range(10 * files))
