@@ -78,11 +78,13 @@ class Incoming:
         if not self.definition.is_keyed:
             yield from self._number_rows(rows, task)
             return
-        # A table of versions keeps the highest one of a key. Deletes have none.
-        version = [self.definition.version] if self.definition.version and self.op else []
-        order = [*version, *([self.order_by] if self.order_by and [self.order_by] != version else [])]
-        for batch in sort_rows(map(self._add_hash, rows), [*self.definition.key, *order]):
-            yield batch if self.order_by in (None, *self.definition.schema.names) else batch.drop_columns(self.order_by)
+        if self.order_by is None or (self.op and self.order_by == self.definition.version):
+            for table in map(self._add_hash, rows):
+                yield from table.combine_chunks().to_batches()
+            return
+        # The lane's own sort by key keeps this order among equal keys.
+        for batch in sort_rows(map(self._add_hash, rows), [*self.definition.key, self.order_by]):
+            yield batch if self.order_by in self.definition.schema.names else batch.drop_columns(self.order_by)
 
     def _number_rows(self, rows: Iterator[pa.Table], task: int) -> Iterator[pa.RecordBatch]:
         start = task << _ROW_SHIFT

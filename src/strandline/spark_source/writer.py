@@ -18,7 +18,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from strandline.crash import crash_point
-from strandline.engines.lanes import LogLane, files_of
+from strandline.engines.lanes import files_of
+from strandline.engines.log_lane import LogLane
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.model.change import Commit
 from strandline.spark_source.incoming import Incoming

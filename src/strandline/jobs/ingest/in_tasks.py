@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 from strandline.crash import crash_point
 from strandline.engines.choice import INGEST
-from strandline.engines.lanes import RECEIPT, LogLane, files_of
+from strandline.engines.lanes import RECEIPT, files_of
+from strandline.engines.log_lane import LogLane
 from strandline.engines.spark import can_run, collect, is_local, parallelism, run_lane, running_job, session
 from strandline.errors import Conflict, Unavailable
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.load import Loader, StepResult
 from strandline.jobs.ingest.loaded_files import Loaded
-from strandline.jobs.ingest.part_blocks import BLOCKS, BlockLane, MergeLane, count_ranges
+from strandline.jobs.ingest.part_blocks import BLOCKS, MergeLane, RangeLane, count_ranges
 from strandline.jobs.ingest.part_lane import PartLane, PartLogLane
 from strandline.jobs.ingest.part_report import NamesAsked, PartReport, PieceReport, Reports, choose_attempt
 from strandline.jobs.ingest.parts import Parts, cut_parts
@@ -33,13 +34,13 @@ from strandline.storage.snapshot import Draft, Snapshot
 from strandline.tables.partial import find_filled
 from strandline.tables.pins import new_pin
 from strandline.tables.rejects import RejectedRows
-from strandline.tables.writing import MAX_TASKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # A guess of the size of a compressed file's text, and of a Parquet file's rows in memory.
 _UNPACKED = 5
+_MOST_TASKS = 64
 
 
 class _OrderMatters(Conflict):
@@ -134,8 +135,8 @@ class _TaskLoad:
         numbers = spark.range(0, len(self._parts), 1, len(self._parts))
         if not self._definition.is_keyed:
             return run_lane(numbers, PartLogLane(lane, write), RECEIPT)
-        ranges = count_ranges(sum(map(guess_bytes, self._steps)), min(self._definition.vnodes, MAX_TASKS))
-        blocks = run_lane(numbers, BlockLane(lane, ranges), BLOCKS)
+        ranges = count_ranges(sum(map(guess_bytes, self._steps)), min(self._definition.vnodes, _MOST_TASKS))
+        blocks = run_lane(numbers, RangeLane(lane, ranges), BLOCKS)
         return run_lane(blocks.repartitionById(ranges, blocks["range"]), MergeLane(write), RECEIPT)
 
     def _new_lane(self) -> PartLane:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.engines.lanes import LogLane
+from strandline.engines.log_lane import LogLane
 from strandline.jobs.ingest.part_lane import ORDER, PartLane
 from strandline.model.change import HASH
 from strandline.model.definition import TableDef
@@ -36,7 +36,7 @@ def count_ranges(raw_bytes: int, least: int) -> int:
 
 
 @dataclass(frozen=True)
-class BlockLane:
+class RangeLane:
     """Reads parts of files, as `PartLane` does, into sorted blocks, one for each range of hashes."""
 
     lane: PartLane
@@ -97,7 +97,8 @@ class MergeLane:
         if blocks:
             rows = pa.concat_tables(blocks).combine_chunks()
             blocks.clear()
-            yield from _sort_rows(rows, self.log.definition).drop_columns([ORDER]).to_batches()
+            # The lane sorts by key and keeps this order among equal keys.
+            yield from rows.sort_by(ORDER).drop_columns([ORDER]).to_batches()
 
 
 def _sort_rows(rows: pa.Table, definition: TableDef) -> pa.Table:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.engines.lanes import LogLane
+from strandline.engines.log_lane import LogLane
 from strandline.errors import Internal, StrandlineError, Unavailable
 from strandline.jobs.ingest.bad_rows import BadRow, keep_row, refuse_row
 from strandline.jobs.ingest.file_reader import FileReader
