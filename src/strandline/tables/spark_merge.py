@@ -1,7 +1,6 @@
-"""Baseline and log as one table at a seq, as a Spark DataFrame: `merge` for Spark.
+"""The files of a table as Spark DataFrames, its fold in Spark, and the rows of a compaction with their fates.
 
-A fold of moderate size comes from the driver, which shares it between reads, and is broadcast. Spark itself computes a
-larger one, as after a bulk load, and joins it by a shuffle, so that the driver never holds its keys.
+`spark_read` has the rows of a read.
 """
 
 from __future__ import annotations
