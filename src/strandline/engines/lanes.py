@@ -6,22 +6,20 @@ exception would reach the driver as text only. When Spark runs a task twice, no 
 
 from __future__ import annotations
 
-import json
 import pickle
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Corrupt, Internal, Invalid, StrandlineError, Unavailable
 from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
-from strandline.model.change import CAME, FATE, HASH, KEPT, OP, UPSERT, VNODE
+from strandline.model.change import HASH, OP, UPSERT, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.keys import same_as_next
 from strandline.model.rows import check_json, drop_json_nulls
@@ -91,15 +89,26 @@ def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile]
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
-def _report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@contextmanager
+def raised_as_ours() -> Iterator[None]:
+    """Raise the errors of a block as errors of ours."""
     try:
-        yield from lane
+        yield
+    except (StrandlineError, GeneratorExit):
+        raise
+    except OSError as error:
+        raise Unavailable(f"a task could not read or write: {error}") from error
+    except Exception as error:
+        raise Internal(f"a task failed: {type(error).__name__}: {error}") from error
+
+
+def report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The receipts of a lane; a failure is the last one."""
+    try:
+        with raised_as_ours():
+            yield from lane
     except StrandlineError as error:
         yield receipt(error=error)
-    except OSError as error:
-        yield receipt(error=Unavailable(f"a task could not read or write: {error}"))
-    except Exception as error:
-        yield receipt(error=Internal(f"a task failed: {type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class LogLane:
     is_ordered: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _report_failures(self._write(batches))
+        return report_failures(self._write(batches))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         definition = self.definition
@@ -194,51 +203,6 @@ class LogLane:
 
 
 @dataclass(frozen=True)
-class BaselineLane:
-    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode. All rows are counted by
-    their `_sl_fate`; only those kept and come are written."""
-
-    storage: Storage
-    folder: str
-    definition: TableDef
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _report_failures(self._write(batches))
-
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = self.definition.baseline_schema(self.definition.schema_id)
-        counts: Counter[tuple[int, int]] = Counter()
-        runs = _VnodeRuns(_count_fates(batches, counts))
-        for vnode in runs:
-            exact = conform_batches(runs.rows(), columns)
-            for file in writer.write_files(
-                self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
-            ):
-                yield receipt(replace(file, partition={VNODE: str(vnode)}))
-        yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
-
-
-def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """The rows to write; all rows are counted by vnode and fate on the way."""
-    for batch in batches:
-        fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
-        vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
-        for code, count in zip(*np.unique(vnodes * 4 + fates, return_counts=True), strict=True):
-            counts[divmod(int(code), 4)] += int(count)
-        is_written = (fates == KEPT) | (fates == CAME)
-        yield batch if is_written.all() else batch.filter(pa.array(is_written))
-
-
-def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
-    """The number of rows of a fold by (vnode, fate)."""
-    found: Counter[tuple[int, int]] = Counter()
-    for row in receipts:
-        for vnode, fate, count in json.loads(row["counts"] or "[]"):
-            found[vnode, fate] += count
-    return found
-
-
-@dataclass(frozen=True)
 class ExportLane:
     """Stage rows that arrive clustered as files of an export, invisible until they are published."""
 
@@ -255,47 +219,11 @@ class ExportLane:
 
     def write(self, exact: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The receipts for rows that already have the columns of `schema`."""
-        return _report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
+        return report_failures(receipt(file, staged=staged) for file, staged in self.stage(exact))
 
     def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
         """The files themselves, for the driver; failures are raised."""
         return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
-
-
-class _VnodeRuns:
-    """A stream of batches sorted by `_vnode`, cut where the vnode changes. It holds one batch at most."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        while (batch := self._next_batch()) is not None:
-            self._rest = batch
-            yield batch.column(VNODE)[0].as_py()
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the current vnode of the iteration."""
-        batch = self._next_batch()
-        assert batch is not None
-        vnode = batch.column(VNODE)[0]
-        while batch is not None:
-            end = pc.index(pc.not_equal(batch.column(VNODE), vnode), pa.scalar(True)).as_py()
-            if end >= 0:
-                self._rest = batch.slice(end)
-                if end:
-                    yield batch.slice(0, end)
-                return
-            yield batch
-            batch = self._next_batch()
-
-    def _next_batch(self) -> pa.RecordBatch | None:
-        batch, self._rest = self._rest, None
-        while batch is None or not batch.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return None
-        return batch
 
 
 @dataclass(frozen=True)
