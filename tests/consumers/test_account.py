@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from strandline.consumers import compaction
-from strandline.engines.lanes import BaselineLane, counts_of, files_of
+from strandline.consumers import compaction, fold_files, fold_lane
+from strandline.consumers.account import FoldAccount
 from strandline.model.change import CAME, FATE, GONE, KEPT, LOST, VNODE
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import Draft, data_file
-from strandline.tables import merge, spark_merge
+from strandline.tables import merge
 from support import ITEMS, data_files, refused, rows_of
 
 ENGINES = ["driver", "spark"]
@@ -104,18 +105,6 @@ def test_a_fold_on_the_driver_that_loses_a_change_does_not_commit(lake, monkeypa
     assert table.baseline.refresh().version == version
 
 
-@pytest.mark.parametrize("side", ["_base_scan", "log_scan"])
-def test_a_fold_on_spark_that_loses_a_row_does_not_commit(spark, lake, monkeypatch, side):
-    table = grown(lake)
-    real = getattr(spark_merge, side)
-    monkeypatch.setattr(spark_merge, side, lambda *args, **options: real(*args, **options).where("id NOT IN (30, 145)"))
-    version, before = table.baseline.refresh().version, data_files(table)
-    with refused(sl.Corrupt):
-        compaction.compact(table, full=True, driver_rows=-1)
-    assert table.baseline.refresh().version == version
-    assert data_files(table) == before
-
-
 def test_a_writer_that_loses_a_row_does_not_commit(lake, monkeypatch):
     table = grown(lake)
     real = writer.write_files
@@ -152,16 +141,14 @@ def test_expired_rows_are_accounted_for(lake, fold):
     assert rows_of(table.to_arrow()) == expected
 
 
-def test_a_lane_counts_the_rows_that_it_does_not_write(lake):
+def test_rows_that_are_not_written_are_counted(lake):
     table = lake.create_table("t", ITEMS, key=["id"], vnodes=4)
-    lane = BaselineLane(lake.storage, table.baseline.folder, table.definition)
     fates = [KEPT, GONE, CAME, LOST, KEPT, GONE]
     rows = pa.table({"id": range(6), "name": ["x"] * 6, "qty": pa.array(range(6), pa.int32())})
     rows = rows.append_column(VNODE, pa.array([0, 0, 0, 0, 1, 2])).append_column(FATE, pa.array(fates))
-    receipts = [row for batch in lane(iter(rows.to_batches(max_chunksize=2))) for row in batch.to_pylist()]
-    files, failure = files_of(receipts)
-    assert failure is None
-    assert dict(counts_of(receipts)) == {
+    account = FoldAccount()
+    files = list(fold_lane._write_rows(table.merge(), iter(rows.to_batches(max_chunksize=2)), account))
+    assert account.counts == {
         (0, KEPT): 1,
         (0, GONE): 1,
         (0, CAME): 1,
@@ -174,3 +161,22 @@ def test_a_lane_counts_the_rows_that_it_does_not_write(lake):
         "0": [0, 2],
         "1": [4],
     }
+
+
+def test_accounts_add_up(lake):
+    one = FoldAccount([0], {"a"}, Counter({(0, KEPT): 3}), Counter({0: 3}), {0: None})
+    two = FoldAccount([2, 1], {"b"}, Counter({(1, CAME): 2, (2, LOST): 1}), Counter(), {1: 2, 2: 1})
+    both = FoldAccount.sum_texts([one.to_text(), two.to_text()])
+    counts = Counter({(0, KEPT): 3, (1, CAME): 2, (2, LOST): 1})
+    assert both == FoldAccount([0, 2, 1], {"a", "b"}, counts, Counter({0: 3}), {0: None, 1: 2, 2: 1})
+
+
+def test_a_vnode_that_no_task_folded_does_not_commit(spark, lake, monkeypatch):
+    table = grown(lake)
+    version, before = table.baseline.refresh().version, data_files(table)
+    real = fold_files._split_vnodes
+    monkeypatch.setattr(fold_files, "_split_vnodes", lambda *args: list(real(*args))[1:])
+    with refused(sl.Internal):
+        compaction.compact(table, full=True, driver_rows=-1)
+    assert table.baseline.refresh().version == version
+    assert data_files(table) == before, "what the other tasks wrote is gone again"

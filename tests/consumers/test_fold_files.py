@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from folding import AT, TIMED, due, keys_in, rows_by_key
-from strandline.consumers import compaction, fold_files
+from strandline.consumers import compaction, fold_lane
 from strandline.engines.choice import BULK
 from strandline.jobs.doctor import examine
 from support import ITEMS, Oracle, rows_of
@@ -72,7 +72,7 @@ KEYS = {
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("is_composite", [False, True], ids=["one", "composite"])
 def test_large_files_that_no_change_falls_into_stay(make_table, monkeypatch, kind, is_composite):
-    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_lane, "WHOLE_BYTES", 1)
     type_, make = KEYS[kind]
     schema = pa.schema([("a", type_), ("b", pa.int64()), ("n", pa.int64())])
     table = make_table(schema, key=["a", "b"] if is_composite else ["a"], vnodes=1)
@@ -110,7 +110,7 @@ def test_large_files_that_no_change_falls_into_stay(make_table, monkeypatch, kin
 
 
 def test_what_stays_and_what_is_rewritten_never_changes_the_rows(make_table, monkeypatch):
-    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_lane, "WHOLE_BYTES", 1)
     rng = random.Random(3)
     table = make_table(key=["id"], vnodes=2)
     oracle, kept = Oracle(["id"]), 0
@@ -138,7 +138,7 @@ def test_a_table_without_a_key_packs_small_files_and_leaves_large_ones(make_tabl
         table.append([{"id": n}])
         table.compact(full=True)
         assert len(table.baseline.refresh().files()) == 1, "small files are packed"
-    monkeypatch.setattr(fold_files, "WHOLE_BYTES", 1)
+    monkeypatch.setattr(fold_lane, "WHOLE_BYTES", 1)
     large = set(table.baseline.refresh().snapshot.files)
     table.append([{"id": 3}])
     assert table.compact(full=True).removed_files == 0

@@ -3,10 +3,12 @@
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import strandline
 from strandline.engines import spark as sparks
+from support import refused
 
 
 def test_there_is_one_session_with_the_settings_that_matter(spark):
@@ -23,8 +25,6 @@ def test_the_whole_package_travels_to_the_executors():
 
 
 def test_a_lane_runs_in_the_workers(spark):
-    import pyarrow as pa
-
     def double(batches):
         for batch in batches:
             yield pa.record_batch({"id": [value * 2 for value in batch.column("id").to_pylist()]})
@@ -64,3 +64,46 @@ def test_the_share_that_is_done_never_falls():
     for stages in ([], [(0, 2)], [(2, 2)], [(2, 2), (0, 4)], [(2, 2), (4, 4), (1, 9)], [(2, 2)] * 6 + [(0, 9)] * 3):
         share.hear(stages)
     assert told == sorted(told) and told[-1] < 1
+
+
+def test_jobs_have_names_that_a_person_understands(spark):
+    context, name = spark.sparkContext, "spark.job.description"
+    before = context.getLocalProperty(name)
+    with sparks.running_job(spark, 10, name="fold messages, 16 vnodes"):
+        assert context.getLocalProperty(name) == "strandline: fold messages, 16 vnodes"
+        with sparks.named_jobs(spark, "check 12 files"):
+            assert context.getLocalProperty(name) == "strandline: check 12 files"
+        assert context.getLocalProperty(name) == "strandline: fold messages, 16 vnodes"
+    assert context.getLocalProperty(name) == before
+
+
+def test_every_job_of_a_table_says_what_it_does(spark, lake, monkeypatch, tmp_path):
+    told = []
+    real = sparks.named_jobs
+
+    def note(session, name):
+        told.append(name)
+        return real(session, name)
+
+    monkeypatch.setattr(sparks, "named_jobs", note)
+    monkeypatch.setenv("STRANDLINE_ENGINE", "spark")
+    table = lake.create_table("messages", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], vnodes=2)
+    table.upsert(spark.range(40).selectExpr("id", "'x' AS name"))
+    table.compact(full=True)
+    table.upsert([{"id": 1, "name": "y"}])
+    table.export(tmp_path / "out")
+    lake.sink("archive", "messages", to=strandline.ParquetSink(str(tmp_path / "sink")))
+    assert lake.tick().is_well
+    assert {"upsert into messages", "fold messages, 2 vnodes", "export messages"} <= set(told)
+    assert "send messages to archive" in told
+    assert all(told), "a job without a name"
+
+
+def test_workers_that_lack_a_package_are_told_of(spark):
+    def lane(batches):
+        raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
+        yield
+
+    with refused(strandline.Unavailable) as caught:
+        sparks.collect(sparks.run_lane(spark.range(1), lane, "id long"), "look")
+    assert "duckdb" in caught.value.message and "PYSPARK_PYTHON" in caught.value.hint

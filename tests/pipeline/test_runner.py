@@ -15,6 +15,7 @@ import pytest
 import strandline as sl
 from pipelines import delivered, rows
 from strandline.consumers import loop, retention
+from strandline.engines.choice import DriverLimit
 from strandline.pipeline import runner
 from strandline.pipeline.status import TableStatus
 from strandline.sinks.parquet import ParquetSink
@@ -96,3 +97,27 @@ def test_a_destination_that_never_answers_holds_no_other_sink_up(lake: sl.Lake, 
 
 
 TIMED = pa.schema([pa.field("id", pa.int64(), False), ("at", pa.timestamp("us", tz="UTC"))])
+
+
+@pytest.mark.parametrize("most_rows", [-1, 100], ids=["alone", "beside each other"])
+def test_tables_are_folded_beside_each_other_when_they_are_small(
+    lake: sl.Lake, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    monkeypatch.setattr(runner, "BESIDE", DriverLimit(most_rows, 1 << 20))
+    names = [f"t{n}" for n in range(6)]
+    for name in names:
+        table = lake.create_table(name, pa.schema([("id", pa.int64())]), key=["id"], vnodes=2)
+        table.upsert([{"id": n} for n in range(10)])
+    planned = [each.name for each in lake.plan().consumers]
+    seen: set[str] = set()
+    real = runner._run_guarded
+
+    def note(*args: Any) -> Any:
+        seen.add(threading.current_thread().name)
+        return real(*args)
+
+    monkeypatch.setattr(runner, "_run_guarded", note)
+    report = lake.tick()
+    assert [each.name for each in report.consumers] == [name for name in planned if name.startswith("compaction/")]
+    assert (len(seen) > 1) is (most_rows > 0)
+    assert all(lake.table(name).baseline.refresh().files() for name in names)

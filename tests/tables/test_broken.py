@@ -6,8 +6,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli import main
-from strandline.consumers import compaction, retention
-from strandline.engines.lanes import BaselineLane
+from strandline.consumers import compaction, fold_lane, retention
 from strandline.tables.broken import BrokenTable, try_table
 from support import ITEMS
 
@@ -127,14 +126,14 @@ def exit_code(arguments):
 
 
 def test_the_true_cause_of_a_failed_fold_is_told(three, monkeypatch):
-    """A lane that fails leaves a result open; what DuckDB says of that is not the cause."""
+    """A writer that fails leaves a result open; what DuckDB says of that is not the cause."""
 
-    def fail(self, batches):
+    def fail(part, batches, account):
         next(batches)
         raise LookupError("the true cause")
         yield
 
-    monkeypatch.setattr(BaselineLane, "_write", fail)
+    monkeypatch.setattr(fold_lane, "_write_rows", fail)
     (broken,) = three.compact(["b"], full=True)
     assert (broken.kind, "the true cause" in broken.message) == ("Internal", True)
     monkeypatch.undo()

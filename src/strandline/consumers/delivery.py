@@ -54,16 +54,22 @@ class LaneRun:
 
 
 def deliver(
-    feed: Feed | None, runs: Sequence[LaneRun], *, is_ordered: bool, is_on_spark: bool, is_by_key: bool = False
+    feed: Feed | None,
+    runs: Sequence[LaneRun],
+    *,
+    is_ordered: bool,
+    is_on_spark: bool,
+    is_by_key: bool = False,
+    to: str = "a sink",
 ) -> tuple[Results, int]:
     """Run the lanes over the feed's rows, or over none; returns their results and the number of Spark jobs. With
-    `is_by_key`, a Spark task of a table without cluster columns gets a range of keys."""
+    `is_by_key`, a Spark task of a table without cluster columns gets a range of keys. `to` is the sink's name."""
     results: Results = defaultdict(list)
     jobs = 0
     if feed is not None:
         with feed.hold_files():
             if is_on_spark:
-                jobs = _deliver_on_spark(feed, runs, results, is_ordered, is_by_key)
+                jobs = _deliver_on_spark(feed, runs, results, is_ordered, is_by_key, to)
             else:
                 _deliver_on_driver(feed, runs, results)
     for run in runs:
@@ -88,7 +94,9 @@ def _deliver_on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) ->
             results[run.batch.id] += done
 
 
-def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool, is_by_key: bool) -> int:
+def _deliver_on_spark(
+    feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool, is_by_key: bool, to: str
+) -> int:
     from pyspark.sql import functions as F
 
     table = feed.table
@@ -107,7 +115,7 @@ def _deliver_on_spark(feed: Feed, runs: Sequence[LaneRun], results: Results, is_
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
     frame = frame.sortWithinPartitions(*map(backticked, feed.order))
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
-    with running_job(spark, row_bytes) as job:
+    with running_job(spark, row_bytes, name=f"send {table.name} to {to}") as job:
         try:
             rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
         except StrandlineError:

@@ -172,6 +172,7 @@ class _SinkWork:
             is_ordered=is_ordered,
             is_on_spark=work.engine == "spark",
             is_by_key=self._sink.to.keeps_rows,
+            to=self._sink.name,
         )
         for batch in batches:
             self._done[batch.id] = batch, results[batch.id]

@@ -115,13 +115,22 @@ def _raise_ctrl_c() -> Iterator[None]:
 class Duck:
     """A lake's DuckDB, opened when first needed. Each caller works on a cursor of its own."""
 
-    def __init__(self, storage: Storage, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        memory_bytes: int | None = None,
+        *,
+        threads: int | None = None,
+        spill_folder: str | None = None,
+    ) -> None:
         self._storage = storage
         self.cache_bytes = memory_bytes or default_memory_bytes()
         """The memory for DuckDB and a query's result together."""
         self.result_bytes = self.cache_bytes // 4
         """The default limit on a query's result, which DuckDB's own limit does not count."""
         self._memory_bytes = self.cache_bytes - self.result_bytes
+        self._threads = threads
+        self._spill_folder = spill_folder
         self._opening = threading.Lock()
         self._connection: Any = None
         self._outages: Any = None
@@ -129,6 +138,16 @@ class Duck:
         """How many instances have ended; a table made in an earlier life is gone."""
         self._process = os.getpid()
         _ducks.add(self)
+
+    @staticmethod
+    @contextmanager
+    def in_task(storage: Storage, memory_bytes: int) -> Iterator[Duck]:
+        """An instance for a Spark task: it has one thread, and spills into a folder of Spark's."""
+        folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+        with tempfile.TemporaryDirectory(prefix="strandline-spill-", dir=folders.split(",")[0]) as folder:
+            duck = Duck(storage, memory_bytes, threads=1, spill_folder=os.path.join(folder, "duckdb"))
+            with closing(duck):
+                yield duck
 
     def _open(self) -> Any:
         connection = duckdb.connect(":memory:")
@@ -138,7 +157,8 @@ class Duck:
             self._outages = filesystem.outages
         for setting in (
             f"memory_limit = '{self._memory_bytes}B'",
-            f"temp_directory = {literal(temp_folder.new_folder())}",
+            f"temp_directory = {literal(self._spill_folder or temp_folder.new_folder())}",
+            *([f"threads = {self._threads}"] if self._threads else []),
             "TimeZone = 'UTC'",
             "preserve_insertion_order = false",
             "parquet_metadata_cache = true",

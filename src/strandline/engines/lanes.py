@@ -6,27 +6,24 @@ exception would reach the driver as text only. When Spark runs a task twice, no 
 
 from __future__ import annotations
 
-import json
 import pickle
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
-from strandline.model.change import CAME, FATE, KEPT, VNODE
-from strandline.model.definition import TableDef
+from strandline.model.change import VNODE
 from strandline.model.stored_names import stored_name
 from strandline.model.types import conform, conform_batches, storage_schema, storage_type
 from strandline.storage import digest
 from strandline.storage.open import StagedFile, Storage
 from strandline.storage.parquet import reader, writer
-from strandline.storage.snapshot import DataFile, new_file_name
+from strandline.storage.snapshot import DataFile
 
 RECEIPT = (
     "path string, size long, raw_bytes long, crc long, stats string, partition string, staged binary, error binary,"
@@ -87,61 +84,26 @@ def staged_of(receipts: Iterable[Any]) -> tuple[list[DataFile], list[StagedFile]
     return files, [pickle.loads(row["staged"]) for row in rows if row["staged"] is not None], failure
 
 
-def report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of a lane; a failure becomes a receipt."""
+@contextmanager
+def raised_as_ours() -> Iterator[None]:
+    """Raise the errors of a block as errors of ours."""
     try:
-        yield from lane
+        yield
+    except (StrandlineError, GeneratorExit):
+        raise
+    except OSError as error:
+        raise Unavailable(f"a task could not read or write: {error}") from error
+    except Exception as error:
+        raise Internal(f"a task failed: {type(error).__name__}: {error}") from error
+
+
+def report_failures(lane: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The receipts of a lane; a failure is the last one."""
+    try:
+        with raised_as_ours():
+            yield from lane
     except StrandlineError as error:
         yield receipt(error=error)
-    except OSError as error:
-        yield receipt(error=Unavailable(f"a task could not read or write: {error}"))
-    except Exception as error:
-        yield receipt(error=Internal(f"a task failed: {type(error).__name__}: {error}"))
-
-
-@dataclass(frozen=True)
-class BaselineLane:
-    """Write rows that arrive sorted by (`_vnode`, key) as baseline files, each of one vnode. All rows are counted by
-    their `_sl_fate`; only those kept and come are written."""
-
-    storage: Storage
-    folder: str
-    definition: TableDef
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return report_failures(self._write(batches))
-
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = self.definition.baseline_schema(self.definition.schema_id)
-        counts: Counter[tuple[int, int]] = Counter()
-        runs = _VnodeRuns(_count_fates(batches, counts))
-        for vnode in runs:
-            exact = conform_batches(runs.rows(), columns)
-            for file in writer.write_files(
-                self.storage, self.folder, lambda: new_file_name(self.definition.schema_id), exact, columns
-            ):
-                yield receipt(replace(file, partition={VNODE: str(vnode)}))
-        yield receipt(counts=json.dumps([[*key, count] for key, count in counts.items()]))
-
-
-def _count_fates(batches: Iterator[pa.RecordBatch], counts: Counter[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-    """The rows to write; all rows are counted by vnode and fate on the way."""
-    for batch in batches:
-        fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
-        vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
-        for code, count in zip(*np.unique(vnodes * 4 + fates, return_counts=True), strict=True):
-            counts[divmod(int(code), 4)] += int(count)
-        is_written = (fates == KEPT) | (fates == CAME)
-        yield batch if is_written.all() else batch.filter(pa.array(is_written))
-
-
-def counts_of(receipts: Iterable[Any]) -> Counter[tuple[int, int]]:
-    """The number of rows of a fold by (vnode, fate)."""
-    found: Counter[tuple[int, int]] = Counter()
-    for row in receipts:
-        for vnode, fate, count in json.loads(row["counts"] or "[]"):
-            found[vnode, fate] += count
-    return found
 
 
 @dataclass(frozen=True)
@@ -166,42 +128,6 @@ class ExportLane:
     def stage(self, exact: Iterator[pa.RecordBatch]) -> Iterator[tuple[DataFile, StagedFile]]:
         """The files themselves, for the driver; failures are raised."""
         return writer.stage_files(self.storage, self.new_name, exact, self.schema, cluster_by=self.cluster_by)
-
-
-class _VnodeRuns:
-    """A stream of batches sorted by `_vnode`, cut where the vnode changes. It holds one batch at most."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        while (batch := self._next_batch()) is not None:
-            self._rest = batch
-            yield batch.column(VNODE)[0].as_py()
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the current vnode of the iteration."""
-        batch = self._next_batch()
-        assert batch is not None
-        vnode = batch.column(VNODE)[0]
-        while batch is not None:
-            end = pc.index(pc.not_equal(batch.column(VNODE), vnode), pa.scalar(True)).as_py()
-            if end >= 0:
-                self._rest = batch.slice(end)
-                if end:
-                    yield batch.slice(0, end)
-                return
-            yield batch
-            batch = self._next_batch()
-
-    def _next_batch(self) -> pa.RecordBatch | None:
-        batch, self._rest = self._rest, None
-        while batch is None or not batch.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return None
-        return batch
 
 
 @dataclass(frozen=True)
@@ -266,18 +192,6 @@ class ReadLane:
                     raise Corrupt(f"file {self.storage.url(row['path'])} is missing", path=row["path"]) from error
 
 
-def _take_numbers(part: pa.RecordBatch, row: Mapping[str, Any]) -> tuple[pa.RecordBatch, pa.Array]:
-    """Rows of a file, without the column that holds their numbers, and the numbers. Rows outside of the range to read
-    are left out."""
-    if row["inside"] is None:
-        return part, pa.array([row["number"]] * part.num_rows, pa.int64())
-    if row["after"] is not None:
-        numbers = part.column(row["inside"])
-        part = part.filter(pc.and_(pc.greater(numbers, row["after"]), pc.less_equal(numbers, row["upto"])))
-    numbers = part.column(row["inside"])
-    return part.select([name for name in part.schema.names if name != row["inside"]]), numbers
-
-
 @dataclass(frozen=True)
 class CheckLane:
     """Compare files with their digests before a job reads them. Input rows name a file (`path`); output rows name the
@@ -299,3 +213,15 @@ class CheckLane:
                 row["error"] = pickle.dumps(error)
             if row.get("fault") or "error" in row:
                 yield pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def _take_numbers(part: pa.RecordBatch, row: Mapping[str, Any]) -> tuple[pa.RecordBatch, pa.Array]:
+    """Rows of a file, without the column that holds their numbers, and the numbers. Rows outside of the range to read
+    are left out."""
+    if row["inside"] is None:
+        return part, pa.array([row["number"]] * part.num_rows, pa.int64())
+    if row["after"] is not None:
+        numbers = part.column(row["inside"])
+        part = part.filter(pc.and_(pc.greater(numbers, row["after"]), pc.less_equal(numbers, row["upto"])))
+    numbers = part.column(row["inside"])
+    return part.select([name for name in part.schema.names if name != row["inside"]]), numbers

@@ -2,7 +2,7 @@
 
 The first call that needs it starts it, which takes about ten seconds; work that the driver does itself never does. A
 caller's own session (classic or Connect) is used as it is. The package's code is sent to the executors, so it need not
-be installed there; pyarrow must be.
+be installed there; pyarrow must be, and duckdb for folds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -62,6 +62,7 @@ _MOST_TASKS = 1024
 _STAGES = 3
 _SHARES = 1000
 _KILLED_S = 2.5
+_DESCRIPTION = "spark.job.description"
 _setting = threading.Lock()
 _starting = threading.Lock()
 
@@ -167,12 +168,20 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     return frame.toDF(*[f"c{at}" for at in range(len(names))]).mapInArrow(run, schema)
 
 
-def collect(frame: DataFrame) -> list[Any]:
-    """The rows of a job of ours; `Unavailable` when Spark has no disk space left."""
+def collect(frame: DataFrame, name: str | None = None) -> list[Any]:
+    """The rows of a job of ours; outside of a `running_job`, `name` says what it does. `Unavailable` when Spark has no
+    disk space left, or when its workers lack a package."""
     try:
-        rows: list[Any] = frame.collect()
+        with named_jobs(frame.sparkSession, name) if name else nullcontext():
+            rows: list[Any] = frame.collect()
         return rows
     except Exception as error:
+        lacking = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", str(error))
+        if lacking is not None:
+            raise Unavailable(
+                f"the Python of Spark's workers has no package {lacking.group(1)!r}",
+                hint="Install strandline's requirements there, or name a Python that has them: PYSPARK_PYTHON=/path",
+            ) from error
         said = re.search(rf"(/[^\s()]*)?[ (]*{os.strerror(errno.ENOSPC)}", str(error))
         if said is None:
             raise
@@ -192,9 +201,12 @@ class Jobs:
 
 
 @contextmanager
-def running_job(spark: SparkSession, row_bytes: int, watch: OnProgress | None = None) -> Iterator[Jobs]:
+def running_job(
+    spark: SparkSession, row_bytes: int, watch: OnProgress | None = None, *, name: str = ""
+) -> Iterator[Jobs]:
     """Around a job of ours over rows of about this size. Batches stay small for wide rows, in a caller's session too;
-    `watch` is called with the share of the job that is done; when the block fails, the job's tasks are ended."""
+    `watch` is called with the share of the job that is done; when the block fails, the job's tasks are ended. `name`
+    says what the job does, as in `named_jobs`."""
     wanted = {
         _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
         "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
@@ -202,6 +214,7 @@ def running_job(spark: SparkSession, row_bytes: int, watch: OnProgress | None = 
     with (
         _override_settings(spark, wanted),
         (_remote_job if _is_connect(spark) else _classic_job)(spark, _Progress(watch)) as jobs,
+        named_jobs(spark, name),
     ):
         yield jobs
 
@@ -215,6 +228,30 @@ def planning(spark: SparkSession, paths: int) -> Iterator[None]:
     else:
         with _override_settings(spark, {_LISTING: SETTINGS[_LISTING]}):
             yield
+
+
+@contextmanager
+def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
+    """Say what the jobs of a block do, such as "fold messages, 16 vnodes": it is their description in the Spark UI, and
+    a tag of their operations in Spark Connect."""
+    text = f"strandline: {name}" if name else "strandline"
+    if _is_connect(spark):
+        tag = text.replace(",", ";")  # a comma would end the tag
+        is_new = tag not in spark.getTags()
+        spark.addTag(tag)
+        try:
+            yield
+        finally:
+            if is_new:
+                spark.removeTag(tag)
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)
 
 
 @contextmanager
@@ -285,7 +322,7 @@ def _classic_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
         while not is_over(0.5):
             share.hear([(stage.numCompletedTasks, stage.numTasks) for stage in stages()])
 
-    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    names = ("spark.jobGroup.id", _DESCRIPTION, "spark.job.interruptOnCancel")
     before = {name: context.getLocalProperty(name) for name in names}
     jobs = Jobs()
     try:

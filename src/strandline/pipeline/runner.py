@@ -1,4 +1,5 @@
-"""Run a plan, once or for ever: consumers side by side, then the tables' retentions and compactions.
+"""Run a plan, once or for ever: consumers side by side, then the tables' retentions and compactions, those of small
+tables side by side.
 
 The failure of a consumer is in its report and stops no other. A consumer that another runner works on is skipped. A
 tick with nothing to do reads no data file, writes nothing and starts no Spark.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -16,6 +18,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport
 from strandline.consumers.loop import Step, collect_errors, report_of, run_marked, run_own, sum_steps
 from strandline.consumers.plan import ConsumerPlan
+from strandline.engines.choice import DriverLimit
 from strandline.errors import Internal, StrandlineError
 from strandline.pipeline.failures import Failures, News, log_tick
 from strandline.pipeline.plan import marked_plans
@@ -28,6 +31,8 @@ from strandline.tables.broken import BrokenTable
 
 # A silent destination occupies one thread; the other consumers share the rest.
 AT_ONCE = 16
+# A table with more to fold than this is folded alone.
+BESIDE = DriverLimit(100_000, 16 << 20)
 _LOOK_S = 0.1
 
 
@@ -124,7 +129,36 @@ def _run_tables(
     if not plans:
         return (), tuple(broken)
     step = sum_steps(progress, sum(plan.rows for _, plan in plans))
-    return tuple(_run_guarded(context, consumer, plan, step) for consumer, plan in plans), tuple(broken)
+    of_tables: dict[str, list[tuple[int, Consumer, ConsumerPlan]]] = defaultdict(list)
+    for at, (consumer, plan) in enumerate(plans):
+        of_tables[plan.table].append((at, consumer, plan))
+    small = [each for each in of_tables.values() if all(_is_small(plan) for _, _, plan in each)]
+    large = [each for each in of_tables.values() if each not in small]
+    reports: dict[int, ConsumerReport] = {}
+
+    def act(each: Sequence[tuple[int, Consumer, ConsumerPlan]]) -> None:
+        """Run the retention of a table, and then its compaction."""
+        reports.update({at: _run_guarded(context, consumer, plan, step) for at, consumer, plan in each})
+
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="table")
+    try:
+        # A fold of few rows waits for the disk most of the time.
+        waiting = [pool.submit(act, each) for each in small[1:]]
+        for each in [*small[:1], *large]:
+            act(each)
+        for done in waiting:
+            done.result()
+    finally:
+        # An interrupted tick does not wait: a fold that commits later is whole.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return tuple(reports[at] for at in sorted(reports)), tuple(broken)
+
+
+def _is_small(plan: ConsumerPlan) -> bool:
+    """Whether a table's work may run beside others: several large folds would take their memory together."""
+    rows = sum(work.extent.rows for work in plan.works)
+    raw_bytes = sum(work.extent.raw_bytes for work in plan.works)
+    return BESIDE.holds(rows=rows, raw_bytes=raw_bytes) and all(work.engine == "driver" for work in plan.works)
 
 
 def _run_guarded(context: Context, consumer: Consumer, plan: ConsumerPlan, step: Step) -> ConsumerReport:

@@ -122,15 +122,16 @@ class TableAt:
 
     def batch_rows(self, most: int = 50_000) -> int:
         """How many merged rows a batch should hold."""
-        return writer.batch_rows(self._files(), most=most)
+        return writer.batch_rows(self.files(), most=most)
 
     @property
     def row_bytes(self) -> int:
         """The average size of a row in memory."""
-        files = self._files()
+        files = self.files()
         return sum(file.raw_bytes for file in files) // max(1, sum(file.rows for file in files))
 
-    def _files(self) -> list[DataFile]:
+    def files(self) -> list[DataFile]:
+        """All files of the table, those of the baseline first."""
         return [*self.base_files(), *(file for _, file in self.log_files())]
 
     @property

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from strandline.engines.choice import BULK
 from strandline.engines.scan import listed, quoted
+from strandline.engines.spark import collect
 from strandline.errors import Conflict, Invalid
 from strandline.model.change import HASH, OP, SEQ, UPSERT, Commit
 from strandline.model.definition import TableDef
@@ -134,8 +135,9 @@ def complete_frame(
     key = list(definition.key)
     present = table.to_spark(at=merge.seq, columns=[*key, *filled])
     if missing == "refuse":
-        counts = present.join(frame.select(*key), key, "semi").agg(*[F.count(f"`{name}`") for name in filled]).first()
-        lost = [name for name, count in zip(filled, counts or (), strict=False) if count]
+        counts = present.join(frame.select(*key), key, "semi").agg(*[F.count(f"`{name}`") for name in filled])
+        (found_values,) = collect(counts, f"find values of {table.name} that an upsert would lose")
+        lost = [name for name, count in zip(filled, found_values, strict=True) if count]
         if lost:
             raise _loss_error(table, lost, "the DataFrame")
         return frame, None

@@ -332,7 +332,8 @@ def check_files(
     lane = CheckLane(storage, by_path, columns)
     named = spark.createDataFrame([(path,) for path in by_path], "path string")
     named = named.repartition(max(1, min(len(by_path), 64)))
-    for row in collect(run_lane(named, lane, CheckLane.OUTPUT)):
+    name = "check 1 file" if len(by_path) == 1 else f"check {len(by_path)} files"
+    for row in collect(run_lane(named, lane, CheckLane.OUTPUT), name):
         raise pickle.loads(row["error"]) if row["error"] else digest.corrupt(storage, row["path"], row["fault"])
 
 

@@ -98,7 +98,8 @@ def write_frame(
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
     with _pin_writes(log):
-        files, failure = files_of(collect(run_lane(frame, lane, RECEIPT)))
+        name = f"{op or 'restore'} into {log.delta.refresh().metadata.get('name')}"
+        files, failure = files_of(collect(run_lane(frame, lane, RECEIPT), name))
         if failure is not None:
             log.discard(files)
             raise failure

@@ -123,7 +123,8 @@ def _write_on_spark(
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
-    with running_job(spark, row_bytes, lambda done, whole: progress(done, whole, table.name)):
+    watch = lambda done, whole: progress(done, whole, table.name)  # noqa: E731
+    with running_job(spark, row_bytes, watch, name=f"export {table.name}"):
         is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES
         scan = source.scan() if is_wide else None
         if scan is None or not scan.is_checked:
