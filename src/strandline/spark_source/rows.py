@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from strandline.spark_source.slices import Slice
 from strandline.storage.parquet import writer
 from strandline.tables.fold import changes_sql, winners
 from strandline.tables.log import LogState
-from strandline.tables.merge import TableAt, duck_sql, needed_columns
+from strandline.tables.merge import TableAt, duck_sql
 from strandline.tables.store import TableStore
 
 CHANGE = pa.schema([pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)])
@@ -106,8 +106,7 @@ def read_slice(
     names = [name for name in output.names if not op_seq or name not in CHANGE.names]
     with table.duck.transaction() as cursor:
         fold = _make_fold(cursor, limited, part)
-        loaded = _loaded_sql(limited, part, names, predicate)
-        rows = duck_sql(limited, fold, names, predicate, loaded=loaded, hidden=True)
+        rows = duck_sql(limited, fold, names, predicate, hidden=True, hashes=part.hashes)
         seq = f"CAST({merge.seq} AS BIGINT) AS {SEQ}" if definition.is_keyed else SEQ
         shown = [{OP: f"'{UPSERT}' AS {OP}", SEQ: seq}.get(name) if op_seq else None for name in output.names]
         exprs = [expr or listed([name]) for expr, name in zip(shown, output.names, strict=True)]
@@ -117,27 +116,15 @@ def read_slice(
 
 def _make_fold(cursor: Any, merge: TableAt, part: Slice) -> str | None:
     """The name of a temporary table with the fold of a slice, if one is needed."""
-    if not merge.definition.is_keyed or not merge.log_files() or merge.is_first_load:
+    files = merge.later_files()
+    if not merge.definition.is_keyed or not files:
         return None
-    definition, marks = merge.definition, merge.baseline.marks
+    definition, marks = merge.definition, merge.marks
     version = [definition.version] if definition.version else []
-    changes = changes_sql(merge.log, merge.log_files(), [*definition.key, HASH, OP, *version], marks)
+    changes = changes_sql(merge.log, files, [*definition.key, HASH, OP, *version], marks)
     sliced = f"(SELECT * FROM ({changes}) WHERE {part.hashes})"
-    cursor.execute(
-        f"CREATE TEMP TABLE _slice_fold AS {winners(merge.log, merge.log_files(), marks, loaded=sliced)}"
-    ).fetchall()
+    cursor.execute(f"CREATE TEMP TABLE _slice_fold AS {winners(merge.log, files, marks, loaded=sliced)}").fetchall()
     return "_slice_fold"
-
-
-def _loaded_sql(merge: TableAt, part: Slice, names: Sequence[str], predicate: Predicate | None) -> str | None:
-    """SQL for the changes of a slice in the files that a read opens; None when it opens none."""
-    files = merge.candidates(predicate).log
-    if not files:
-        return None
-    needed = needed_columns(merge.definition, names, merge.filter(predicate))
-    row = [] if merge.definition.is_keyed else [ROW]
-    changes = changes_sql(merge.log, files, [*needed, HASH, OP, *row], merge.baseline.marks)
-    return f"(SELECT * FROM ({changes}) WHERE {part.hashes})"
 
 
 def read_changes(

@@ -204,12 +204,13 @@ def duck_sql(
     loaded: str | None = None,
     hidden: bool = False,
     fates: bool = False,
+    hashes: str | None = None,
 ) -> str:
     """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
 
-    `files` are by default the candidates of the predicate; `loaded` names a table that holds the changes of its log
-    files. `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
-    `_sl_fate`, and the baseline rows that go."""
+    `files` are by default the candidates of the predicate; `hashes` is a condition for the rows of log files. `hidden`
+    adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_sl_fate`, and
+    the baseline rows that go; for them, `loaded` names a table that holds the changes of the log files."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
@@ -224,8 +225,9 @@ def duck_sql(
         both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive)
         return f"SELECT {shown} FROM ({both})"
     wanted = merge.hash_of(predicate)
-    base, later = _base_sql(merge, files, needed, wanted), merge.split(files.log)[1]
-    log = _upserts_sql(merge, later, needed, wanted=wanted)
+    only = " AND ".join(filter(None, [hashes, None if wanted is None else f"{HASH} = {wanted}"])) or None
+    base, later = _base_sql(merge, files, needed, only), merge.split(files.log)[1]
+    log = _upserts_sql(merge, later, needed, only=only)
     whole = Files(merge.base_files(), merge.log_files())
     base, log = _keyed_sql(merge, fold, base, log, whole) if fold else (f"({base})", f"({log})")
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if later else "")
@@ -245,20 +247,19 @@ def _upserts_sql(
     columns: Sequence[str],
     *,
     marks: Sequence[int] | None = None,
-    wanted: int | None = None,
+    only: str | None = None,
     loaded: str | None = None,
 ) -> str:
-    """SQL for the upserts in log files after `marks`, with their seqs and vnodes; with the hash `wanted`, of that key
-    alone."""
+    """SQL for the upserts in log files after `marks`, with their seqs and vnodes; `only` is a condition for them."""
     is_keyed = merge.definition.is_keyed
     inside = [*columns, HASH, OP, *([] if is_keyed else [ROW])]
     log = changes_sql(merge.log, files, inside, marks if is_keyed else merge.baseline.marks, loaded)
     vnode = f"{HASH} >> {shift_for(merge.baseline.vnodes)} AS {VNODE}"
-    only = "" if wanted is None else f" AND {HASH} = {wanted}"
-    return f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'{only}"
+    more = "" if only is None else f" AND {only}"
+    return f"SELECT *, {vnode} FROM ({log}) WHERE {OP} = '{UPSERT}'{more}"
 
 
-def _base_sql(merge: TableAt, files: Files, columns: Sequence[str], wanted: int | None = None) -> str:
+def _base_sql(merge: TableAt, files: Files, columns: Sequence[str], only: str | None = None) -> str:
     """SQL for the rows of the base in these files."""
     first, _ = merge.split(files.log)
     base = _baseline_sql(merge, files.baseline, columns)
@@ -266,7 +267,7 @@ def _base_sql(merge: TableAt, files: Files, columns: Sequence[str], wanted: int 
         return base
     inner = listed([*columns, VNODE])
     marks = merge.baseline.marks if max(merge.baseline.marks) >= first[0][0] else None
-    commit = f"SELECT {inner} FROM ({_upserts_sql(merge, first, columns, marks=marks, wanted=wanted)})"
+    commit = f"SELECT {inner} FROM ({_upserts_sql(merge, first, columns, marks=marks, only=only)})"
     return f"SELECT {inner} FROM ({base}) UNION ALL {commit}" if files.baseline else commit
 
 

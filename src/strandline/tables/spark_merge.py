@@ -1,13 +1,10 @@
-"""The files of a table as Spark DataFrames, its fold in Spark, and the rows of a compaction with their fates.
-
-`spark_read` has the rows of a read.
-"""
+"""The files of a table as Spark DataFrames, and the fold of its log in Spark. `spark_read` has the rows of a read."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -17,8 +14,7 @@ from strandline.engines.lanes import CheckLane, ReadLane
 from strandline.engines.scan import ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.engines.spark import collect, planning, run_lane
 from strandline.errors import Corrupt
-from strandline.model.change import CAME, DELETE, FATE, HASH, KEPT, OP, ROW, SEQ, UPSERT, VNODE
-from strandline.model.condition import Predicate
+from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT
 from strandline.model.definition import TableDef
 from strandline.model.keys import shift_for
 from strandline.model.names import backticked, caseless_name
@@ -28,12 +24,11 @@ from strandline.storage import digest, os_errors
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
 from strandline.tables.log import LogState
-from strandline.tables.merge import Files, TableAt, needed_columns
+from strandline.tables.merge import TableAt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    Count = Callable[[DataFrame, Column], DataFrame]
 
 # Reads need these options, whatever the session's settings are, now and when a lazy DataFrame runs.
 _EXACT = {
@@ -49,55 +44,6 @@ _CASES = 64
 _NAME = "_sl_name"
 
 
-def spark_frame(
-    spark: SparkSession,
-    merge: TableAt,
-    fold: DataFrame | None,
-    columns: Sequence[str],
-    predicate: Predicate | None = None,
-    *,
-    files: Files | None = None,
-    hidden: bool = False,
-    fates: bool = False,
-) -> DataFrame:
-    """The merged rows as a DataFrame. `fold` is the shared fold (`fold_frame`); None lets Spark compute it. `files`
-    are by default the candidates of the predicate.
-
-    `hidden` adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds
-    `_sl_fate` to these, and the rows that are gone or lost, with nulls in all other columns but `_vnode`."""
-    from pyspark.sql import functions as F
-
-    definition = merge.definition
-    files = files or merge.candidates(predicate)
-    predicate = merge.filter(predicate)
-    needed = needed_columns(definition, columns, predicate)
-    stored = [SEQ, ROW] if hidden and not definition.is_keyed else []
-    extra = [*stored, VNODE] if hidden else []
-    frame = base_scan(spark, merge, files.baseline, [*needed, *stored], number_as=VNODE if hidden else None)
-    # Without fates, rows that do not count are filtered out early: a fate column would cost every row.
-    counted = _set_fates if fates else _keep_counted
-    frame = frame.withColumn(FATE, F.lit(KEPT)) if fates else frame
-    if merge.log_files():
-        inside = [*needed, HASH, OP, *([ROW] if stored else [])]
-        log = log_scan(spark, merge.log, files.log, inside)
-        log = log.withColumn(VNODE, F.shiftright(HASH, shift_for(merge.baseline.vnodes)))
-        log = counted(log.withColumn(FATE, F.lit(CAME)) if fates else log, F.col(OP) == UPSERT)
-        shown = [*needed, *extra, *([FATE] if fates else [])]
-        if definition.is_keyed:
-            frame = _merge_by_key(spark, merge, fold, frame, log, shown, counted)
-        else:
-            log = drop_folded(log, merge.baseline.marks)
-            frame = frame.select(*_quote_names(shown)).unionByName(log.select(*_quote_names(shown)))
-    if predicate is not None:
-        frame = counted(frame, F.expr(predicate.spark))
-    if not fates:
-        return frame.select(*_quote_names([*columns, *extra]))
-    stays = F.col(FATE).isin(KEPT, CAME)
-    names = [*columns, *stored]
-    stubs = [F.when(stays, F.col(column)).alias(name) for name, column in zip(names, _quote_names(names), strict=True)]
-    return frame.select(*stubs, VNODE, FATE)
-
-
 def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
     """The shared fold (see `winners_sql`) as a DataFrame, which is sent to Spark here, once."""
     # By default Spark reads local times in its session's zone, where some do not exist.
@@ -110,57 +56,6 @@ def winners_sql(name: str, definition: TableDef) -> str:
     more = ", _sl_reset, _sl_version" if definition.version else ""
     winner = f"CASE WHEN {OP} = '{UPSERT}' THEN {SEQ} ELSE -1 END AS _sl_winner"
     return f"SELECT {listed(definition.key)}, {winner}{more} FROM {name}"
-
-
-def _merge_by_key(
-    spark: SparkSession,
-    merge: TableAt,
-    fold: DataFrame | None,
-    base: DataFrame,
-    log: DataFrame,
-    columns: Sequence[str],
-    counted: Count,
-) -> DataFrame:
-    """The baseline without changed keys, and the log without losing changes, by one join."""
-    from pyspark.sql import functions as F
-
-    definition = merge.definition
-    key = list(definition.key)
-    shown = _quote_names(columns)
-    if merge.is_first_load:
-        return log.select(*shown)
-    winners = find_winners(spark, merge, merge.log_files(), merge.baseline.marks)
-    changed = winners if fold is None else F.broadcast(fold)
-    both = base.select(*shown, F.lit(None).cast("long").alias(SEQ)).unionByName(log.select(*shown, SEQ))
-    both = both.join(changed, on=key, how="left")
-    is_base, is_winner = F.col(SEQ).isNull(), F.col(SEQ) == F.col("_sl_winner")
-    if definition.version is None:
-        counts = (is_base & F.col("_sl_winner").isNull()) | is_winner
-        return counted(both, counts).select(*shown)
-    # A baseline row beats older versions in the log, unless a delete lies between.
-    version = F.col(backticked(definition.version))
-    stands = F.col("_sl_winner").isNull() | (~F.col("_sl_reset") & (version > F.col("_sl_version")))
-    every = base_scan(spark, merge, merge.base_files(), [*key, definition.version], number_as=None)
-    beaten = every.withColumnRenamed(definition.version, "_sl_standing").alias("b")
-    winners = both.where(is_winner).alias("l")
-    winners = winners.join(
-        beaten,
-        on=equal_keys("l", "b", key) & ~F.col("l._sl_reset") & (F.col("b._sl_standing") > F.col("l._sl_version")),
-        how="left_anti",
-    )
-    base = counted(both.where(is_base), stands)
-    return base.select(*shown).unionByName(winners.select(*shown))
-
-
-def _keep_counted(rows: DataFrame, counts: Column) -> DataFrame:
-    return rows.where(counts)
-
-
-def _set_fates(rows: DataFrame, counts: Column) -> DataFrame:
-    """All rows; those that do not count get the next fate: gone after kept, lost after came."""
-    from pyspark.sql import functions as F
-
-    return rows.withColumn(FATE, F.when(counts, F.col(FATE)).otherwise(F.col(FATE).bitwiseOR(1)))
 
 
 def find_winners(
