@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.engines.lanes import files_of
 from strandline.engines.log_lane import LogLane
 from strandline.jobs.ingest import part_blocks, parts
-from strandline.jobs.ingest.part_blocks import MergeLane, RangeLane, count_ranges
+from strandline.jobs.ingest.part_blocks import CutLane, MergeLane, count_ranges
 from strandline.jobs.ingest.part_lane import PartLane
 from strandline.jobs.ingest.part_report import Reports
 from strandline.jobs.ingest.parts import cut_parts
@@ -50,7 +50,7 @@ def write_in_blocks(table: sl.Table, folder: Path, ranges: int) -> list[tuple[An
     )
     numbers = pa.record_batch({"id": pa.array(reversed(range(len(cut))), pa.int64())})
     blocks: dict[int, list[bytes]] = defaultdict(list)
-    for batch in RangeLane(lane, ranges)(iter([numbers])):
+    for batch in CutLane(lane, ranges)(iter([numbers])):
         for row in batch.to_pylist():
             blocks[row["range"]].append(row["block"])
     receipts: list[Any] = []

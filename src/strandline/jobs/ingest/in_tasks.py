@@ -24,7 +24,7 @@ from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.load import Loader, StepResult
 from strandline.jobs.ingest.loaded_files import Loaded
-from strandline.jobs.ingest.part_blocks import BLOCKS, MergeLane, RangeLane, count_ranges
+from strandline.jobs.ingest.part_blocks import BLOCKS, CutLane, MergeLane, count_ranges
 from strandline.jobs.ingest.part_lane import PartLane, PartLogLane
 from strandline.jobs.ingest.part_report import NamesAsked, PartReport, PieceReport, Reports, choose_attempt
 from strandline.jobs.ingest.parts import Parts, cut_parts
@@ -81,6 +81,7 @@ def load_in_tasks(loader: Loader, steps: Sequence[Step]) -> tuple[Commit, list[S
         commit = load.run()
     except _OrderMatters:
         return None
+    loader.watch_share(1, 1)
     loader.has_loaded(load.loaded, steps, load.names.renamed)
     return commit, [replace(done, seq=commit.seq) for done in load.results()]
 
@@ -136,7 +137,7 @@ class _TaskLoad:
         if not self._definition.is_keyed:
             return run_lane(numbers, PartLogLane(lane, write), RECEIPT)
         ranges = count_ranges(sum(map(guess_bytes, self._steps)), min(self._definition.vnodes, _MOST_TASKS))
-        blocks = run_lane(numbers, RangeLane(lane, ranges), BLOCKS)
+        blocks = run_lane(numbers, CutLane(lane, ranges), BLOCKS)
         return run_lane(blocks.repartitionById(ranges, blocks["range"]), MergeLane(write), RECEIPT)
 
     def _new_lane(self) -> PartLane:

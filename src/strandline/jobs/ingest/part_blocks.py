@@ -36,7 +36,7 @@ def count_ranges(raw_bytes: int, least: int) -> int:
 
 
 @dataclass(frozen=True)
-class RangeLane:
+class CutLane:
     """Reads parts of files, as `PartLane` does, into sorted blocks, one for each range of hashes."""
 
     lane: PartLane
