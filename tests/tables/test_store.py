@@ -244,5 +244,5 @@ def test_threads_share_a_table(items):
     for thread in others:
         thread.join()
     assert failures == []
-    assert items.head == 45
+    assert len(set(items.changes()["_seq"].to_pylist())) == 45, "the folds may pack, which takes seqs"
     assert by_id(items) == {number * 100 + n: f"{number}-14" for number in range(3) for n in range(4)}
