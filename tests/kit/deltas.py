@@ -29,8 +29,10 @@ def file(name: str) -> DataFile:
 
 
 def add(log: DeltaLog, *names: str, **txns: int) -> object:
-    """Commit files of these names."""
-    return log.commit("WRITE", lambda snapshot, now: Draft(add=[file(name) for name in names], txns=txns))
+    """Commit files of these names, and wait for the checkpoint if the commit began one."""
+    landed = log.commit("WRITE", lambda snapshot, now: Draft(add=[file(name) for name in names], txns=txns))
+    log.await_checkpoint()
+    return landed
 
 
 def table_at(place: str | Path, **options: object) -> DeltaTable:

@@ -220,7 +220,7 @@ def test_a_commit_does_not_wait_for_its_checkpoint_and_there_is_one_at_a_time(st
 
     monkeypatch.setattr(Checkpoints, "write", wait_and_write)
     for at in range(2 * CHECKPOINT_EVERY):
-        add(log, f"{at}")
+        log.commit("WRITE", lambda snapshot, now, name=f"{at}": Draft(add=[file(name)]))
     assert begun.acquire(timeout=60)
     assert not begun.acquire(blocking=False), "the first one is still under way"
     assert not log.chain.files()[1]

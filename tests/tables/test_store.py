@@ -183,8 +183,8 @@ def test_a_torn_file_is_corrupt(items):
 
 def test_a_read_that_needs_more_memory_than_allowed_is_unavailable(tmp_path):
     table = sl.Lake(tmp_path, cache_bytes=24 << 20).create_table("t", ITEMS, key=["id"])
-    table.upsert([{"id": -1}])
     table.upsert(pa.table({"id": pa.array(range(1_200_000)), "name": ["x" * 20] * 1_200_000}))
+    table.upsert([{"id": -1}])
     with refused(sl.Unavailable):
         table.to_arrow()
     assert table.head == 2
@@ -244,5 +244,5 @@ def test_threads_share_a_table(items):
     for thread in others:
         thread.join()
     assert failures == []
-    assert [each.operation for each in items.history()].count("UPSERT") == 45
+    assert len(set(items.changes()["_seq"].to_pylist())) == 45, "the folds may pack, which takes seqs"
     assert by_id(items) == {number * 100 + n: f"{number}-14" for number in range(3) for n in range(4)}

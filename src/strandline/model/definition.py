@@ -326,6 +326,8 @@ class TableDef:
             "strandline.table": json.dumps(facts),
             "delta.enableExpiredLogCleanup": "false",
             "delta.setTransactionRetentionDuration": "interval 30 days",
+            # Checkpoints list removed files for that long. Nothing here reads that list, and packs remove many files.
+            "delta.deletedFileRetentionDuration": "interval 1 hour",
         }
 
     @staticmethod
