@@ -55,6 +55,18 @@ def test_keep_keeps_the_values_of_the_table_and_new_rows_get_null(table: sl.Tabl
     assert now[3] == {"name": "C", "qty": None, "tags": None, "note": None}
 
 
+@pytest.mark.parametrize("version", [None, "qty"])
+def test_the_values_of_a_first_load_are_kept_after_later_commits(lake: sl.Lake, version: str | None) -> None:
+    table = lake.create_table("loaded", "id:int64, qty:int64, name:string", key=["id"], vnodes=2, version=version)
+    table.upsert([{"id": n, "qty": 1, "name": f"n{n}"} for n in range(6)])
+    table.upsert([{"id": 2, "qty": 2, "name": "later"}])
+    with refused(sl.Invalid, columns=["name"]):
+        table.upsert([{"id": 1, "qty": 3}])
+    table.upsert([{"id": 1, "qty": 3}, {"id": 2, "qty": 3}, {"id": 9, "qty": 3}], missing="keep")
+    names = {number: row["name"] for number, row in rows(table).items()}
+    assert names == {0: "n0", 1: "n1", 2: "later", 3: "n3", 4: "n4", 5: "n5", 9: None}
+
+
 def test_null_replaces_the_values(table: sl.Table) -> None:
     table.upsert(SHORT, missing="null")
     assert rows(table)[1] == {"name": "A", "qty": None, "tags": None, "note": None}
@@ -77,7 +89,7 @@ def test_a_column_that_one_row_of_the_call_has_is_null_in_the_others(table: sl.T
 
 
 def test_whole_rows_cost_no_read(table: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial, "_find_filled", lambda *words: pytest.fail("it looked at the table"))
+    monkeypatch.setattr(partial, "find_filled", lambda *words: pytest.fail("it looked at the table"))
     table.upsert([{"id": 1, "name": "A", "qty": 1, "tags": [], "note": 1}])
 
 

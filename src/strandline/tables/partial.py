@@ -177,16 +177,17 @@ def _find_values(table: TableStore, merge: TableAt, keys: pa.Table, names: Seque
 
 
 def _choose_files(cursor: Any, fold: str, part: TableAt) -> Files:
-    """The files that have the rows of the wanted keys: the fold knows the commit of each changed one. A file of many
-    columns opens slowly."""
+    """The files that have the rows of the wanted keys: the fold knows the commit of each key that has changed since the
+    base, and the base has the others. A file of many columns opens slowly."""
     files, key = part.candidates(None), listed(part.definition.key)
     found = cursor.execute(f"SELECT {SEQ}, {OP}, count(*) FROM {fold} SEMI JOIN _wanted USING ({key}) GROUP BY ALL")
     changed = found.fetchall()
     seqs = {seq for seq, op, _ in changed if op == UPSERT}
-    log = [pair for pair in files.log if any(first_seq(*pair) <= seq <= pair[0] for seq in seqs)]
+    first, later = part.split(files.log)
+    later = [pair for pair in later if any(first_seq(*pair) <= seq <= pair[0] for seq in seqs)]
     wanted = cursor.execute(f"SELECT count(*) FROM (SELECT DISTINCT {key} FROM _wanted)").fetchall()[0][0]
     is_all_changed = part.definition.version is None and sum(count for _, _, count in changed) == wanted
-    return Files(() if is_all_changed else files.baseline, log)
+    return Files((), later) if is_all_changed else Files(files.baseline, [*first, *later])
 
 
 def _complete_rows(table: TableStore, merge: TableAt, rows: pa.Table, lacking: Sequence[str]) -> pa.Table:
