@@ -6,6 +6,7 @@ import pytest
 
 import strandline as sl
 from strandline.tables.count import bound_rows, count_rows
+from strandline.tables.packing import Bundle, pack_files
 from support import ITEMS, data_files
 
 
@@ -65,3 +66,15 @@ def test_expired_rows_do_not_count(lake):
 def test_a_condition_over_an_unknown_column_is_refused(items):
     with pytest.raises(sl.Invalid):
         items.count("nothing = 1")
+
+
+def test_a_pack_that_reaches_beyond_a_seq_is_counted_in_part(lake):
+    rows = lake.create_table("rows", ITEMS, vnodes=2)
+    for n in range(6):
+        rows.append([{"id": n}] * (n + 1))
+        if n == 2:
+            rows.compact(full=True)
+    files = [pair for pair in rows.log.refresh().by_seq if pair[1].pack is None]
+    pack_files(rows.log, [Bundle(tuple(files[1:5]), 1)])
+    assert [rows.count(at=seq) for seq in range(1, 7)] == [1, 3, 6, 10, 15, 21]
+    assert rows.count() == 21

@@ -20,7 +20,9 @@ def bound_rows(merge: TableAt) -> tuple[int, bool]:
     rows = sum(file.rows for file in base) + log_rows
     # Where vnodes are folded to different seqs, a log file may hold rows that the baseline has as well.
     is_level = len(set(merge.baseline.marks)) == 1
-    is_plain = is_level and (not definition.is_keyed or (rows == log_rows and _is_one_batch_of_upserts(log)))
+    # A pack that reaches beyond the range has rows that do not count.
+    is_whole = not definition.is_keyed and not any(file.within for _, file in log)
+    is_plain = is_level and (is_whole or (definition.is_keyed and rows == log_rows and _is_one_batch_of_upserts(log)))
     is_settled = not log and not any(expired_rows(file, definition, merge.horizon) for file in base)
     return rows, (is_plain or not log) and (merge.horizon is None or is_settled)
 
