@@ -19,6 +19,7 @@ from strandline.jobs.doctor import Report
 from strandline.model.change import OP
 from strandline.model.rows import check_rows
 from strandline.tables.log import prepare
+from strandline.tables.packing import Bundle, pack_files
 from support import ITEMS, rewrite_commits
 
 check = examined.check
@@ -43,6 +44,20 @@ def test_files_of_spark_tasks_are_sound(items: sl.Table, check: Callable[..., Re
     assert failure is None
     items.log.commit(files, operation="UPSERT")
     assert check(deep=True).is_sound
+    items.upsert([{"id": 1, "name": "later"}], missing="null")
+    pack_files(items.log, [Bundle(tuple(items.log.refresh().by_seq), 1)])
+    assert wrong(check(deep=True)) == []
+
+
+def test_a_key_twice_at_one_seq_of_a_pack_is_found_by_a_deep_look(
+    items: sl.Table, check: Callable[..., Report]
+) -> None:
+    definition = items.definition
+    changes = prepare(next(check_rows(rows(1, 2, 3), ITEMS)), definition, "upsert")
+    files = [*items.log.write(changes, definition), *items.log.write(changes, definition)]
+    items.log.commit(files, operation="UPSERT")
+    pack_files(items.log, [Bundle(tuple(items.log.refresh().by_seq), 1)])
+    assert any("more than once" in what for _, what in wrong(check(deep=True)))
 
 
 def _rewritten(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,10 +47,13 @@ def examine_rows(
                     is_whole = False
                 if fault and not part.has_finding(file.path):
                     part.add(fault, file.path)
-            # A pack has a key once for each of its seqs, which its order has shown.
             single = [file for file in files if file.pack is None]
             if len(single) > 1 and is_whole and definition.is_keyed:
-                _check_unique_keys(part, single, definition.key, f"{partition[1:]} {number}", duck)
+                _check_unique_keys(part, single, key, f"{partition[1:]} {number}", duck)
+            packs = [file for file in files if file.pack is not None]
+            if packs and is_whole:
+                # The order of a pack does not show that a key is there once for each seq.
+                _check_unique_keys(part, packs, [PACKED, *(key or [ROW])], f"the pack up to seq {number}", duck)
 
 
 def _find_fault(
@@ -94,14 +96,10 @@ def _find_fault(
 
 
 def _find_orders(keys: pa.Table, orders: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The orders that the rows have. In a pack, the rows of each seq have one of them, and the seqs rise."""
+    """The orders that the rows have. In a pack the seqs rise; the rows of one seq may come from several files."""
     if PACKED not in keys.column_names:
         return [order for order in orders if _is_rising(keys.select(order))]
-    seqs = keys.column(PACKED).to_numpy()
-    starts = [0, *(np.flatnonzero(np.diff(seqs)) + 1), len(seqs)]
-    runs = [keys.slice(start, end - start) for start, end in itertools.pairwise(starts)]
-    is_sorted = all(any(_is_rising(run.select(order)) for order in orders) for run in runs)
-    return list(orders) if is_sorted and not (np.diff(seqs) < 0).any() else []
+    return [] if (np.diff(keys.column(PACKED).to_numpy()) < 0).any() else list(orders)
 
 
 def _is_rising(keys: pa.Table) -> bool:
@@ -139,9 +137,10 @@ def _vnodes(hashes: pa.Array | pa.ChunkedArray, vnodes: int) -> pa.Array | pa.Ch
 
 
 def _check_unique_keys(part: DeltaExam, files: Sequence[DataFile], key: Sequence[str], which: str, duck: Duck) -> None:
-    """No key is in two files of one commit or vnode."""
+    """No key is there twice in the files of one commit or vnode, or in those of packs at one seq."""
     urls = ", ".join(literal(part.storage.url(f"{part.folder}/{file.path}")) for file in files)
     scan = f"SELECT {listed(key)} FROM read_parquet([{urls}], hive_partitioning = false, union_by_name = true)"
     found = duck.table(f"{scan} GROUP BY ALL HAVING count(*) > 1 LIMIT 1").to_pylist()
     if found:
-        part.add(f"{which} holds the key {found[0]} in two files")
+        where = "in two files" if files[0].pack is None else "more than once"
+        part.add(f"{which} holds the key {found[0]} {where}")

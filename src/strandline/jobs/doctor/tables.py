@@ -9,7 +9,7 @@ import pyarrow as pa
 from strandline.errors import StrandlineError
 from strandline.jobs.doctor.delta_tables import DeltaExam
 from strandline.jobs.doctor.finding import Finding
-from strandline.model.change import SEQ, VNODE
+from strandline.model.change import PACKED, SEQ, VNODE
 from strandline.model.definition import TableDef
 from strandline.model.stored_names import stored_schema
 from strandline.model.types import storage_schema
@@ -20,6 +20,9 @@ from strandline.tables.baseline import marks_of
 from strandline.tables.catalog import Entry
 from strandline.tables.fold_problems import FoldProblems
 from strandline.tables.log import TRIM
+
+_REWRITES = ("PURGE", "PACK")
+"""The operations that replace files of earlier commits."""
 
 
 class TableExam:
@@ -73,12 +76,13 @@ class TableExam:
                 part.add(f"a compaction found that the file is damaged: {fault}", file.path)
 
     def _check_seqs(self, part: DeltaExam) -> None:
-        """A log file's seq is the version of the commit that added it; after a purge it may be an older one."""
+        """A log file's seq is the version of the commit that added it; after a purge, or in a pack, it may be an older
+        one."""
         for version, actions in part.commits.items():
-            is_purge = any(action.get("commitInfo", {}).get("operation") == "PURGE" for action in actions)
+            is_later = any(action.get("commitInfo", {}).get("operation") in _REWRITES for action in actions)
             for add in (action["add"] for action in actions if "add" in action):
                 seq = add["partitionValues"].get(SEQ)
-                if seq != str(version) and not (is_purge and str(seq).isdecimal() and int(seq) < version):
+                if seq != str(version) and not (is_later and str(seq).isdecimal() and int(seq) < version):
                     part.add(f"commit {version} added the file with seq {add['partitionValues'].get(SEQ)}", add["path"])
 
     def _check_marks(self, head: int | None) -> None:
@@ -117,8 +121,10 @@ class TableExam:
                 part.add(f"the file names schema {schema_id}; there are {definition.schema_id + 1}", path)
                 continue
             is_log = part is not self.baseline
-            wanted = (definition.log_schema if is_log else definition.baseline_schema)(schema_id)
-            if _columns_of(footer.schema.to_arrow_schema()) != _columns_of(stored_schema(wanted)):
+            wanted = stored_schema((definition.log_schema if is_log else definition.baseline_schema)(schema_id))
+            if part.snapshot is not None and part.snapshot.files[path].pack is not None:
+                wanted = pa.schema([pa.field(PACKED, pa.int64(), False), *wanted])
+            if _columns_of(footer.schema.to_arrow_schema()) != _columns_of(wanted):
                 part.add(f"the file's columns are not those of schema {schema_id}", path)
 
 
