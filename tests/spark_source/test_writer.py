@@ -1,6 +1,7 @@
 """A write is one commit of all its tasks, or nothing: what `upsert` would have written."""
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import strandline as sl
 from shapes import OPTIONS, SCHEMA, plain, row
 from sourcing import make_source, run_task, write_rows
+from strandline.model.keys import shift_for
 from strandline.model.types import conform, storage_schema
 from strandline.spark_source import task_rows
 from strandline.spark_source import writer as writers
@@ -41,20 +43,16 @@ def test_a_write_equals_an_upsert_for_all_types(lake, shape):
     assert plain(two.to_arrow()) == plain(one.to_arrow())
 
 
-@pytest.mark.parametrize("held_bytes", [0, 1 << 30])
-def test_a_task_sorts_its_rows_also_on_disk(items, monkeypatch, held_bytes):
-    monkeypatch.setattr(task_rows, "HELD_BYTES", held_bytes)
+def test_a_task_lays_its_rows_by_vnode_and_key(items):
     rows = items_table((n * 7919) % 5000 for n in range(5000))
     written = run_task(writer(items, rows), rows, rows=700)
     assert written.failure is None and len(written.files) == 1
     write(items, rows)
     assert items.to_arrow().sort_by("id").column("id").to_pylist() == list(range(5000))
     (file,) = [file for _, file in items.log.refresh().by_seq]
-    import pyarrow.parquet as pq
-
     found = pq.read_table(f"{items.log.storage.uri}/{items.log.folder}/{file.path}", columns=["_hash", "id"])
-    hashes = found.column("_hash").to_pylist()
-    assert hashes == sorted(hashes)
+    places = [(row["_hash"] >> shift_for(4), row["id"]) for row in found.to_pylist()]
+    assert places == sorted(places)
 
 
 def test_two_rows_of_one_key_never_land(items):
@@ -201,3 +199,21 @@ def test_a_batch_of_a_stream_lands_once(items, monkeypatch):
     monkeypatch.setattr(Task, "query", None)
     with refused(sl.Internal):
         batch(5, items_table([1]))
+
+
+FLOATS = {"nan": float("nan"), "inf": float("inf"), "one": 1.0, "zero": -0.0, "low": float("-inf"), "null": None}
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+def test_order_by_takes_nan_as_the_largest_and_null_as_the_smallest(items, monkeypatch, held_bytes, kind):
+    monkeypatch.setattr(task_rows, "HELD_BYTES", held_bytes)
+    # Each key has all values from some place on, so that each value is once the largest.
+    ordered = list(FLOATS)
+    chosen = [(at, name) for at in range(len(ordered)) for name in ordered[at:]]
+    for rows in (chosen, chosen[::-1]):
+        ids, names = [at for at, _ in rows], [name for _, name in rows]
+        by = pa.array([FLOATS[name] for name in names], kind)
+        table = pa.table({"id": pa.array(ids, pa.int64()), "name": names, "by": by})
+        write_rows(writer(items, table, orderBy="by"), [table], rows=3)
+        assert {each["id"]: each["name"] for each in items.to_arrow().to_pylist()} == dict(enumerate(ordered))

@@ -14,7 +14,7 @@ from strandline.engines.lanes import ReadLane
 from strandline.jobs.restore import restore
 from strandline.model import definition as definitions
 from strandline.tables.packing import Bundle, pack_files
-from strandline.tables.spark_merge import inside_of
+from strandline.tables.spark_files import inside_of
 from support import ITEMS, data_files, refused, rows_of
 
 COMMITS = 12

@@ -135,6 +135,15 @@ def test_a_dataframe_with_an_order_says_which_row_wins(spark, items):
     assert {row["id"]: row["qty"] for row in items.to_arrow().to_pylist()} == {n: -n for n in range(5)}
 
 
+def test_of_an_order_by_floats_nan_is_the_largest_and_null_the_smallest(spark, items):
+    ordered = ["nan", "inf", "1", "-0", "-inf", None]
+    frame = spark.createDataFrame(
+        [(at, str(by), by) for at in range(6) for by in ordered[at:]], "id long, name string, by string"
+    )
+    assert items.upsert(frame.selectExpr("id", "name", "CAST(by AS double) AS by"), order_by="by").rows == 6
+    assert by_id(items) == dict(enumerate(map(str, ordered)))
+
+
 def test_a_dataframe_of_keys_deletes(spark, items):
     items.upsert([{"id": n, "name": "x"} for n in range(10)])
     assert items.delete(spark.range(3, 8)).rows == 5

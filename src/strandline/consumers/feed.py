@@ -28,7 +28,7 @@ from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, duck_sql, vnodes_of
 from strandline.tables.pins import new_pin
-from strandline.tables.spark_merge import log_scan
+from strandline.tables.spark_files import log_scan
 from strandline.tables.spark_read import read_frame
 from strandline.tables.store import TableStore
 

@@ -26,7 +26,7 @@ from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.tables import fold as folds
 from strandline.tables.log import Amend, LogState, prepare
 from strandline.tables.merge import TableAt, duck_sql
-from strandline.tables.spark_merge import changed_keys
+from strandline.tables.spark_files import changed_keys
 from strandline.tables.spark_read import read_frame
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import write_frame

@@ -170,6 +170,13 @@ def _check_order(
         raise Invalid(f"option orderBy is {order_by!r}; the DataFrame has: {', '.join(found)}", column=order_by)
     if not definition.is_keyed:
         raise Invalid(f"table {table!r} has no key: orderBy chooses among rows of one key", table=table)
+    if found[order_by].split("<")[0] in ("struct", "array", "map", "variant"):
+        raise Invalid(
+            f"option orderBy names the column {order_by!r} of type {found[order_by]}; expected one of plain values",
+            hint="A number, text or time decides which row of a key wins.",
+            column=order_by,
+            table=table,
+        )
     if has_op and definition.version is not None:
         raise Invalid(
             f"table {table!r} has the version column {definition.version!r}: with '_op', orderBy is not allowed",

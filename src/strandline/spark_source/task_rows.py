@@ -1,4 +1,4 @@
-"""The rows of one Spark task in the order of the log, (`_hash`, key), with bounded memory.
+"""The rows of one Spark task in an order of the user's, with bounded memory: of one key, the last row wins.
 
 Spark's data source API cannot ask for sorted input. So a task sorts its own rows: in memory, or when they are many,
 in parts by their hash that wait in a temporary folder.
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from strandline.engines import temp_folder
 from strandline.model.change import HASH
@@ -23,7 +24,7 @@ _PART_BITS = 5
 
 
 def sort_rows(rows: Iterator[pa.Table], order: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows, each with its `_hash`, sorted by `_hash` and then `order`; nulls come first."""
+    """The rows, each with its `_hash`, sorted by `_hash` and then `order`; nulls come first, and NaN last."""
     held: list[pa.Table] = []
     parts = _Parts()
     try:
@@ -48,10 +49,20 @@ def _sort_table(pieces: Sequence[pa.Table], order: Sequence[str]) -> Iterator[pa
     if not pieces:
         return
     table = pa.concat_tables(pieces).combine_chunks()
-    keys = [(name, "ascending", "at_start") for name in (HASH, *order)]
-    table = table.take(pc.sort_indices(table, sort_keys=keys))
+    table = table.take(_sort_indices(table.select([HASH, *dict.fromkeys(order)]), order))
     rows = max(1, _BATCH_BYTES * table.num_rows // max(1, table.nbytes))
     yield from table.to_batches(max_chunksize=min(rows, 50_000))
+
+
+def _sort_indices(columns: pa.Table, order: Sequence[str]) -> pa.Array:
+    keys = [HASH]
+    for name in order:
+        if pt.is_floating(columns.schema.field(name).type):
+            # Where Arrow puts nulls it puts NaN too.
+            keys.append(f"_nan_{len(keys)}")
+            columns = columns.append_column(keys[-1], pc.is_nan(columns.column(name)))
+        keys.append(name)
+    return pc.sort_indices(columns, sort_keys=[(name, "ascending", "at_start") for name in keys])
 
 
 class _Parts:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.engines.scan import ScanFile
 from strandline.storage.open import Storage
 from strandline.storage.parquet import writer
-from strandline.tables.spark_merge import spark_scan
+from strandline.tables.spark_files import spark_scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from strandline.model.names import backticked
 from strandline.tables.fold import LogFiles
 from strandline.tables.log import first_seq
 from strandline.tables.merge import Files, TableAt, has_only_upserts, is_packed, needed_columns, raise_marks
-from strandline.tables.spark_merge import base_scan, drop_folded, equal_keys, find_winners, log_scan
+from strandline.tables.spark_files import base_scan, drop_folded, equal_keys, find_winners, log_scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -36,7 +36,7 @@ from strandline.tables.log import Log, LogState
 from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import Pins, new_pin
 from strandline.tables.readers import NoReaders, Readers
-from strandline.tables.spark_merge import check_files, fold_frame, winners_sql
+from strandline.tables.spark_files import check_files, fold_frame, winners_sql
 from strandline.tables.spark_read import marks_to_fold, read_frame
 
 if TYPE_CHECKING:

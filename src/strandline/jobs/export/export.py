@@ -29,7 +29,7 @@ from strandline.progress import Progress
 from strandline.storage.open import StagedFile, is_inside
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
-from strandline.tables.spark_merge import listing
+from strandline.tables.spark_files import listing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""Baseline and log as one table in Spark: the rows that the driver reads."""
+"""The files of a table in Spark: the rows that the driver reads, and what is wrong with a file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from shapes import OPTIONS, build, plain, row
 from strandline.engines.choice import DriverLimit
 from strandline.tables import spark_read
 from strandline.tables.packing import Bundle, pack_files
-from strandline.tables.spark_merge import changed_keys, check_files, log_scan, winners_sql
+from strandline.tables.spark_files import changed_keys, check_files, log_scan, winners_sql
 from support import refused
 
 

@@ -1,4 +1,6 @@
-"""The files of a table as Spark DataFrames, and the fold of its log in Spark. `spark_read` has the rows of a read."""
+"""The files of a table as Spark DataFrames: their rows, the keys that changes in them decide, and their checks.
+
+`spark_read` makes the rows of a read from them."""
 
 from __future__ import annotations
 
