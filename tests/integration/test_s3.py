@@ -90,6 +90,7 @@ def test_many_commits_are_checkpointed_and_read_on(s3_lake):
     table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=1)
     for n in range(55):
         table.upsert([{"id": n % 5, "name": str(n)}])
+    table.log.delta.await_checkpoint()
     assert any(info.path.endswith(".checkpoint.parquet") for info in table.log.storage.list(table.log.folder))
     fresh = s3_lake().table("items")
     assert by_id(fresh) == {n % 5: str(n) for n in range(50, 55)}

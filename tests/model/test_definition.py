@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.model.definition import FORMAT, RENAMED_FORMAT, TableDef
+from strandline.model.definition import FORMAT, PACKED_FORMAT, TableDef
 from support import ITEMS, refused
 
 BAD_NAMES = [
@@ -104,8 +104,8 @@ def test_a_declaration_survives_being_kept_in_a_table():
 
 
 def test_a_newer_table_format_is_refused_with_its_number():
-    configuration = TableDef.declare(ITEMS).to_configuration() | {"strandline.format": str(RENAMED_FORMAT + 1)}
-    with refused(sl.Invalid, format=RENAMED_FORMAT + 1):
+    configuration = TableDef.declare(ITEMS).to_configuration() | {"strandline.format": str(PACKED_FORMAT + 1)}
+    with refused(sl.Invalid, format=PACKED_FORMAT + 1):
         TableDef.from_configuration(configuration, "here")
 
 

@@ -167,7 +167,8 @@ def test_files_that_are_read_as_they_are_get_the_new_name(renamed):
     merge = renamed.merge()
     scans = merge.log.scans(merge.log_files())
     lane = ReadLane(merge.log.storage, tuple(merge.definition.log_schemas), ("id", "title"), "_seq")
-    rows = pa.RecordBatch.from_pylist([{"path": s.path, "schema_id": s.schema_id, "number": s.number} for s in scans])
+    named = [{"path": s.path, "schema_id": s.schema_id, "number": s.number} for s in scans]
+    rows = pa.RecordBatch.from_pylist([each | dict.fromkeys(("inside", "after", "upto")) for each in named])
     for read in (lane, lane.read_coded):
         found = [value for batch in read(iter([rows])) for value in batch.column("title").to_pylist()]
         assert sorted(found) == sorted([f"name-{n}" for n in range(10, 30)] + [f"title-{n}" for n in range(25, 45)])

@@ -30,8 +30,6 @@ def test_spark_computes_a_large_fold_itself_and_finds_the_same(spark, tmp_path, 
 
 
 def test_spark_finds_the_rows_and_the_changes_of_packs(spark, tmp_path, monkeypatch):
-    from strandline.tables import store as table_module
-
     for shape in OPTIONS:
         table = build(tmp_path / shape, shape)
         files = [pair for pair in table.log.refresh().by_seq if pair[1].path.startswith("0000-")]
@@ -44,7 +42,7 @@ def test_spark_finds_the_rows_and_the_changes_of_packs(spark, tmp_path, monkeypa
             found = log_scan(spark, log, log.files(after, upto), names).toArrow()
             assert plain(found.select(["_op", "_seq", *table.schema.names])) == plain(table.changes(after, upto)), shape
         with monkeypatch.context() as patch:
-            patch.setattr(table_module, "BULK", DriverLimit(0, 0))
+            patch.setattr(spark_read, "BULK", DriverLimit(0, 0))
             fresh = again(table)
             assert plain(fresh.to_spark().toArrow()) == plain(fresh.to_arrow()), shape
 

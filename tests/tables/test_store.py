@@ -183,8 +183,9 @@ def test_a_torn_file_is_corrupt(items):
 
 def test_a_read_that_needs_more_memory_than_allowed_is_unavailable(tmp_path):
     table = sl.Lake(tmp_path, cache_bytes=24 << 20).create_table("t", ITEMS, key=["id"])
-    table.upsert(pa.table({"id": pa.array(range(1_200_000)), "name": ["x" * 20] * 1_200_000}))
-    table.upsert([{"id": -1}])
+    rows = pa.table({"id": pa.array(range(1_200_000)), "name": ["x" * 20] * 1_200_000})
+    table.upsert(rows)
+    table.upsert(rows)
     with refused(sl.Unavailable):
         table.to_arrow()
     assert table.head == 2

@@ -10,12 +10,12 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import Invalid
 from strandline.spark_source import options as known
+from strandline.spark_source.batch_reader import TableReader
+from strandline.spark_source.batch_writer import TableWriter
 from strandline.spark_source.options import Place, check_names
-from strandline.spark_source.reader import TableReader
 from strandline.spark_source.rows import change_schema, pick_columns, spark_ddl
 from strandline.spark_source.stream_reader import ChangeReader
 from strandline.spark_source.stream_writer import BatchStreamWriter
-from strandline.spark_source.writer import TableWriter
 
 
 class StrandlineSource(DataSource):  # type: ignore[misc]

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from strandline.errors import Conflict, Internal
+from strandline.spark_source.batch_writer import Write, Written
 from strandline.spark_source.options import Place
-from strandline.spark_source.writer import Write, Written
 from strandline.storage.snapshot import Draft, Snapshot
 
 

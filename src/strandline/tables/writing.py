@@ -15,9 +15,9 @@ from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit
 from strandline.engines.lanes import RECEIPT, files_of
 from strandline.engines.log_lane import LogLane
-from strandline.engines.partitions import by_vnode
 from strandline.engines.scan import spark_dtype, spark_type
 from strandline.engines.spark import collect, run_lane, session
+from strandline.engines.vnode_partitions import by_vnode
 from strandline.errors import Invalid
 from strandline.model.change import HASH, ROW, UPSERT, Commit, Op
 from strandline.model.definition import TableDef

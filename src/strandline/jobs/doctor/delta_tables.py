@@ -204,12 +204,17 @@ class DeltaExam:
         named = self.delta.chain.checkpoints.pointed_version() if is_listed else -1
         if named is None:
             self.add("_last_checkpoint is damaged", _POINTER, repair=repair)
-        elif named not in (-1, *self.checkpoints) and not self.has_finding(_CHECKPOINT.format(named)):
+        elif named not in (-1, *self.checkpoints) and not self._has_checkpoint(named):
             last = max(self.commits, default=-1)
             what = f"_last_checkpoint names version {named}, which has no checkpoint"
             if named > last:
                 what += f"; the commit files end with {last}. If there were later ones, restore them first"
             self.add(what, _POINTER, repair=repair)
+
+    def _has_checkpoint(self, version: int) -> bool:
+        """Whether a checkpoint is there that the list of files lacks: another finding names it, or it is new."""
+        name = _CHECKPOINT.format(version)
+        return self.has_finding(name) or self.delta.storage.exists(f"{self.folder}/{name}")
 
     def check_transactions(self, limit: int | None) -> None:
         """Transactions only move forward; none may be greater than the seq `limit`."""

@@ -1,5 +1,7 @@
 """A write is one commit of all its tasks, or nothing: what `upsert` would have written."""
 
+import signal
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,9 +14,9 @@ from shapes import OPTIONS, SCHEMA, plain, row
 from sourcing import make_source, run_task, write_rows
 from strandline.model.keys import shift_for
 from strandline.model.types import conform, storage_schema
+from strandline.spark_source import batch_writer as writers
 from strandline.spark_source import task_rows
-from strandline.spark_source import writer as writers
-from support import files_below, nothing_written, refused
+from support import ITEMS, files_below, nothing_written, python, refused
 
 
 def writer(table, rows, **options):
@@ -217,3 +219,27 @@ def test_order_by_takes_nan_as_the_largest_and_null_as_the_smallest(items, monke
         table = pa.table({"id": pa.array(ids, pa.int64()), "name": names, "by": by})
         write_rows(writer(items, table, orderBy="by"), [table], rows=3)
         assert {each["id"]: each["name"] for each in items.to_arrow().to_pylist()} == dict(enumerate(ordered))
+
+
+_WRITE = """
+import sys
+import signal
+
+import pyarrow as pa
+import strandline as sl
+from test_batch_writer import items_table, write
+
+write(sl.Lake(sys.argv[1]).table("items"), items_table(range(5)), items_table(range(5, 9)), token="one")
+"""
+
+
+@pytest.mark.parametrize("point", ["spark_write.task_done", "spark_write.checked"])
+def test_a_write_that_is_killed_landed_not_at_all_and_is_repeated_once(tmp_path, point):
+    table = sl.Lake(tmp_path).create_table("items", ITEMS, key=["id"], vnodes=4)
+    ended = python(_WRITE, str(tmp_path), crash=point)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert (table.head, table.count()) == (0, 0)
+    for _ in range(2):
+        ended = python(_WRITE, str(tmp_path))
+        assert ended.returncode == 0, ended.stderr
+    assert (table.head, table.count()) == (1, 9)

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 
-from strandline.engines.partitions import by_vnode, partition_keys, spark_hash_of
+from strandline.engines.vnode_partitions import by_vnode, partition_keys, spark_hash_of
 
 
 def places(frame):
