@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,10 @@ def test_a_lake_on_an_object_store_is_examined(s3_lake: Callable[..., sl.Lake]) 
     assert lake.vacuum(grace=0).tables[0].deleted_files == 1
     assert examine(lake.storage, deep=True).findings == ()
     assert by_id(table) == {1: "n1", 2: "n2", 3: "n3"}
+
+
+def test_a_horizon_before_1970_is_sound(lake: sl.Lake, check: Callable[..., Report]) -> None:
+    table = lake.create_table("old", "at:timestamp, name:string", time="at")
+    table.append([{"at": dt.datetime(1950, 1, 1, tzinfo=dt.UTC), "name": "a"}])
+    table.expire(dt.datetime(1960, 1, 1))
+    assert check().is_sound

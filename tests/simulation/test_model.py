@@ -321,15 +321,15 @@ class TableModel(RuleBasedStateMachine):
         if not changed:
             assert commit == sl.Commit(self.head, 0)
             return
-        then = {key_of(row): row for row in _visible(*self.states[seq])}
+        then = {key_of(row): row for row in visible_rows(*self.states[seq])}
         upserts = [then[key] for key in changed if key in then]
         deletes = [{name: change[name] for name in self.names} for k, change in changed.items() if k not in then]
         self.oracle.delete(deletes)
         self.oracle.upsert(upserts)
         self.committed(commit.seq, "upsert", upserts)
         self.changes += [{**key, "_seq": commit.seq, "_op": "delete"} for key in deletes]
-        visible = _visible(self.states[seq][0], self.states[-1][1])
-        assert normal(_visible(*self.states[-1]), self.columns) == normal(visible, self.columns)
+        visible = visible_rows(self.states[seq][0], self.states[-1][1])
+        assert normal(visible_rows(*self.states[-1]), self.columns) == normal(visible, self.columns)
 
     @precondition(lambda self: self.key)
     @rule(data=st.data(), handle=st.integers(0, 1), count=st.integers(1, 2))
@@ -367,7 +367,7 @@ class TableModel(RuleBasedStateMachine):
         names = data.draw(st.lists(st.sampled_from(self.columns), min_size=1, unique=True), label="columns")
         found = self.handles[handle].to_arrow(columns=names)
         assert found.column_names == names
-        assert normal(found.to_pylist(), names) == normal(_visible(*self.states[-1]), names)
+        assert normal(found.to_pylist(), names) == normal(visible_rows(*self.states[-1]), names)
 
     @rule(handle=st.integers(0, 1), data=st.data())
     def read_changes(self, handle, data):
@@ -417,7 +417,7 @@ class TableModel(RuleBasedStateMachine):
 
     def check_rows(self, found, seq):
         assert found.schema.names == self.columns
-        assert normal(found.to_pylist(), self.columns) == normal(_visible(*self.states[seq]), self.columns)
+        assert normal(found.to_pylist(), self.columns) == normal(visible_rows(*self.states[seq]), self.columns)
 
     # --- what is drawn
 
@@ -438,7 +438,7 @@ class TableModel(RuleBasedStateMachine):
         return row
 
 
-def _visible(rows, horizon):
+def visible_rows(rows, horizon):
     """The rows that are not expired; those without a time never are."""
     return [row for row in rows if horizon is None or row["at"] is None or _micros(row["at"]) >= horizon]
 

@@ -13,7 +13,10 @@ import strandline as sl
 from folding import fold_vnodes
 from shapes import OPTIONS, SCHEMA, plain, row
 from strandline.engines.choice import DriverLimit
+from strandline.engines.lanes import files_of
+from strandline.engines.log_lane import LogLane
 from strandline.tables import spark_read
+from strandline.tables.packing import Bundle, pack_files
 from support import ITEMS, prepare_both, rows_of
 
 
@@ -166,15 +169,34 @@ def test_a_large_commit_over_a_baseline_is_a_layer(spark, make_table, monkeypatc
 
 
 STEP = st.tuples(
-    st.sampled_from(["upsert", "upsert", "both", "delete", "fold one", "fold"]),
+    st.sampled_from(["upsert", "upsert", "both", "large", "delete", "fold one", "fold", "pack", "pack"]),
     st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True),
     st.integers(0, 3),
 )
 
 
+def pack_some(table, first, end):
+    """A pack of the files from one index to before another."""
+    files = tuple(table.log.refresh().by_seq[first:end])
+    if files:
+        pack_files(table.log, [Bundle(files, 1 + max(file.pack.tier if file.pack else 0 for _, file in files))])
+
+
+def write_lane(table, changes):
+    """The files of two of Spark's tasks."""
+    files = []
+    for task in range(2):
+        mine = changes.filter(pa.array([each % 2 == task for each in range(len(changes))]))
+        lane = LogLane(table.log.storage, table.log.folder, table.definition, None, False, 1 + task)
+        found, failure = files_of(row for batch in lane(iter(mine.to_batches(2))) for row in batch.to_pylist())
+        assert failure is None
+        files += found
+    return files
+
+
 @pytest.mark.parametrize("rows", [2_000_000, 8, 0], ids=["driver's fold", "layers", "Spark's fold"])
-@settings(max_examples=4)
-@given(steps=st.lists(STEP, min_size=2, max_size=7), has_version=st.booleans())
+@settings(max_examples=6)
+@given(steps=st.lists(STEP, min_size=2, max_size=9), has_version=st.booleans())
 def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_factory, rows, steps, has_version):
     lake = sl.Lake(tmp_path_factory.mktemp("histories"))
     table = lake.create_table("t", ITEMS, key=["id"], version="qty" if has_version else None, vnodes=4)
@@ -184,9 +206,15 @@ def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_fac
             if verb.startswith("fold"):
                 fold_vnodes(table, [number] if verb == "fold one" else range(4))
                 continue
-            gone = {"upsert": [], "both": ids[1::2], "delete": ids}[verb]
+            if verb == "pack":
+                pack_some(table, number, number + len(ids))
+                continue
+            gone = {"upsert": [], "both": ids[1::2], "large": ids[1::2], "delete": ids}[verb]
             new = [{"id": n, "name": str(at), "qty": (n + number) % 4} for n in ids if n not in gone]
             both = prepare_both(pa.Table.from_pylist(new, schema=ITEMS), gone, table.definition)
-            table.log.commit(table.log.write(both, table.definition), operation="BOTH")
-        for read in ({}, {"at": table.head // 2}, {"where": "id = 3"}):
+            files = write_lane(table, both) if verb == "large" else table.log.write(both, table.definition)
+            table.log.commit(files, operation="BOTH")
+            if at % 3 == 2:
+                assert rows_of(table.to_spark().toArrow()) == rows_of(table.to_arrow())
+        for read in ({}, {"at": table.head // 2}, {"where": "id = 3"}, {"where": "id = 3", "at": table.head // 2}):
             assert rows_of(table.to_spark(**read).toArrow()) == rows_of(table.to_arrow(**read))

@@ -18,6 +18,7 @@ from strandline.storage.commits import RESTORE, CommitFile
 from strandline.storage.delta import DeltaLog
 from strandline.storage.open import FileInfo, Storage
 from strandline.storage.snapshot import NOTHING, Snapshot
+from strandline.tables.horizon import horizons
 
 _COMMIT = re.compile(r"\d{20}\.json\Z")
 _OF_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:parquet|digest)\Z")
@@ -217,11 +218,12 @@ class DeltaExam:
         return self.has_finding(name) or self.delta.storage.exists(f"{self.folder}/{name}")
 
     def check_transactions(self, limit: int | None) -> None:
-        """Transactions only move forward; none may be greater than the seq `limit`."""
+        """Transactions only move forward; none may be greater than the seq `limit`. A horizon may lie before 1970."""
         at: dict[str, int] = {}
         for version, actions in self.commits.items():
             for txn in (action["txn"] for action in actions if "txn" in action):
-                if txn["version"] < at.get(txn["appId"], -1):
+                lowest = txn["version"] if horizons({txn["appId"]: 0}) else -1
+                if txn["version"] < at.get(txn["appId"], lowest):
                     self.add(f"commit {version} moves the transaction {txn['appId']!r} back to {txn['version']}")
                 at[txn["appId"]] = txn["version"]
         for app, value in (self.snapshot.txns if self.snapshot else {}).items():
