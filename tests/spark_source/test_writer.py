@@ -14,7 +14,7 @@ from strandline.model.keys import shift_for
 from strandline.model.types import conform, storage_schema
 from strandline.spark_source import task_rows
 from strandline.spark_source import writer as writers
-from support import files_below, nothing_written, refused
+from support import claimed_files, data_files, files_below, nothing_written, python, refused
 
 
 def writer(table, rows, **options):
@@ -217,3 +217,26 @@ def test_order_by_takes_nan_as_the_largest_and_null_as_the_smallest(items, monke
         table = pa.table({"id": pa.array(ids, pa.int64()), "name": names, "by": by})
         write_rows(writer(items, table, orderBy="by"), [table], rows=3)
         assert {each["id"]: each["name"] for each in items.to_arrow().to_pylist()} == dict(enumerate(ordered))
+
+
+KILLED = """
+import sys
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+import strandline as sl
+from sourcing import make_source, write_rows
+rows = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
+table = sl.Lake(sys.argv[1]).table("items")
+write_rows(make_source(table, token="once").writer(from_arrow_schema(rows.schema), False), [rows[:1], rows[1:]])
+"""
+
+
+@pytest.mark.parametrize("point", ["spark_write.task_done", "spark_write.checked", "delta.committed"])
+def test_a_write_that_is_killed_and_repeated_lands_once(items, point):
+    lake = items.log.storage.uri
+    assert python(KILLED, lake, crash=point).returncode == -9
+    assert items.head == (1 if point == "delta.committed" else 0)
+    assert python(KILLED, lake).returncode == 0
+    assert items.head == 1 and items.to_arrow().sort_by("id").column("name").to_pylist() == ["a", "b"]
+    items.vacuum(grace=0)
+    assert claimed_files(items) == data_files(items) and items.count() == 2
