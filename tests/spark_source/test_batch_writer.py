@@ -1,7 +1,5 @@
 """A write is one commit of all its tasks, or nothing: what `upsert` would have written."""
 
-import signal
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +14,7 @@ from strandline.model.keys import shift_for
 from strandline.model.types import conform, storage_schema
 from strandline.spark_source import batch_writer as writers
 from strandline.spark_source import task_rows
-from support import ITEMS, files_below, nothing_written, python, refused
+from support import claimed_files, data_files, files_below, nothing_written, python, refused
 
 
 def writer(table, rows, **options):
@@ -221,25 +219,24 @@ def test_order_by_takes_nan_as_the_largest_and_null_as_the_smallest(items, monke
         assert {each["id"]: each["name"] for each in items.to_arrow().to_pylist()} == dict(enumerate(ordered))
 
 
-_WRITE = """
+KILLED = """
 import sys
-import signal
-
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 import strandline as sl
-from test_batch_writer import items_table, write
-
-write(sl.Lake(sys.argv[1]).table("items"), items_table(range(5)), items_table(range(5, 9)), token="one")
+from sourcing import make_source, write_rows
+rows = pa.table({"id": pa.array([1, 2], pa.int64()), "name": ["a", "b"]})
+table = sl.Lake(sys.argv[1]).table("items")
+write_rows(make_source(table, token="once").writer(from_arrow_schema(rows.schema), False), [rows[:1], rows[1:]])
 """
 
 
-@pytest.mark.parametrize("point", ["spark_write.task_done", "spark_write.checked"])
-def test_a_write_that_is_killed_landed_not_at_all_and_is_repeated_once(tmp_path, point):
-    table = sl.Lake(tmp_path).create_table("items", ITEMS, key=["id"], vnodes=4)
-    ended = python(_WRITE, str(tmp_path), crash=point)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert (table.head, table.count()) == (0, 0)
-    for _ in range(2):
-        ended = python(_WRITE, str(tmp_path))
-        assert ended.returncode == 0, ended.stderr
-    assert (table.head, table.count()) == (1, 9)
+@pytest.mark.parametrize("point", ["spark_write.task_done", "spark_write.checked", "delta.committed"])
+def test_a_write_that_is_killed_and_repeated_lands_once(items, point):
+    lake = items.log.storage.uri
+    assert python(KILLED, lake, crash=point).returncode == -9
+    assert items.head == (1 if point == "delta.committed" else 0)
+    assert python(KILLED, lake).returncode == 0
+    assert items.head == 1 and items.to_arrow().sort_by("id").column("name").to_pylist() == ["a", "b"]
+    items.vacuum(grace=0)
+    assert claimed_files(items) == data_files(items) and items.count() == 2

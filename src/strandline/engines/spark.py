@@ -159,7 +159,8 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     """The DataFrame of the batches that `lane` returns for each partition."""
     names = frame.columns
     storage = getattr(lane, "storage", None)
-    check_workers(frame.sparkSession, () if storage is None or storage.is_local else (OBJECT_STORE,))
+    with named_jobs(frame.sparkSession, "look at the Python of the workers"):
+        check_workers(frame.sparkSession, () if storage is None or storage.is_local else (OBJECT_STORE,))
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batch.rename_columns(names) for batch in batches)

@@ -30,6 +30,9 @@ from strandline.tables.pins import new_pin
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The names of jobs in the Spark UI.
+_JOBS: dict[Op | None, str] = {"upsert": "upsert into", "delete": "delete from", None: "restore into"}
+
 
 def write(
     log: Log,
@@ -98,7 +101,7 @@ def write_frame(
         frame = frame.withColumn(ROW, F.monotonically_increasing_id())
     lane = LogLane(log.storage, log.folder, definition, op, is_ordered=order_by is not None)
     with _pin_writes(log):
-        name = f"{op or 'restore'} into {log.delta.refresh().metadata.get('name')}"
+        name = f"{_JOBS[op]} {log.delta.refresh().metadata.get('name')}"
         files, failure = files_of(collect(run_lane(frame, lane, RECEIPT), name))
         if failure is not None:
             log.discard(files)

@@ -105,10 +105,11 @@ class _TaskLoad:
         spark = session(self._table.spark)
         self._parts = cut_parts(self._steps, parallelism(spark))
         log = self._table.log
+        count = "1 file" if len(self._steps) == 1 else f"{len(self._steps)} files"
         try:
             with (
                 log.pins.held(new_pin("write", writes_since_s=log.storage.now_s())),
-                running_job(spark, 1, self._loader.watch_share),
+                running_job(spark, 1, self._loader.watch_share, name=f"ingest {count} into {self._table.name}"),
             ):
                 commit = self._write(spark)
             if self._read is None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from strandline.crash import crash_point
 from strandline.model.stored_names import stored_schema
 from strandline.storage.digest import DigestStream
 from strandline.storage.open import StagedFile, Storage
@@ -63,6 +64,7 @@ def write_files(
         name = new_name()
         with storage.output(f"{folder}/{name}") as stream:
             written = source.write(stream)
+        crash_point("parquet.file_written")
         yield written.to_data_file(name)
 
 
@@ -81,6 +83,7 @@ def stage_files(
         name = new_name()
         with storage.stage(name) as stage:
             written = source.write(stage.stream)
+        crash_point("parquet.file_written")
         yield written.to_data_file(name), stage.staged
 
 
