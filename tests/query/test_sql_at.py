@@ -5,7 +5,11 @@ import datetime as dt
 import pytest
 
 import strandline as sl
+from folding import again, fold_vnodes
+from strandline.query import sql
 from strandline.tables.fold import KEPT_FOLDS
+from strandline.tables.packing import Bundle, pack_files
+from support import ITEMS, rows_of
 
 
 @pytest.fixture
@@ -89,3 +93,27 @@ def test_at_holds_a_plain_number_or_a_plain_time(past, clause):
     with pytest.raises(sl.Invalid) as failed:
         past.sql(f"SELECT * FROM items AT ({clause})")
     assert failed.value.hint
+
+
+@pytest.mark.parametrize("rival", ["folds", "packs"])
+def test_a_table_that_is_read_twice_at_a_seq_may_be_folded_between_the_two_looks(lake, monkeypatch, rival):
+    table = lake.create_table("twice", ITEMS, key=["id"], vnodes=4)
+    table.upsert([{"id": n, "name": "old", "qty": n} for n in range(20)])
+    table.upsert([{"id": n, "name": "new", "qty": n} for n in range(0, 20, 2)])
+    look, looks = sql._merge_at, []
+
+    def meddle(self, *moment):
+        found = look(self, *moment)
+        looks.append(found.seq)
+        if len(looks) == 1 and rival == "folds":
+            fold_vnodes(again(table), range(4))
+        elif len(looks) == 1:
+            log = again(table).log
+            pack_files(log, [Bundle(tuple(log.refresh().by_seq), 1)])
+        return found
+
+    monkeypatch.setattr(sql, "_merge_at", meddle)
+    both = "twice AS a JOIN twice AS b AT (VERSION => 2) USING (id)"
+    found = lake.sql(f"SELECT a.name AS x, b.name AS y, count(*) FROM {both} GROUP BY ALL")
+    assert looks == [2, 2]
+    assert rows_of(found) == [("new", "new", 10), ("old", "old", 10)]

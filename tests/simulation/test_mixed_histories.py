@@ -213,7 +213,7 @@ def machine(key, version, clock):
 def test_however_a_table_came_about_every_read_of_it_is_right(key, version, clock):
     run_state_machine_as_test(
         machine(key, version, clock),
-        settings=settings(max_examples=6, stateful_step_count=15, print_blob=True, deadline=None),
+        settings=settings(max_examples=4, stateful_step_count=15, print_blob=True, deadline=None),
     )
 
 

@@ -17,6 +17,7 @@ from strandline.engines.lanes import files_of
 from strandline.engines.log_lane import LogLane
 from strandline.tables import spark_read
 from strandline.tables.packing import Bundle, pack_files
+from strandline.tables.spark_merge import log_scan
 from support import ITEMS, prepare_both, rows_of
 
 
@@ -194,9 +195,27 @@ def write_lane(table, changes):
     return files
 
 
+@pytest.mark.parametrize("rows", [2_000_000, 0], ids=["driver's fold", "Spark's fold"])
+@pytest.mark.parametrize("version", [None, "qty"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_packs_beside_files_of_one_commit(spark, make_table, monkeypatch, rows, version, first):
+    monkeypatch.setattr(spark_read, "BULK", DriverLimit(rows, 1 << 30))
+    table = make_table(key=["id"], vnodes=2, version=version)
+    for at in range(6):
+        table.upsert([{"id": n, "name": str(at), "qty": 0} for n in (at % 2, 2)])
+    pack_some(table, first, first + 3)
+    head = table.head
+    for at in (2, 4, head):
+        assert_equal_reads(table, at=at)
+    assert_equal_reads(table, where="id = 2", at=4)
+    merge = table.merge()
+    changes = log_scan(spark, merge.log, merge.log_files(), ["id", "name"]).toArrow()
+    assert rows_of(changes) == rows_of(table.changes().select(["id", "name", "_seq"]))
+
+
 @pytest.mark.parametrize("rows", [2_000_000, 8, 0], ids=["driver's fold", "layers", "Spark's fold"])
-@settings(max_examples=6)
-@given(steps=st.lists(STEP, min_size=2, max_size=9), has_version=st.booleans())
+@settings(max_examples=4)
+@given(steps=st.lists(STEP, min_size=3, max_size=8), has_version=st.booleans())
 def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_factory, rows, steps, has_version):
     lake = sl.Lake(tmp_path_factory.mktemp("histories"))
     table = lake.create_table("t", ITEMS, key=["id"], version="qty" if has_version else None, vnodes=4)

@@ -75,6 +75,9 @@ def _make_views(lake: Tables, query: GuardedQuery, at: At, cursor: Any) -> None:
         reads = [
             (name, tables[read.table], _merge_at(tables[read.table], read, at)) for read, name in query.views.items()
         ]
+        # A table may be folded between two looks, and there is one fold for a table at a seq.
+        merges = {(table.name, merge.seq): merge for _, table, merge in reads}
+        reads = [(name, table, merges[table.name, merge.seq]) for name, table, merge in reads]
         # The newest first: a fold grows with a later seq, and is made anew for an earlier one.
         reads.sort(key=lambda read: -read[2].seq)
         _check_moments(reads)

@@ -1,7 +1,7 @@
 """Pack log files: few files with the changes of many, each change with its seq inside.
 
 A pack has every change of its files, also those that later ones replace, in the order of their seqs: so the changes of
-each range, and the table at each seq, are those from before. The rows of one seq keep their order. One commit removes
+each range, and the table at each seq, are those from before. The rows of one file keep their order. One commit removes
 the files and adds the pack, with nothing in between: a reader has either.
 
 After a crash: the commit landed, or the new files are orphans and the old ones are valid.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.engines.lanes import CheckLane, ReadLane
-from strandline.engines.scan import ScanFile, by_schema, listed, spark_schema, spark_type
+from strandline.engines.scan import Inside, ScanFile, by_schema, listed, spark_schema, spark_type
 from strandline.engines.spark import collect, planning, run_lane
 from strandline.errors import Corrupt
 from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT
@@ -175,8 +175,9 @@ def _group_by_columns(
     files: Sequence[ScanFile], schemas: Sequence[pa.Schema], fields: Sequence[pa.Field]
 ) -> list[tuple[list[ScanFile], pa.Schema]]:
     """The files of each scan, and the wanted columns inside them. Files of several schemas are one scan, unless a
-    wanted column has another type in some: a column that a file lacks is null there."""
-    found: dict[frozenset[tuple[str, str]], tuple[list[ScanFile], dict[str, pa.Field]]] = {}
+    wanted column has another type in some: a column that a file lacks is null there. Packs are not scanned with files
+    of one number, nor with packs that are limited to another range."""
+    found: dict[tuple[Inside | None, frozenset[tuple[str, str]]], tuple[list[ScanFile], dict[str, pa.Field]]] = {}
     for schema_id, some in by_schema(files):
         columns = schemas[schema_id]
         inside = {field.name: columns.field(field.name) for field in fields if field.name in columns.names}
@@ -185,7 +186,7 @@ def _group_by_columns(
         taken = {caseless_name(stored_name(field)) for field in columns}
         lacking = [field for field in fields if field.name not in inside]
         differing |= {(field.name, "") for field in lacking if caseless_name(stored_name(field)) in taken}
-        group, known = found.setdefault(frozenset(differing), ([], {}))
+        group, known = found.setdefault((some[0].inside, frozenset(differing)), ([], {}))
         group += some
         known |= inside
     return [(group, pa.schema(list(known.values()))) for group, known in found.values()]
