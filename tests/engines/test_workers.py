@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from strandline.engines import workers
 from strandline.engines.workers import NEEDED, OBJECT_STORE, WorkerPython, check_workers
 from strandline.errors import Unavailable
-from support import python, refused
+from support import one_connect_server, python, refused
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 GOOD = {"pyarrow": "25.0.0", "numpy": "2.3.0", "obstore": "0.12"}
@@ -104,9 +105,10 @@ def test_a_second_python_without_packages_is_named_before_any_job(tmp_path: Path
     other = tmp_path / "other"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(other)], check=True)
     program = str(other / "bin" / "python")
-    done = python(
-        CODE, str(tmp_path / "lake"), session, timeout_s=240, PYSPARK_PYTHON=program, PYTHONPATH=_clean_path()
-    )
+    with one_connect_server() if session == "connect" else nullcontext():
+        done = python(
+            CODE, str(tmp_path / "lake"), session, timeout_s=240, PYSPARK_PYTHON=program, PYTHONPATH=_clean_path()
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     said = [line for line in done.stdout.splitlines() if line.startswith("Unavailable|")]
     assert len(said) == 2 and len(set(said)) == 1

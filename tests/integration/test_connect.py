@@ -3,7 +3,7 @@
 import json
 
 from foreign_receiver import Endpoint, foreign_receiver
-from support import python
+from support import one_connect_server, python
 
 CODE = """
 import json, os, sys
@@ -71,7 +71,7 @@ print(json.dumps(answers))
 
 
 def test_the_core_runs_on_spark_connect(tmp_path):
-    with foreign_receiver(tmp_path) as address:
+    with one_connect_server(), foreign_receiver(tmp_path) as address:
         endpoint = Endpoint(address, "/clustered")
         places = [str(tmp_path / name) for name in ("lake", "out", "files")]
         done = python(CODE, *places, endpoint.url, timeout_s=240)

@@ -110,9 +110,9 @@ def test_writers_folders_and_readers_at_once_lose_nothing_and_change_no_past(tmp
     for name, per_writer in (("items", COMMITS + COMMITS // 5), ("events", COMMITS)):
         table = busy.table(name)
         seqs = [seq for answer in answers for seq in answer[name]]
-        assert sorted(seqs) == list(range(1, 3 * per_writer + 1)), "each commit has a seq of its own, with no gap"
+        assert len(set(seqs)) == 3 * per_writer, "each commit has a seq of its own"
         assert all(answer[name] == sorted(answer[name]) for answer in answers), "a writer's seqs rise"
-        assert table.head == 3 * per_writer
+        assert set(table.changes()["_seq"].to_pylist()) == set(seqs), "the folds may pack, which takes seqs"
         fresh = sl.Lake(folder).table(name)
         for seq in {0, 1, table.head // 3, table.head // 2, table.head}:
             expected = replay(table, seq)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strandline.spark_source import register
-from support import SRC, environment, options_for, python, rows_of
+from support import SRC, environment, one_connect_server, options_for, python, rows_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,7 +116,8 @@ print(json.dumps(answers))
 
 def test_connect_and_a_declarative_pipeline(tmp_path):
     example = str(ROOT / "examples" / "pipeline.py")
-    done = python(CONNECT, str(tmp_path / "lake"), example, timeout_s=290, PYSPARK_PYTHON=sys.executable)
+    with one_connect_server():
+        done = python(CONNECT, str(tmp_path / "lake"), example, timeout_s=290, PYSPARK_PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     assert answers["read"] == 10

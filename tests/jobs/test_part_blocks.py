@@ -24,6 +24,7 @@ from strandline.jobs.ingest.parts import cut_parts
 from strandline.jobs.ingest.plan import Step
 from strandline.jobs.ingest.source import find
 from strandline.jobs.ingest.text_options import TextOptions
+from strandline.model.keys import shift_for
 from strandline.tables.log import prepare
 from support import ITEMS, rows_of
 
@@ -63,8 +64,9 @@ def write_in_blocks(table: sl.Table, folder: Path, ranges: int) -> list[tuple[An
     assert failure is None and len(files) == len(blocks)
     read = [pq.read_table(log.storage.input(f"{log.folder}/{file.path}")) for file in files]
     for each in read:
-        hashes = each.column("_hash").to_pylist()
-        assert hashes == sorted(hashes)
+        shift = shift_for(definition.vnodes)
+        places = [(row["_hash"] >> shift, row["id"]) for row in each.to_pylist()]
+        assert places == sorted(places)
     log.discard(files)
     reports.delete()
     return rows_of(pa.concat_tables(read))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -419,3 +420,11 @@ def proxied(upstream: str) -> Iterator[Proxy]:
     finally:
         proxy.server.shutdown()
         proxy.server.server_close()
+
+
+@contextlib.contextmanager
+def one_connect_server() -> Iterator[None]:
+    """Wait until no other test process runs a local Spark Connect server: all of them take the same port."""
+    with open(Path(tempfile.gettempdir()) / "strandline-tests-connect.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -183,7 +183,7 @@ class ReadLane:
                 try:
                     with reader.open_file(self.storage, row["path"], is_coded=is_coded) as file:
                         read = reader.coded_batches if is_coded else reader.batches
-                        own = [row["inside"]] if row["inside"] else []
+                        own = [row["inside"]] if row.get("inside") else []
                         for part in read(file, [*inside, *own]):
                             part, numbers = _take_numbers(part, row)
                             names = [inside[name] for name in part.schema.names]
@@ -218,7 +218,7 @@ class CheckLane:
 def _take_numbers(part: pa.RecordBatch, row: Mapping[str, Any]) -> tuple[pa.RecordBatch, pa.Array]:
     """Rows of a file, without the column that holds their numbers, and the numbers. Rows outside of the range to read
     are left out."""
-    if row["inside"] is None:
+    if row.get("inside") is None:
         return part, pa.array([row["number"]] * part.num_rows, pa.int64())
     if row["after"] is not None:
         numbers = part.column(row["inside"])
