@@ -17,7 +17,7 @@ from strandline.engines.lanes import files_of
 from strandline.engines.log_lane import LogLane
 from strandline.tables import spark_read
 from strandline.tables.packing import Bundle, pack_files
-from strandline.tables.spark_merge import log_scan
+from strandline.tables.spark_files import log_scan
 from support import ITEMS, prepare_both, rows_of
 
 
