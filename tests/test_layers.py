@@ -17,7 +17,7 @@ ROOT = Path(strandline.__file__).parent
 MOST_LINES = 400
 # From the top of the house down; rooms on one line do not meet, but for single modules.
 LAYERS = [
-    {"errors", "crash", "interrupts", "progress", "retry"},
+    {"errors", "crash", "progress", "retry"},
     {"model"},
     {"storage"},
     {"engines"},

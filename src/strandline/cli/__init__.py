@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strandline.interrupts import end_on_interrupt
+from strandline.cli.interrupts import end_on_interrupt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

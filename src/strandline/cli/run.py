@@ -17,11 +17,11 @@ import typer
 from rich.text import Text
 
 from strandline.cli.answer import Answer, fault, moment, note, plain, show, stderr, stdout
+from strandline.cli.interrupts import make_handler
 from strandline.cli.options import parse_length
 from strandline.cli.tick import describe_run
 from strandline.cli.verb import Call
 from strandline.errors import StrandlineError
-from strandline.interrupts import make_handler
 from strandline.model import duration
 
 if TYPE_CHECKING:

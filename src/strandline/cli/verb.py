@@ -22,9 +22,9 @@ from strandline.cli import project
 from strandline.cli.answer import Answer, print_answer, print_error
 from strandline.cli.completion import DEFAULT_LAKE
 from strandline.cli.examples import EXAMPLES
+from strandline.cli.interrupts import STOPPED, Interruptible, say_stopped
 from strandline.cli.logs import FORM_AFTER, LEVEL_AFTER, Form, Level, set_up_logs
 from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
-from strandline.interrupts import STOPPED, Interruptible, say_stopped
 
 LAKE = typer.Option(
     metavar="PATH|URI", help=f"The lake: a folder or s3://bucket/prefix (or STRANDLINE_LAKE); else {DEFAULT_LAKE}."

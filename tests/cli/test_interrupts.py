@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.interrupts import Interruptible, make_handler
+from strandline.cli.interrupts import Interruptible, make_handler
 from support import python, start_python
 
 LINE = "Stopped: on your request. What is finished stays; a next run goes on from there.\n"
@@ -54,7 +54,7 @@ def test_a_process_that_is_interrupted_early_prints_one_line(tmp_path: Path, del
 def test_an_interrupt_in_a_finalizer_ends_the_process_with_one_line() -> None:
     code = """
 import os, signal
-from strandline.interrupts import Interruptible, end_on_interrupt
+from strandline.cli.interrupts import Interruptible, end_on_interrupt
 class Thing:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
