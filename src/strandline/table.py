@@ -28,7 +28,7 @@ from strandline.jobs.vacuum import VacuumReport, vacuum
 from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op, Seq
 from strandline.model.definition import TableDef
-from strandline.model.rows import check_rows, is_spark
+from strandline.model.rows import check_given, check_rows, is_spark
 from strandline.model.schema_text import columns_of, parse_type
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
@@ -39,7 +39,14 @@ from strandline.retry import until_landed
 from strandline.tables import frames
 from strandline.tables.count import count_rows
 from strandline.tables.horizon import moment
-from strandline.tables.partial import Missing, check_missing, complete_frame, refuse_losses, write_keeping
+from strandline.tables.partial import (
+    Missing,
+    check_missing,
+    complete_frame,
+    needed_columns,
+    refuse_losses,
+    write_keeping,
+)
 from strandline.tables.pins import HeldPin, Pin
 from strandline.tables.store import At, TableStore
 from strandline.tables.writing import check_frame, write, write_frame
@@ -105,8 +112,8 @@ class Table(TableStore):
     ) -> Commit:
         """Insert or replace whole rows by key, as one commit.
 
-        A column that no row of the call has is `missing`. The call is refused if the table would lose values by that;
-        `null` sets them to null, and `keep` is a partial upsert that keeps the values which the table has.
+        A column that a row does not have is `missing` there. The call is refused if a value would be lost by that;
+        `null` sets it to null, and `keep` is a partial upsert that keeps the value which the table has.
 
         Rows are Arrow, pandas, polars, a list of dicts or a Spark DataFrame. Of several rows with the same key
         the last wins; a DataFrame has no order, so it needs `order_by` or unique keys. With a `token`, repeating the
@@ -154,22 +161,23 @@ class Table(TableStore):
             missing = "null"
         try:
             if is_spark(rows):
-                given = cast("DataFrame", rows)
-                checked = check_frame(given, columns, order_by)
+                unchecked = cast("DataFrame", rows)
+                checked = check_frame(unchecked, columns, order_by)
 
                 def attempt() -> Commit:
-                    frame, amend = complete_frame(self, definition, checked, given.columns, missing)
+                    frame, amend = complete_frame(self, definition, checked, unchecked.columns, missing)
                     return write_frame(self.log, frame, definition, op, order_by=order_by, tokens=tokens, amend=amend)
 
                 return until_landed(attempt) if missing == "keep" else attempt()
             if order_by is not None:
                 raise Invalid("order_by is for Spark DataFrames; other rows are taken in their own order")
-            found: set[str] = set()
-            pieces = check_rows(rows, columns, found=found)
-            if missing == "keep":
-                return write_keeping(self, definition, pieces, found, tokens=tokens)
-            if missing == "refuse":
-                pieces = refuse_losses(self, definition, pieces, found)
+            if missing == "null":
+                pieces = check_rows(rows, columns)
+            else:
+                given = check_given(rows, columns, required=needed_columns(definition, missing))
+                if missing == "keep":
+                    return write_keeping(self, definition, given, tokens=tokens)
+                pieces = refuse_losses(self, definition, given)
             return write(self.log, pieces, definition, op, tokens=tokens, spark=self.spark)
         except Invalid as error:
             error.fields.setdefault("table", self.name)

@@ -17,6 +17,7 @@ from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import plan
 from strandline.jobs.ingest.source import find
 from strandline.jobs.ingest.text_options import TextOptions
+from strandline.model.checked_rows import CheckedRows
 from support import refused
 
 flat = bad_rows.flat
@@ -33,7 +34,7 @@ def test_rows_and_bad_rows_come_from_every_format(flat: sl.Table, tmp_path: Path
     )
     for at, step in enumerate(planned.steps):
         found = list(reader.read(step))
-        good = [row["id"] for each in found if isinstance(each, pa.Table) for row in each.to_pylist()]
+        good = [row["id"] for each in found if isinstance(each, CheckedRows) for row in each.table.to_pylist()]
         assert good == [at + 1]
         assert [each.line for each in found if isinstance(each, BadRow)] == [3 if at == 0 else 2]
         assert told[-1] == step.bytes

@@ -56,7 +56,7 @@ class Setting:
                 if isinstance(found, BadRow):
                     bad.append(keep_row(step.source, found))
                 else:
-                    rows += conform(found, storage_schema(found.schema)).to_pylist()
+                    rows += conform(found.table, storage_schema(found.table.schema)).to_pylist()
             loaded += reader.loaded
         return rows, bad, [(each.size, each.lines, each.is_open, each.digest) for each in loaded]
 

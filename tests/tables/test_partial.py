@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.tables import partial
@@ -83,9 +86,72 @@ def test_new_rows_may_lack_columns_and_so_may_rows_without_values_there(table: s
     assert rows(table)[1]["qty"] is None, "a deleted row has no values to lose"
 
 
-def test_a_column_that_one_row_of_the_call_has_is_null_in_the_others(table: sl.Table) -> None:
-    table.upsert([{"id": 1, "name": "A", "qty": 11, "tags": [], "note": None}, {"id": 2}])
-    assert rows(table)[2] == {"name": None, "qty": None, "tags": None, "note": None}
+def test_each_row_lacks_what_it_does_not_give(table: sl.Table) -> None:
+    """One dict of the call has all columns: the other one still lacks its own."""
+    calls = [{"id": 1, "name": "A", "qty": 11, "tags": [], "note": None}, {"id": 2, "name": "B"}]
+    with refused(sl.Invalid, columns=["qty", "tags", "note"]):
+        table.upsert(calls)
+    assert table.head == 2
+    table.upsert(calls, missing="keep")
+    assert rows(table)[1] == {"name": "A", "qty": 11, "tags": [], "note": None}
+    assert rows(table)[2] == {"name": "B", "qty": 20, "tags": [], "note": "[2]"}
+    table.upsert(calls, missing="null")
+    assert rows(table)[2] == {"name": "B", "qty": None, "tags": None, "note": None}
+
+
+def test_rows_of_one_call_with_the_same_key_count_one_after_another(table: sl.Table) -> None:
+    calls = [{"id": 1, "qty": 11}, {"id": 9, "name": "new"}, {"id": 1, "name": "A"}, {"id": 9, "qty": 9}]
+    with refused(sl.Invalid):
+        table.upsert([{"id": 9, "name": "new"}, {"id": 9, "qty": 9}])
+    table.upsert(calls, missing="keep")
+    assert rows(table)[1] == {"name": "A", "qty": 11, "tags": ["x"], "note": '{"n": 1}'}
+    assert rows(table)[9] == {"name": "new", "qty": 9, "tags": None, "note": None}
+
+
+def test_null_is_a_value_that_a_row_gives(table: sl.Table) -> None:
+    table.upsert([{"id": 1, "qty": None}, {"id": 2, "name": None}], missing="keep")
+    assert (rows(table)[1]["qty"], rows(table)[1]["name"]) == (None, "a")
+    assert (rows(table)[2]["qty"], rows(table)[2]["name"]) == (20, None)
+
+
+def test_a_partial_row_need_not_repeat_a_required_value(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("strict", "id:int64, name:string!, qty:int64", key=["id"])
+    table.upsert([{"id": 1, "name": "a", "qty": 1}])
+    table.upsert([{"id": 1, "qty": 2}], missing="keep")
+    (tmp_path / "a.csv").write_text("id,qty\n1,3\n")
+    lake.ingest("strict", [str(tmp_path / "a.csv")], missing="keep")
+    assert rows(table)[1] == {"name": "a", "qty": 3}
+    with refused(sl.Invalid, column="name"):
+        table.upsert([{"id": 2, "qty": 2}], missing="keep")
+
+
+CELL = st.one_of(st.none(), st.integers(0, 3))
+PARTIAL = st.fixed_dictionaries({"id": st.integers(0, 2)}, optional={"a": CELL, "b": CELL})
+
+
+@given(calls=st.lists(st.lists(PARTIAL, min_size=1, max_size=5), min_size=1, max_size=4), missing=st.data())
+@settings(max_examples=30, deadline=None)
+def test_partial_rows_equal_a_dict_that_is_updated(calls: list[list[dict[str, Any]]], missing: st.DataObject) -> None:
+    """What a call does depends on each of its rows alone, one after another."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = sl.Lake(f"{folder}/lake").create_table("t", "id:int64, a:int64, b:int64", key=["id"], vnodes=2)
+        model: dict[int, dict[str, Any]] = {}
+        for call in calls:
+            way = missing.draw(st.sampled_from(["refuse", "keep", "null"]))
+            after, is_loss = dict(model), False
+            for row in call:
+                had = after.get(row["id"], {"a": None, "b": None})
+                lost = [name for name in ("a", "b") if name not in row and had[name] is not None]
+                is_loss |= bool(lost)
+                kept = {name: had[name] if way == "keep" else None for name in ("a", "b")}
+                after[row["id"]] = {**kept, **{name: row[name] for name in ("a", "b") if name in row}}
+            if way == "refuse" and is_loss:
+                with refused(sl.Invalid):
+                    table.upsert(call)
+            else:
+                table.upsert(call, missing=way)
+                model = after
+            assert rows(table) == model
 
 
 def test_whole_rows_cost_no_read(table: sl.Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +303,21 @@ def test_a_name_that_json_leaves_out_is_null_unless_asked_otherwise(
     file.write_text(json.dumps({"id": 1, "name": "A"}) + "\n")
     with refused(sl.Invalid, column="qty"):
         lake.ingest("plain", [str(file)], missing="refuse")
-    lake.ingest("plain", [str(file)], missing="keep")
-    assert rows(plain)[1] == {"name": "A", "qty": 10}
-    lake.ingest("plain", [str(file)], again=True)
+    report = lake.ingest("plain", [str(file)], missing="keep")
+    assert rows(plain)[1] == {"name": "A", "qty": 10} and not report.emptied
+    report = lake.ingest("plain", [str(file)], again=True)
+    assert report.emptied == {"qty": 1}, "what was lost is told"
     assert rows(plain)[1] == {"name": "A", "qty": None}
+
+
+def test_each_object_of_a_json_file_lacks_its_own_names(lake: sl.Lake, plain: sl.Table, tmp_path: Path) -> None:
+    """One object lacks `qty`, the next one `name`, the last one gives null."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"id": 1, "name": "A"}\n{"id": 2, "qty": 21}\n{"id": 3, "name": "c", "qty": 3}\n')
+    with refused(sl.Invalid, columns=["name", "qty"]):
+        lake.ingest("plain", [str(file)], missing="refuse")
+    lake.ingest("plain", [str(file)], missing="keep")
+    assert rows(plain) == {1: {"name": "A", "qty": 10}, 2: {"name": "b", "qty": 21}, 3: {"name": "c", "qty": 3}}
+    file.write_text('{"id": 1, "qty": null}\n{"id": 2, "qty": null, "name": "B"}\n{"id": 1, "name": "z"}\n')
+    lake.ingest("plain", [str(file)], missing="keep")
+    assert rows(plain)[1] == {"name": "z", "qty": None} and rows(plain)[2] == {"name": "B", "qty": None}

@@ -146,6 +146,10 @@ def _tell(call: Call, report: IngestReport, *, is_waiting: bool) -> Iterator[Par
         were = "row was" if report.replaced == 1 else "rows were"
         see = call.command(f"table show {report.table}")
         yield f"{report.replaced:,} {were} replaced by other rows of this load with the same key. See the key: {see}"
+    if report.emptied:
+        lost, names = sum(report.emptied.values()), ", ".join(report.emptied)
+        became = "value of the table is null now" if lost == 1 else "values of the table are null now"
+        yield warning(f"{lost:,} {became}, because the objects lack its column: {names}. To keep such: --missing keep")
     if report.rejects:
         are = "is" if report.rejects == 1 else "are"
         see = call.command(f"rejects show {report.table}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -17,6 +19,7 @@ import pyarrow.types as pt
 from strandline.errors import Invalid
 from strandline.model import json_text, moments
 from strandline.model.arrow_check import Fault, find_invalid, find_unreadable, python_value
+from strandline.model.checked_rows import CheckedRows, Mask
 from strandline.model.json_text import JsonText
 from strandline.model.names import require_utf8_names
 from strandline.model.types import conform_column, is_json, storage_type, type_text
@@ -31,18 +34,19 @@ def is_spark(data: object) -> bool:
 
 
 def check_rows(
-    data: object,
-    schema: pa.Schema,
-    *,
-    required: Sequence[str] | None = None,
-    first_row: int = 0,
-    found: set[str] | None = None,
+    data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
 ) -> Iterator[pa.Table]:
     """The rows of `data` in pieces, each with exactly the columns and types of `schema`.
 
-    Columns that the data lacks become nulls where the schema allows. `required` names the columns that must have
-    values, by default the not-null ones of the schema. Errors count rows from `first_row` on. The names of the columns
-    that the data has are added to `found`."""
+    Values that the data lacks become nulls where the schema allows. `required` names the columns that must have
+    values, by default the not-null ones of the schema. Errors count rows from `first_row` on."""
+    return (piece.table for piece in check_given(data, schema, required=required, first_row=first_row))
+
+
+def check_given(
+    data: object, schema: pa.Schema, *, required: Sequence[str] | None = None, first_row: int = 0
+) -> Iterator[CheckedRows]:
+    """The rows as `check_rows` gives them, and which values the data lacks."""
     needed = [f.name for f in schema if not f.nullable] if required is None else list(required)
     offset = first_row
     for piece in _split_data(data, schema):
@@ -50,26 +54,25 @@ def check_rows(
             with require_utf8_names():
                 _raise_fault(find_invalid(piece), offset)
                 table = _cast_table(piece, schema, offset)
+            present = set(piece.column_names)
+            given = CheckedRows.of_columns(table, [name for name in schema.names if name not in present])
         else:
             table = _table_from_dicts(piece, schema, offset)
+            given = CheckedRows(table, _find_lacking(piece, schema.names), by_row=True)
         table = drop_json_nulls(table, schema)
-        if found is not None:
-            found.update(piece.column_names if isinstance(piece, pa.Table) else _names_of(piece, len(schema)))
         _raise_fault(find_unreadable(table), offset)
-        _check_nulls(table, needed, offset)
+        check_required(table, needed, offset)
         check_json(table, offset)
-        yield table
+        yield replace(given, table=table)
         offset += table.num_rows
 
 
-def _names_of(piece: Sequence[Mapping[str, Any]], most: int) -> set[str]:
-    """The names that some dict has; looking ends with the first dicts that have them all."""
-    names: set[str] = set()
-    for row in piece:
-        names.update(row)
-        if len(names) == most:
-            break
-    return names
+def _find_lacking(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Mask]:
+    """Which dicts lack which columns. A dict has no name twice and none that is not a column."""
+    if all(len(row) == len(names) for row in rows):
+        return {}
+    masks = {name: np.fromiter((name not in row for row in rows), np.bool_, len(rows)) for name in names}
+    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _raise_fault(fault: Fault | None, offset: int) -> None:
@@ -334,7 +337,8 @@ def _first_true(mask: pa.ChunkedArray) -> int:
     return max(0, int(pc.index(mask, pa.scalar(True)).as_py()))
 
 
-def _check_nulls(table: pa.Table, needed: Sequence[str], offset: int) -> None:
+def check_required(table: pa.Table, needed: Sequence[str], offset: int) -> None:
+    """`Invalid` when one of these columns has a null."""
     for name in needed:
         column = table.column(name)
         if column.null_count:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from strandline.engines.scan import duck_scan, listed
 from strandline.errors import Invalid
 from strandline.model.change import HASH, OP, UPSERT
+from strandline.model.checked_rows import CheckedRows
 from strandline.model.types import conform_batches
 from strandline.spark_source.incoming import Incoming
 from strandline.storage.snapshot import DataFile
@@ -37,11 +38,10 @@ def check_files(table: TableStore, incoming: Incoming, files: Sequence[DataFile]
         if incoming.lacking and not incoming.may_lose:
             columns = pa.schema([definition.schema.field(name) for name in definition.key])
             keys = f"SELECT {listed(definition.key)} FROM ({sql}) WHERE {OP} = '{UPSERT}'"
-            found = [name for name in definition.schema.names if name not in incoming.lacking]
             with cursor.sql(keys).to_arrow_reader(_PIECE_ROWS) as reader:
                 for batch in conform_batches(reader, columns):
-                    piece = pa.Table.from_batches([batch])
-                    for _ in refuse_losses(table, definition, [piece], found, where="the DataFrame"):
+                    piece = CheckedRows.of_columns(pa.Table.from_batches([batch]), incoming.lacking)
+                    for _ in refuse_losses(table, definition, [piece], where="the DataFrame"):
                         pass
 
 

@@ -23,7 +23,9 @@ from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_columns import TextColumns
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.jobs.parquet_files import open_parquet
+from strandline.model.checked_rows import CheckedRows
 from strandline.model.definition import TableDef
+from strandline.tables.partial import Missing, needed_columns
 
 Advance = Callable[[Step, int], None]
 """Called with the number of bytes of a step that are done."""
@@ -46,27 +48,40 @@ class LineRange:
 
 
 class FileReader:
-    """Reads files as rows of a table. `loaded` collects the files that were read to their end, and `dialects` how the
-    CSV files are written."""
+    """Reads files as rows of a table. `missing` is what the caller has said about values that rows lack. `loaded`
+    collects the files that were read to their end, and `dialects` how the CSV files are written."""
 
     def __init__(
-        self, definition: TableDef, text: TextOptions, names: ColumnMatcher, advance: Advance = stand_still
+        self,
+        definition: TableDef,
+        text: TextOptions,
+        names: ColumnMatcher,
+        advance: Advance = stand_still,
+        *,
+        missing: Missing = "null",
     ) -> None:
-        self._schema = definition.schema
+        needed = needed_columns(definition, missing)
+        self._schema = pa.schema([field.with_nullable(field.name not in needed) for field in definition.schema])
+        self._tells_lacking = missing != "null"
         self._text = text
         self._names = names
         self._advance = advance
         self.loaded: list[Loaded] = []
         self.dialects: dict[str, Dialect] = {}
         self._csv: tuple[Source, CsvFile] | None = None
+        self._columns: tuple[Source, set[str] | None] | None = None
 
-    def read(self, step: Step, part: LineRange | None = None) -> Iterator[pa.Table | BadRow]:
+    def read(self, step: Step, part: LineRange | None = None) -> Iterator[CheckedRows | BadRow]:
         """The rows of a file, or of a part of it. `Conflict` when it was written meanwhile."""
         return self._read_text(step, part) if step.source.is_text else self._read_parquet(step)
 
     def columns_of(self, step: Step) -> set[str] | None:
-        """The columns of a file; None where only its rows tell."""
-        source = step.source
+        """The columns of a file, which is looked at once; None where only its rows tell."""
+        if self._columns is None or self._columns[0] != step.source:
+            self._columns = (step.source, self._find_columns(step.source))
+        return self._columns[1]
+
+    def _find_columns(self, source: Source) -> set[str] | None:
         if source.kind == "jsonl":
             return None
         columns = TextColumns(source, self._schema, self._names)
@@ -83,34 +98,48 @@ class FileReader:
             self._csv = (source, open_csv(source, columns.schema, self._text, self._names))
         return self._csv[1]
 
-    def _read_text(self, step: Step, part: LineRange | None) -> Iterator[pa.Table | BadRow]:
+    def _read_text(self, step: Step, part: LineRange | None) -> Iterator[CheckedRows | BadRow]:
         reading = step.reading() if part is None else part.reading(step.source)
         columns = TextColumns(step.source, self._schema, self._names)
         if step.source.kind == "csv":
             file = self._open_csv(step.source, columns)
             dialect = self.dialects[step.source.uri] = file.layout.dialect
             reading.encoding, reading.newline = dialect.encoding, dialect.newline
-            pieces = file.read(reading)
+            lacking = self._lacking_of(step)
+            pieces: Iterator[CheckedRows | BadRow] = (
+                found if isinstance(found, BadRow) else CheckedRows.of_columns(found, lacking)
+                for found in file.read(reading)
+            )
         else:
             reading.encoding = sniff_json(step.source)
             form = None if part is None else Form.LINES
-            pieces = read_json(reading, JsonRows(columns.schema, self._names), form)
+            rows = JsonRows(columns.schema, self._names, tells_lacking=self._tells_lacking)
+            pieces = read_json(reading, rows, form)
         for found in pieces:
-            yield found if isinstance(found, BadRow) else columns.finish(found)
+            if isinstance(found, BadRow):
+                yield found
+            else:
+                masks = {name: mask for name, mask in found.lacking.items() if columns.is_read(name)}
+                yield replace(found, table=columns.finish(found.table), lacking=masks)
             self._advance(step, min(reading.done, step.bytes - 1))
         if reading.is_open and self._text.last_line == "auto" and step.source.may_grow:
             _refuse_growing(step.source)
         self._advance(step, step.bytes)
         self.loaded.append(Loaded.of(step.source, lines=reading.lines, is_open=reading.is_open, digest=reading.digest))
 
-    def _read_parquet(self, step: Step) -> Iterator[pa.Table | BadRow]:
-        digest = digest_of(step.source)
+    def _lacking_of(self, step: Step) -> list[str]:
+        """The columns that no row of a file has, if its header tells."""
+        found = self.columns_of(step)
+        return [] if found is None else [name for name in self._schema.names if name not in found]
+
+    def _read_parquet(self, step: Step) -> Iterator[CheckedRows | BadRow]:
+        digest, lacking = digest_of(step.source), self._lacking_of(step)
         for found in read_parquet(step.source, self._schema, self._names):
             if isinstance(found, BadRow):
                 yield found
             else:
                 table, size = found
-                yield table
+                yield CheckedRows.of_columns(table, lacking)
                 self._advance(step, min(size, step.bytes - 1))
         _refuse_growing(step.source)
         self._advance(step, step.bytes)

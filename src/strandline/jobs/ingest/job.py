@@ -6,9 +6,10 @@ When two processes load the same files, their commits decide: the later one make
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +61,9 @@ class FileReport:
 class IngestReport:
     """What a call of ingest did, or with `is_dry_run` would do: then `preview` has the columns and the first rows.
     `names` are the names in the files that are not those of their columns. `replaced` are rows that are read but not in
-    the table, because another row of the same commit has their key."""
+    the table, because another row of the same commit has their key. `emptied` are the columns that no row of a JSON
+    file has, and how many values of rows with the same keys are null now because of that; tasks of Spark do not count
+    them."""
 
     table: str
     is_created: bool
@@ -71,6 +74,7 @@ class IngestReport:
     names: tuple[RenamedColumn, ...] = ()
     preview: Preview | None = None
     replaced: int = 0
+    emptied: dict[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -182,12 +186,20 @@ def ingest(
     done: dict[str, StepResult] = {}
     renamed: dict[RenamedColumn, None] = {}
     commits: dict[int, int] = {}
+    emptied: Counter[str] = Counter()
     attempts = _ATTEMPTS
     with _drop_if_empty(lake, table if is_created else None), engine_of_call(engine):
         while True:
             try:
                 loader = Loader(
-                    table, planned, keep_rejects=rejects, text=text, names=names, missing=missing, progress=progress
+                    table,
+                    planned,
+                    keep_rejects=rejects,
+                    text=text,
+                    names=names,
+                    missing=missing,
+                    progress=progress,
+                    emptied=emptied,
                 )
                 _load_files(loader, planned, done, renamed, commits, is_created)
                 break
@@ -202,7 +214,7 @@ def ingest(
                     raise
     in_order = {step.source.uri: done[step.source.uri] for step in planned.steps}
     report = _make_report(name, is_created, False, in_order | done, tuple(renamed), started_s)
-    return replace(report, replaced=report.rows - sum(commits.values()))
+    return replace(report, replaced=report.rows - sum(commits.values()), emptied=dict(emptied))
 
 
 def _look_at_files(

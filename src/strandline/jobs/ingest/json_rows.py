@@ -29,6 +29,7 @@ from strandline.jobs.ingest.json_cells import TOO_DEEP, Texts, read_column
 from strandline.jobs.ingest.json_scan import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, Positions
 from strandline.jobs.ingest.json_stream import Form, JsonBlock, read_records, split_lines
 from strandline.model import json_text
+from strandline.model.checked_rows import CheckedRows, Mask
 from strandline.model.rows import check_rows
 from strandline.model.types import is_json
 
@@ -39,10 +40,12 @@ _Fault = tuple[str | None, str]
 
 
 class JsonRows:
-    """Reads the objects of one file. Threads may share it."""
+    """Reads the objects of one file. Threads may share it. `tells_lacking`: the rows tell which values they lack, which
+    takes longer where there are nulls."""
 
-    def __init__(self, schema: pa.Schema, names: ColumnMatcher | None = None) -> None:
+    def __init__(self, schema: pa.Schema, names: ColumnMatcher | None = None, *, tells_lacking: bool = False) -> None:
         self._schema = schema
+        self._tells_lacking = tells_lacking
         self._places = {name: at for at, name in enumerate(schema.names)}
         self._match = None if names is None else names.one_by_one()
         self._lock = threading.Lock()
@@ -55,16 +58,16 @@ class JsonRows:
             explicit_schema=read, unexpected_field_behavior="error", newlines_in_values=True
         )
 
-    def convert(self, records: JsonBlock) -> tuple[pa.Table, list[BadRow]]:
+    def convert(self, records: JsonBlock) -> tuple[CheckedRows, list[BadRow]]:
         """The good rows, checked, and the bad ones, in the order of their lines."""
         table = self._read_by_arrow(records)
         if table is not None:
-            return table, []
+            return CheckedRows(table, by_row=True), []
         bad = [BadRow(line, *explain_text(text), _show_text(text)) for line, text in records.bad]
         found = _Members(records)
         faults = found.faults
         columns: list[Texts] = [[None] * len(records) for _ in self._schema]
-        self._place_values(found, columns, faults)
+        lacking = self._place_values(found, columns, faults)
         arrays = []
         for field, texts in zip(self._schema, columns, strict=True):
             array, reasons = read_column(texts, field)
@@ -78,8 +81,10 @@ class JsonRows:
         good = np.setdiff1d(np.arange(len(records)), np.fromiter(faults, np.int64, len(faults)))
         rows, others = self._check(rows.take(good) if faults else rows)
         faults |= {int(good[at]): fault for at, fault in others.items()}
+        good = np.delete(good, list(others))
+        lacking = {name: mask[good] for name, mask in lacking.items() if mask[good].any()}
         bad += [BadRow(int(records.lines[at]), *fault, _show_text(records.text(at))) for at, fault in faults.items()]
-        return rows, sorted(bad, key=lambda each: each.line)
+        return CheckedRows(rows, lacking, by_row=True), sorted(bad, key=lambda each: each.line)
 
     def _check(self, rows: pa.Table) -> tuple[pa.Table, dict[int, _Fault]]:
         """Checked rows, and the reasons why others are bad."""
@@ -118,6 +123,9 @@ class JsonRows:
             if table.num_rows != len(records) or any(map(_may_be_rounded, table.columns)):
                 return None
             rows = next(check_rows(cast_columns(table, self._schema), self._schema))
+            # Arrow reads a name that is missing as it reads null.
+            if self._tells_lacking and any(column.null_count for column in rows.columns):
+                return None
             return rows if self._take_own_names(rows) else None
         except UNFIT:
             # If one block cannot be read so, the next ones cannot either.
@@ -129,8 +137,8 @@ class JsonRows:
         own = [name for name in rows.column_names if rows.column(name).null_count < rows.num_rows]
         return all(self._find_place(name) == self._places[name] for name in own)
 
-    def _place_values(self, found: _Members, columns: list[Texts], faults: dict[int, _Fault]) -> None:
-        """Put the text of each value into its column and row."""
+    def _place_values(self, found: _Members, columns: list[Texts], faults: dict[int, _Fault]) -> dict[str, Mask]:
+        """Put the text of each value into its column and row; returns which rows lack a column, where that is told."""
         keys, data = self._keys, found.data
         for row, start, colon, stop in found.spans():
             key = data[start:colon].strip(_SPACE)
@@ -152,10 +160,14 @@ class JsonRows:
             elif not text:
                 faults.setdefault(row, (name, "the value is missing"))
             texts[row] = text
-        for texts in columns:
+        lacking = {}
+        for name, texts in zip(self._schema.names, columns, strict=True):
+            if self._tells_lacking and None in texts:
+                lacking[name] = np.fromiter((each is None for each in texts), np.bool_, len(texts))
             for row, each in enumerate(texts):
                 if each == b"null":
                     texts[row] = None
+        return lacking
 
     def _find_key(self, key: bytes) -> tuple[str, int | None] | None:
         """The name and the place of the column; None when the text is no name."""
@@ -311,10 +323,10 @@ def _may_be_rounded(column: pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT_FLOAT), min_count=0).as_py())
 
 
-def read_json(reading: Reading, rows: JsonRows, form: Form | None = None) -> Iterator[pa.Table | BadRow]:
-    """The rows of a reading: good ones as tables, bad ones with their lines. Other threads convert the next blocks
+def read_json(reading: Reading, rows: JsonRows, form: Form | None = None) -> Iterator[CheckedRows | BadRow]:
+    """The rows of a reading: good ones in pieces, bad ones with their lines. Other threads convert the next blocks
     while the caller takes the rows."""
-    for table, bad in convert_ahead(rows.convert, read_records(reading, form=form)):
-        if table.num_rows:
-            yield table
+    for good, bad in convert_ahead(rows.convert, read_records(reading, form=form)):
+        if good.table.num_rows:
+            yield good
         yield from bad

@@ -58,10 +58,10 @@ def _read_single(record: bytes, columns: pa.Schema) -> _Found:
 
 
 def _read_object(record: bytes, columns: pa.Schema) -> _Found:
-    table, bad = JsonRows(columns).convert(split_objects(record))
-    if bad or table.num_rows != 1:
+    rows, bad = JsonRows(columns).convert(split_objects(record))
+    if bad or rows.table.num_rows != 1:
         return None, (bad[0].column, bad[0].reason) if bad else (None, "it is empty")
-    return table, (None, "")
+    return rows.table, (None, "")
 
 
 def _quote_field(text: str) -> str:

@@ -6,6 +6,7 @@ second run loads the other files. No file is loaded in part.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,10 +24,11 @@ from strandline.jobs.ingest.loaded_files import Loaded, loads_after
 from strandline.jobs.ingest.plan import AGAIN, IngestPlan, Step
 from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import UPSERT, Commit
+from strandline.model.checked_rows import CheckedRows
 from strandline.model.name_map import RenamedColumn, Rule
 from strandline.progress import Progress
 from strandline.storage.snapshot import Draft, Snapshot
-from strandline.tables.partial import Missing, refuse_losses, write_keeping
+from strandline.tables.partial import Missing, count_losses, refuse_losses, write_keeping
 from strandline.tables.rejects import KeptRows, RejectedRows, Rejects
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
@@ -73,14 +75,16 @@ class Loader:
         names: Rule | None,
         progress: Progress,
         missing: Missing | None = None,
+        emptied: Counter[str] | None = None,
     ) -> None:
         self.table = table
+        self.emptied = Counter() if emptied is None else emptied
         self._plan = plan
         self.rejects = Rejects(table.log.storage, table.entry)
         self.keep_rejects = keep_rejects
         self.text = text
         self.rule = names
-        self._missing = missing
+        self.asked_missing = missing
         self._progress = progress
         self._done_bytes = 0
         self._mine: set[str] = set()
@@ -96,6 +100,7 @@ class Loader:
             group.batch.discard()
             raise
         self.has_loaded(group.loaded, [done.step for done in group.done], group.names.renamed)
+        self.emptied.update(group.emptied)
         return commit, [replace(done, seq=commit.seq) for done in group.done]
 
     def has_loaded(
@@ -133,7 +138,7 @@ class Loader:
         there is null unless the caller says otherwise. In a table without a key no row is replaced."""
         if not self.table.definition.is_keyed:
             return "null"
-        return self._missing or ("refuse" if step.source.kind in ("csv", "parquet") else "null")
+        return self.asked_missing or ("refuse" if step.source.kind in ("csv", "parquet") else "null")
 
     def token_of(self, step: Step) -> str:
         """The token of the commit with the refused rows of this file, as it is now."""
@@ -186,10 +191,15 @@ class _Group:
         self._definition = loader.table.definition
         self.names = ColumnMatcher(self._definition, loader.rule, steps[0].source.skip)
         self.batch = RejectedRows(loader.rejects)
-        self._reader = FileReader(self._definition, loader.text, self.names, loader.advance)
+        self._reader = FileReader(
+            self._definition, loader.text, self.names, loader.advance, missing=loader.asked_missing or "null"
+        )
         self.done: list[StepResult] = []
         self._missing: Missing = "null"
-        self._found: set[str] = set()
+        # Nobody has said that values may be lost.
+        self._is_silent = loader.asked_missing is None and self._definition.is_keyed
+        self.emptied: dict[str, int] = {}
+        self._found: set[str] | None = None
 
     @property
     def loaded(self) -> list[Loaded]:
@@ -197,16 +207,20 @@ class _Group:
 
     def commit(self) -> Commit:
         table = self._loader.table
-        pieces = (piece for piece in self._pieces() if piece.num_rows)
+        pieces = (piece for piece in self._pieces() if piece.table.num_rows)
         first = next(pieces, None)
         if first is None:
             return table.log.commit([], operation="INGEST", amend=self._amend)
-        rows: Iterator[pa.Table] = chain([first], pieces)
+        given = chain([first], pieces)
         if self._missing == "keep":
-            return write_keeping(table, self._definition, rows, self._found, amend=self._amend)
+            return write_keeping(table, self._definition, given, amend=self._amend)
         if self._missing == "refuse":
             where = f"the rows of {self._steps[0].source.uri}"
-            rows = refuse_losses(table, self._definition, rows, self._found, where=where)
+            rows = refuse_losses(table, self._definition, given, where=where)
+        elif self._is_silent:
+            rows = count_losses(table, self._definition, given, self.emptied)
+        else:
+            rows = (piece.table for piece in given)
         return write(table.log, rows, self._definition, UPSERT, tokens=(), spark=table.spark, amend=self._amend)
 
     def _amend(self, snapshot: Snapshot, draft: Draft) -> Draft:
@@ -218,7 +232,7 @@ class _Group:
         crash_point("ingest.before_commit")
         return amended
 
-    def _pieces(self) -> Iterator[pa.Table]:
+    def _pieces(self) -> Iterator[CheckedRows]:
         kept = self._loader.rejects.tokens() if self._loader.keep_rejects else ()
         for at, step in enumerate(self._steps):
             if not self._take_columns(step):
@@ -231,8 +245,7 @@ class _Group:
                     faults += 1
                     self._loader.take_bad_row(step, found, self.batch, is_kept)
                 else:
-                    rows += found.num_rows
-                    self._note_columns(step, found)
+                    rows += found.table.num_rows
                     yield found
             self.done.append(StepResult(step, rows, faults, dialect=self._reader.dialects.get(step.source.uri)))
             crash_point("ingest.file_read")
@@ -246,10 +259,5 @@ class _Group:
             missing = "null"
         if self.done:
             return missing == self._missing and names == self._found
-        self._missing, self._found = missing, names or set()
+        self._missing, self._found = missing, names
         return True
-
-    def _note_columns(self, step: Step, rows: pa.Table) -> None:
-        """Note the columns with values of a file without a header."""
-        if self._missing != "null" and step.source.kind == "jsonl":
-            self._found |= {name for name in rows.column_names if rows.column(name).null_count < rows.num_rows}

@@ -95,9 +95,9 @@ class PartLane:
                 if isinstance(found, BadRow):
                     told.faults += 1
                     self._take_bad_row(piece, found, bad)
-                elif found.num_rows:
-                    told.rows += found.num_rows
-                    yield found
+                elif found.table.num_rows:
+                    told.rows += found.table.num_rows
+                    yield found.table
             self._describe(piece, reader, told)
             report.pieces.append(told)
 

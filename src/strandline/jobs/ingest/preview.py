@@ -75,10 +75,11 @@ def preview(steps: Sequence[Step], schema: pa.Schema, reader: FileReader) -> Pre
                     if len(bad) < _BAD_ROWS:
                         bad.append(BadRowPreview(uri, found.line, found.column, found.reason, found.text))
                     continue
-                rows += found.num_rows
-                first += _show_rows(found.slice(0, _FIRST_ROWS - len(first)))
-                for name in found.column_names:
-                    column = found.column(name)
+                table = found.table
+                rows += table.num_rows
+                first += _show_rows(table.slice(0, _FIRST_ROWS - len(first)))
+                for name in table.column_names:
+                    column = table.column(name)
                     nulls[name] += column.null_count
                     if examples[name] is None and column.null_count < len(column):
                         examples[name] = python_value(column.drop_null()[0])

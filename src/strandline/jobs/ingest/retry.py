@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ from strandline.jobs.ingest.json_stream import split_lines
 from strandline.jobs.partitions import add_partitions, partitions_of
 from strandline.jobs.purge import plan_purge
 from strandline.model.change import UPSERT
+from strandline.model.checked_rows import CheckedRows
 from strandline.model.definition import TableDef
 from strandline.storage.snapshot import DataFile, Draft, Snapshot
 from strandline.tables.log import Amend
-from strandline.tables.partial import complete_parts, find_lacking
+from strandline.tables.partial import complete_rows, find_lacking
 from strandline.tables.rejects import KeptRows, Rejects, is_from
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write
@@ -81,7 +81,7 @@ class TableRejects(Rejects):
         """What `retry` would do. Nothing is written."""
         definition = self._store.log.refresh().definition
         parts = [_part_rows(kept, definition, file) for kept in self.kept()]
-        loaded = [part.table for part in parts if part.table.num_rows]
+        loaded = [part.rows.table for part in parts if part.fitting]
         replaces = 0
         if loaded and definition.is_keyed:
             keys = pa.concat_tables(loaded).select(list(definition.key))
@@ -110,7 +110,7 @@ class TableRejects(Rejects):
                 continue
             crash_point("retry.loaded")
             self._remove_loaded()
-            return RetryReport(self._store.name, sum(part.table.num_rows for part in parts), kept, seq)
+            return RetryReport(self._store.name, sum(len(part.fitting) for part in parts), kept, seq)
         raise Conflict(f"other processes change the refused rows of {self._store.name!r} all the time")
 
     def _part_files(self, definition: TableDef, file: str | None) -> tuple[list[DataFile], list[_Part], int] | None:
@@ -120,9 +120,9 @@ class TableRejects(Rejects):
         for kept in self.kept():
             part = _part_rows(kept, definition, file)
             kept_rows += len(part.faults)
-            if not part.table.num_rows and not part.is_news(kept):
+            if not part.fitting and not part.is_news(kept):
                 continue
-            if part.table.num_rows == kept.rows.num_rows:
+            if len(part.fitting) == kept.rows.num_rows:
                 ready.append(kept.file)
                 parts.append(part)
                 continue
@@ -146,14 +146,11 @@ class TableRejects(Rejects):
             return replace(draft, expiring_txns={**draft.expiring_txns, **{app: seq for app in apps}})
 
         store = self._store
-        rows = pa.concat_tables([part.table for part in parts])
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for at, names in enumerate(chain.from_iterable(part.lacking for part in parts)):
-            groups.setdefault(names, []).append(at)
+        given = CheckedRows.concat([part.rows for part in parts])
+        rows = given.table
         check: Amend = amend
-        if definition.is_keyed and any(groups):
-            whole, check = complete_parts(store, [(rows.take(at), names) for names, at in groups.items()], amend)
-            rows = pa.concat_tables(whole).take(np.argsort(np.concatenate(list(groups.values()))))
+        if definition.is_keyed and given.lacking:
+            rows, check = complete_rows(store, given, amend)
         return write(store.log, iter([rows]), definition, UPSERT, tokens=(), spark=store.spark, amend=check).seq
 
     def _remove_loaded(self) -> None:
@@ -168,12 +165,11 @@ def _mark_all(rows: pa.Table, *, is_marked: bool) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows of a data file: those that fit by their numbers, as rows of the table and with the columns that they
-    lack, the others with a reason. Rows of other files than the asked one have none."""
+    """The rows of a data file: those that fit by their numbers and as rows of the table, the others with a reason. Rows
+    of other files than the asked one have none."""
 
     fitting: list[int]
-    table: pa.Table
-    lacking: list[tuple[str, ...]]
+    rows: CheckedRows
     faults: dict[int, _Fault]
 
     def is_news(self, kept: KeptRows) -> bool:
@@ -212,21 +208,18 @@ def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
             folder = row["file"].rpartition("/")[0]
             groups.setdefault((names, row.get("dialect"), folder), []).append(at)
     fitting: list[int] = []
-    lacking: list[tuple[str, ...]] = []
-    tables = [_make_nullable(definition).empty_table()]
+    pieces = [CheckedRows(_make_nullable(definition).empty_table())]
     for (names, dialect, folder), numbers in groups.items():
         reader = _Reader(definition, names, dialect)
         table, bad = reader.read([rows[at]["text"] for at in numbers])
         faults |= {numbers[at]: fault for at, fault in bad.items()}
         fitting += [number for at, number in enumerate(numbers) if at not in bad]
         # A name that a JSON object does not have is null, as in a load.
-        found = None if names is None else {*names, *partitions_of(f"{folder}/")}
-        lacking += [() if found is None else tuple(find_lacking(definition, found))] * table.num_rows
-        tables.append(_fill_partitions(table, folder, definition.schema))
+        lacking = [] if names is None else find_lacking(definition, [*names, *partitions_of(f"{folder}/")])
+        pieces.append(CheckedRows.of_columns(_fill_partitions(table, folder, definition.schema), lacking))
     # The order of a file's rows decides which of two rows with one key counts.
-    order = sorted(range(len(fitting)), key=fitting.__getitem__)
-    table = pa.concat_tables(tables).take(pa.array(order, pa.int64()))
-    return _Part(sorted(fitting), table, [lacking[at] for at in order], faults)
+    order = np.argsort(np.array(fitting, np.int64))
+    return _Part(sorted(fitting), CheckedRows.concat(pieces).take(order), faults)
 
 
 def _fill_partitions(rows: pa.Table, folder: str, schema: pa.Schema) -> pa.Table:
@@ -275,7 +268,8 @@ class _Reader:
         schema = self._definition.schema
         if self._names is None:
             data = "".join(f"{_to_one_line(text)}\n" for text in texts).encode()
-            table, bad = JsonRows(schema, ColumnMatcher(self._definition)).convert(split_lines(data))
+            found, bad = JsonRows(schema, ColumnMatcher(self._definition)).convert(split_lines(data))
+            table = found.table
             starts = {at + 1: at for at in range(len(texts))}
         else:
             lines = [1]
@@ -283,9 +277,9 @@ class _Reader:
                 lines.append(lines[-1] + text.count("\n") + 1)
             starts = {line: at for at, line in enumerate(lines[:-1])}
             form = Delimited(schema, self._names, replace(self._dialect, encoding="utf-8", newline="\n"))
-            found = list(form.read(Block("".join(f"{text}\n" for text in texts).encode(), 1)))
-            bad = [one for one in found if isinstance(one, BadRow)]
-            tables = [one for one in found if isinstance(one, pa.Table)]
+            pieces = list(form.read(Block("".join(f"{text}\n" for text in texts).encode(), 1)))
+            bad = [one for one in pieces if isinstance(one, BadRow)]
+            tables = [one for one in pieces if isinstance(one, pa.Table)]
             table = pa.concat_tables(tables) if tables else self._none
         if table.num_rows + len(bad) != len(texts) or any(one.line not in starts for one in bad):
             raise ValueError("a text is not one row")

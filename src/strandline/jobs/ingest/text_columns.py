@@ -30,6 +30,10 @@ class TextColumns:
         """The columns of its folders."""
         return list(self._partitions)
 
+    def is_read(self, name: str) -> bool:
+        """Whether a column of the table comes from the text of the file, not from its folders."""
+        return name not in self._partitions and name in self._table.names
+
     def finish(self, rows: pa.Table) -> pa.Table:
         """The rows of the table, from rows of `schema`. `Invalid` when a folder contradicts its file."""
         if not self._partitions:
