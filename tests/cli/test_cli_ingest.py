@@ -49,6 +49,21 @@ def test_what_was_found_out_is_told_and_can_be_said(tmp_path: Path) -> None:
     assert error["kind"] == "Invalid" and "delimiter" in error["message"]
 
 
+def test_a_column_without_a_name_is_shown_and_can_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,,name\n1,x,a\n")
+    assert "(no name)     column_2" in call("ingest", "t", "a.csv", "--key", "id")
+    call("ingest", "u", "a.csv", "--key", "id", "--skip", '""')
+    assert [each["name"] for each in json.loads(call("table", "show", "u", "--json"))["columns"]] == ["id", "name"]
+
+
+def test_values_that_a_json_file_made_null_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "name": "a"}\n{"id": 2, "name": "b"}\n')
+    (tmp_path / "b.jsonl").write_text('{"id": 1}\n{"id": 2}\n{"id": 3}\n')
+    call("ingest", "t", "a.jsonl", "--key", "id")
+    said = call("ingest", "t", "b.jsonl")
+    assert "2 values of the table are null now" in said and "name" in said and "--missing keep" in said
+
+
 def test_a_line_that_was_asked_to_wait_is_not_called_growing(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,v\n1,a\n2,b")
     said = call("ingest", "t", "a.csv", "--key", "id", "--last-line", "wait")

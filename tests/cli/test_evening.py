@@ -25,6 +25,10 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("--lake good.csv status", "Invalid", "is a file", "another path"),
     ("ingest new good.csv", "NotFound", "no table 'new'", "--key COLUMN"),
     ("ingest new good.csv --key nope", "Invalid", "'nope'", NO_HINT),
+    ("ingest new rows.jsonl --key nope", "Invalid", "'nope'", NO_HINT),
+    ("ingest new good.csv --key ''", "Invalid", "--key names no column", "--no-key"),
+    ("table create t --schema id:int64 --key ,", "Invalid", "--key names no column", "leave --key out"),
+    ("export items out --where 'id = '", "Invalid", "something is missing after '='", NO_HINT),
     ("ingest items bad.csv", "Invalid", "line 3, column 'qty'", "--rejects"),
     ("ingest items missing.csv", "NotFound", "missing.csv", "spelling"),
     ("ingest items 'none*.csv'", "NotFound", "none*.csv", "*"),
@@ -76,6 +80,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evening")
     (folder / "good.csv").write_text("id,name,qty\n1,a,5\n2,b,6\n")
     (folder / "bad.csv").write_text("id,name,qty\n1,a,5\n2,b,six\n")
+    (folder / "rows.jsonl").write_text('{"id": 1, "name": "a"}\n')
     (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (folder / "empty.parquet").write_bytes(b"")
     lake = sl.Lake(folder / "lake")

@@ -48,6 +48,21 @@ def test_what_is_no_condition_of_the_table_is_refused(text: str, fields: dict[st
         parse_tree(text, SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("id = ", "something is missing after '=', before character 5"),
+        ("case when", "something is missing after 'when', before character 10"),
+        ("id = 3 4", "it cannot have '4' at character 8"),
+        ("Name = 'a", "a quote or a bracket is not closed"),
+    ],
+)
+def test_a_text_that_is_no_expression_is_explained_in_plain_words(text: str, why: str) -> None:
+    with pytest.raises(sl.Invalid) as caught:
+        parse_tree(text, SCHEMA)
+    assert caught.value.message == f"where {text!r} is not an SQL expression: {why}"
+
+
 def test_a_text_with_signs_that_settings_change_is_spelled_out_for_spark() -> None:
     found = parse_tree(r"Name = 'a\b$c'", SCHEMA)
     assert "$" not in found.spark and "'a\\b$c'" in found.duckdb

@@ -40,7 +40,7 @@ def export(
     wanted: dict[str, Any] = {
         "at": parse_seq_or_time(at),
         "changes": None if changes is None else _parse_range(changes),
-        "columns": None if columns is None else parse_names(columns),
+        "columns": None if columns is None else parse_names(columns, "--columns"),
         "where": where,
         "engine": engine,
     }

@@ -51,15 +51,23 @@ VersionColumn = Annotated[
 ]
 
 
-def parse_names(text: str | None) -> tuple[str, ...]:
-    """The names in a text such as `a,b` or `a,"b, c"`."""
-    return split_names(text or "")
+def parse_names(text: str | None, option: str) -> tuple[str, ...]:
+    """The names in the text of an option, such as `a,b` or `a,"b, c"`; none when it is not given."""
+    names = split_names(text or "")
+    if text is not None and not names:
+        hint = (
+            "For a table without a key, leave --key out (ingest: --no-key)"
+            if option == "--key"
+            else 'A name without text is written ""'
+        )
+        raise Invalid(f"{option} names no column", hint=f"{hint}.", option=option)
+    return names
 
 
 def list_names(names: Sequence[RenamedColumn]) -> Iterator[Rows]:
     """The columns whose names in the file are other ones."""
     if names:
-        yield Rows(("NAME IN FILE", "COLUMN"), [(name.source, name.column) for name in names], most=20)
+        yield Rows(("NAME IN FILE", "COLUMN"), [(name.source or "(no name)", name.column) for name in names], most=20)
 
 
 def parse_pairs(texts: Sequence[str], option: str, example: str) -> Mapping[str, str]:

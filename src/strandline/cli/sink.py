@@ -78,7 +78,7 @@ def add(
         table,
         to=make_sink(to, kind=kind, mode=mode, token=token, receiver=receiver, catalog=catalog),
         where=where,
-        columns=None if columns is None else parse_names(columns),
+        columns=None if columns is None else parse_names(columns, "--columns"),
         mask=masks,
         salt=salt,
         deletes=deletes,

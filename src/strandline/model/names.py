@@ -19,7 +19,7 @@ OWN = "_sl_"
 
 QUOTED = re.compile(r'"(?:[^"]|"")+"')
 """A name in double quotes, as in SQL; a double quote in it is doubled."""
-_NAME = re.compile(rf"\s*(?P<quoted>{QUOTED.pattern})\s*(?=,|\Z)|(?P<plain>[^,]*)")
+_NAME = re.compile(rf'\s*(?P<quoted>{QUOTED.pattern}|"")\s*(?=,|\Z)|(?P<plain>[^,]*)')
 
 
 def caseless_name(name: str) -> str:
@@ -45,14 +45,18 @@ def unquote(text: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """The names in a text such as `a,b`. A name with a comma, or with space at its ends, is in double quotes."""
+    """The names in a text such as `a,b`. A name with a comma, or with space at its ends, is in double quotes; so is one
+    without text."""
     found, at = [], 0
     while at < len(text):
         part = _NAME.match(text, at)
         assert part is not None
-        found.append(unquote(part["quoted"]) if part["quoted"] else part["plain"].strip())
+        if part["quoted"]:
+            found.append(unquote(part["quoted"]))
+        elif part["plain"].strip():
+            found.append(part["plain"].strip())
         at = part.end() + 1
-    return tuple(filter(None, found))
+    return tuple(found)
 
 
 def backticked(name: str) -> str:

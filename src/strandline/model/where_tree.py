@@ -22,7 +22,7 @@ def parse_tree(text: str, schema: pa.Schema) -> Predicate:
     try:
         trees = sqlglot.parse(text, read="duckdb")
     except sqlglot.errors.SqlglotError as error:
-        raise Invalid(f"where {text!r} is not an SQL expression: {str(error).splitlines()[0]}") from error
+        raise Invalid(f"where {text!r} is not an SQL expression: {_explain(error)}") from error
     if len(trees) != 1 or trees[0] is None:
         raise Invalid(f"where {text!r} is not one SQL expression")
     tree = trees[0]
@@ -45,6 +45,16 @@ def parse_tree(text: str, schema: pa.Schema) -> Predicate:
         frozenset(columns),
         tuple(_find_bounds(tree, schema)),
     )
+
+
+def _explain(error: sqlglot.errors.SqlglotError) -> str:
+    """Where an expression stops making sense."""
+    facts = next(iter(getattr(error, "errors", None) or ()), None)
+    if facts is None:
+        return "a quote or a bracket is not closed"
+    if "Unexpected" in facts["description"]:
+        return f"it cannot have {facts['highlight']!r} at character {facts['col']}"
+    return f"something is missing after {facts['highlight']!r}, before character {facts['col'] + 1}"
 
 
 def _escape_text(node: exp.Expr) -> exp.Expr:

@@ -49,8 +49,8 @@ def create(
     table = call.lake().create_table(
         name,
         schema,
-        key=parse_names(key),
-        cluster_by=parse_names(cluster_by),
+        key=parse_names(key, "--key"),
+        cluster_by=parse_names(cluster_by, "--cluster-by"),
         vnodes=vnodes or VNODES,
         version=version_column,
         time=settings.pop("time", None),
@@ -86,12 +86,12 @@ def import_(
         table = lake.import_table(
             name,
             path,
-            key=parse_names(key),
-            cluster_by=parse_names(cluster_by),
+            key=parse_names(key, "--key"),
+            cluster_by=parse_names(cluster_by, "--cluster-by"),
             vnodes=vnodes or VNODES,
             version=version_column,
             order_by=order_by,
-            skip=parse_names(skip),
+            skip=parse_names(skip, "--skip"),
             names=names,
             progress=progress,
         )

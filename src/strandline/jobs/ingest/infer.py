@@ -49,7 +49,7 @@ def infer(
     schema = options.for_columns(columns, names).override(schema, source.uri)
     schema = _canonical_schema(schema, source)
     for name in key:
-        if source.kind == "jsonl" and schema.field(name).type == JSON:
+        if source.kind == "jsonl" and name in schema.names and schema.field(name).type == JSON:
             raise Invalid(
                 f"{source.uri}: the key column {name!r} has values of several types, or lists or objects",
                 hint=f'Read it as text: --types "{name}:string". Or name another key.',
