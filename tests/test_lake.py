@@ -87,3 +87,34 @@ def test_a_catalog_entry_that_makes_no_sense_is_corrupt(tmp_path, lake, items, t
     (tmp_path / "lake" / "catalog" / f"{2:020d}.json").write_text(text)
     with refused(sl.Corrupt):
         sl.Lake(lake.storage.uri)
+
+
+def test_an_argument_of_another_kind_is_named(lake, tmp_path):
+    """Where a caller's slip would end in a trace or be taken for something else."""
+    (tmp_path / "a.csv").write_text("id,n\n1,a\n")
+    file = tmp_path / "a.csv"
+    table = lake.create_table("t", "id:int64", key=["id"])
+    for call, part in (
+        (lambda: lake.ingest("x", None, key=["id"]), "files is None"),
+        (lambda: lake.ingest("x", [None], key=["id"]), "None names no place"),
+        (lambda: lake.ingest("x", file, key="id"), "key is 'id'"),
+        (lambda: lake.ingest("x", file, key=5), "key is 5"),
+        (lambda: lake.ingest("x", file, key=["id"], skip="n"), "skip is 'n'"),
+        (lambda: lake.ingest("x", file, key=["id"], null=5), "null is 5"),
+        (lambda: lake.ingest("x", file, keyy=["id"]), "no option 'keyy'"),
+        (lambda: lake.create_table("x", "id:int64", key="id"), "key is 'id'"),
+        (lambda: lake.create_table("x", {"id": "int64"}, key=["id"]), "schema is a dict"),
+        (lambda: lake.import_table("x", None), "None names no place"),
+        (lambda: table.to_arrow(columns="id"), "columns is 'id'"),
+        (lambda: table.evolve({"n": "string"}), "schema is a dict"),
+        (lambda: sl.Lake(tmp_path / "lake", state=5), "state is not the URL"),
+    ):
+        with pytest.raises(sl.Invalid) as caught:
+            call()
+        assert part in caught.value.message
+    assert lake.tables() == ["t"]
+
+
+def test_a_table_gets_columns_from_a_text(lake):
+    table = lake.create_table("t", "id:int64", key=["id"])
+    assert table.evolve("colour:string").names == ["id", "colour"]

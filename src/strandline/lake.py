@@ -26,7 +26,7 @@ from strandline.jobs.lake_vacuum import LakeVacuum, vacuum_lake
 from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
 from strandline.model.name_map import Rule
-from strandline.model.schema_text import parse_schema
+from strandline.model.names import name_list
 from strandline.pipeline import commands, notebook, pausing, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, declare_consumer, declare_sink, plan_sink
 from strandline.pipeline.commands import ResetReport, RetireReport
@@ -43,6 +43,7 @@ from strandline.sinks.contract import Sink
 from strandline.sinks.definition import BACKFILL, SinkDef, Start
 from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
+from strandline.storage.open import to_address
 from strandline.table import Table
 from strandline.tables.broken import BrokenTable
 from strandline.tables.partial import Missing
@@ -99,9 +100,8 @@ class Lake(Context):
         check_name(name)
         if if_exists not in ("error", "open"):
             raise Invalid(f"if_exists is {if_exists!r}; expected 'error' or 'open'")
-        columns = parse_schema(schema) if isinstance(schema, str) else schema
         definition = TableDef.declare(
-            columns, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
+            schema, key=key, cluster_by=cluster_by, vnodes=vnodes, version=version, time=time, settings=settings
         )
         make = self.create if if_exists == "error" else partial(self.open_or_create, settings=settings)
         return cast(Table, make(name, definition))
@@ -147,7 +147,7 @@ class Lake(Context):
         imports.import_table(
             self,
             name,
-            os.fspath(source),
+            to_address(source),
             key=key,
             cluster_by=cluster_by,
             vnodes=vnodes,
@@ -190,12 +190,12 @@ class Lake(Context):
             self,
             name,
             list_paths(files),
-            create=None if key is None else NewTable(tuple(key), tuple(cluster_by), vnodes, version),
+            create=None if key is None else NewTable.of(key, cluster_by, vnodes, version),
             rejects=rejects,
             again=again,
             dry_run=dry_run,
             kind=kind,
-            skip=skip,
+            skip=name_list("skip", skip),
             missing=missing,
             text=TextOptions.of(text),
             names=names,

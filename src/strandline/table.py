@@ -29,7 +29,7 @@ from strandline.model import duration
 from strandline.model.change import DELETE, UPSERT, Commit, Op, Seq
 from strandline.model.definition import TableDef
 from strandline.model.rows import check_given, check_rows, is_spark
-from strandline.model.schema_text import columns_of, parse_type
+from strandline.model.schema_text import columns_of, parse_type, require_schema
 from strandline.model.settings import TableSettings
 from strandline.model.text import check_text
 from strandline.pipeline import notebook
@@ -193,9 +193,11 @@ class Table(TableStore):
         pieces = list(check_rows(rows, columns))
         return pa.concat_tables(pieces) if pieces else columns.empty_table()
 
-    def evolve(self, schema: pa.Schema) -> pa.Schema:
-        """Add nullable columns and widen numbers; returns the new schema. Columns that `schema` leaves out stay."""
-        return self.log.redefine("EVOLVE", lambda definition: definition.evolve(schema)).schema
+    def evolve(self, schema: pa.Schema | str) -> pa.Schema:
+        """Add nullable columns and widen numbers; returns the new schema. Columns that `schema` leaves out stay. The
+        schema may be a text, as in `create_table`."""
+        wanted = require_schema(schema)
+        return self.log.redefine("EVOLVE", lambda definition: definition.evolve(wanted)).schema
 
     def export(
         self,

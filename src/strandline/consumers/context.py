@@ -16,6 +16,7 @@ from strandline.errors import Invalid
 from strandline.sinks.contract import Producer
 from strandline.sinks.definition import SinkDef
 from strandline.state import database, epoch
+from strandline.state.address import parse_url
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.intents import open_conflict
 from strandline.state.leases import this_worker
@@ -43,6 +44,8 @@ class Context(Tables):
         spark: SparkSession | None = None,
         cache_bytes: int | None = None,
     ) -> None:
+        if state is not None:
+            parse_url(state)
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
         self.consumers: dict[str, LogConsumer] = {}

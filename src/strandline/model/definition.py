@@ -16,7 +16,8 @@ from strandline.errors import Corrupt, Invalid, NotFound
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, PACKED, ROW, SEQ, VNODE
 from strandline.model.name_map import NameMap
-from strandline.model.names import caseless_name, check_columns
+from strandline.model.names import caseless_name, check_columns, name_list
+from strandline.model.schema_text import require_schema
 from strandline.model.settings import TableSettings
 from strandline.model.stored_names import (
     ColumnRename,
@@ -65,7 +66,7 @@ class TableDef:
 
     @staticmethod
     def declare(
-        schema: pa.Schema,
+        schema: pa.Schema | str,
         *,
         key: Sequence[str] = (),
         cluster_by: Sequence[str] = (),
@@ -74,9 +75,7 @@ class TableDef:
         time: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> TableDef:
-        if not isinstance(schema, pa.Schema):
-            raise Invalid(f"schema is a {type(schema).__name__}; expected a pyarrow.Schema")
-        columns = schemas.canonical_schema(schema)
+        columns = schemas.canonical_schema(require_schema(schema))
         for role, names in (("key", key), ("cluster_by", cluster_by)):
             _check_columns(columns, role, names)
         for name in key:
@@ -371,9 +370,7 @@ def _shown(fact: object) -> str:
 
 
 def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise Invalid(f"{role} is {names!r}; expected a list of column names", column=str(names))
-    for name in names:
+    for name in name_list(role, names):
         if not isinstance(name, str) or name not in columns.names:
             shown = repr(name) if isinstance(name, str) else f"{type(name).__name__} {name!r}"
             raise Invalid(

@@ -7,7 +7,7 @@ together, as columns and inside a struct.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from strandline.errors import Invalid
@@ -57,6 +57,14 @@ def split_names(text: str) -> tuple[str, ...]:
             found.append(part["plain"].strip())
         at = part.end() + 1
     return tuple(found)
+
+
+def name_list(role: str, names: object) -> tuple[str, ...]:
+    """The names of columns that a caller gave as a list; `Invalid` for anything else."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        hint = f"Write {role}=[{names!r}]." if isinstance(names, str) else None
+        raise Invalid(f"{role} is {names!r}; expected a list of column names", hint=hint, column=str(names))
+    return tuple(names)
 
 
 def backticked(name: str) -> str:

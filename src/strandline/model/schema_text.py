@@ -13,6 +13,17 @@ from strandline.model.types import TYPES
 from strandline.model.types import type_text as type_text
 
 
+def require_schema(schema: object) -> pa.Schema:
+    """A caller's schema, which may be a text."""
+    if isinstance(schema, str):
+        return parse_schema(schema)
+    if not isinstance(schema, pa.Schema):
+        raise Invalid(
+            f"schema is a {type(schema).__name__}; expected a pyarrow.Schema or a text such as 'id:int64, name:string'"
+        )
+    return schema
+
+
 def parse_schema(text: str) -> pa.Schema:
     """The schema of a text; '!' after a type means that values are required. A name with signs that the text needs is
     in double quotes: `"Order, Date":date`."""

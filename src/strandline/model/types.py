@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.names import check_columns, check_fields, require_utf8_names
+from strandline.model.names import check_columns, check_fields, name_list, require_utf8_names
 
 JSON = pa.json_(pa.string())
 
@@ -256,8 +256,7 @@ def names_of(schema: pa.Schema, columns: Sequence[str] | None) -> list[str]:
     """The wanted column names, checked; all of them by default."""
     if columns is None:
         return list(schema.names)
-    if isinstance(columns, str) or not isinstance(columns, Sequence):
-        raise Invalid(f"columns is {columns!r}; expected a list of names", column=str(columns))
+    columns = name_list("columns", columns)
     for name in columns:
         if name not in schema.names:
             raise Invalid(f"no column {name!r}", hint=f"Columns: {', '.join(schema.names)}", column=str(name))

@@ -10,6 +10,7 @@ from typing import Any, cast
 from strandline.errors import Invalid
 from strandline.model import secret
 from strandline.model.definition import TableDef
+from strandline.model.names import name_list
 from strandline.model.text import check_text, check_texts
 from strandline.sinks.contract import CHANGES, MIRROR, Sink
 from strandline.sinks.outgoing import Outgoing
@@ -59,12 +60,9 @@ class SinkDef:
                 f"sink {name!r} goes to a {type(to).__name__}; expected a sink such as ParquetSink('s3://bucket/prefix')",
                 consumer=name,
             )
-        if isinstance(columns, str):
-            raise Invalid(f"columns is {columns!r}; expected a list of column names", consumer=name)
         check_start(start, name)
-        declared = SinkDef(
-            name, table, to, where, None if columns is None else tuple(columns), dict(mask or {}), salt, deletes, start
-        )
+        names = None if columns is None else name_list("columns", columns)
+        declared = SinkDef(name, table, to, where, names, dict(mask or {}), salt, deletes, start)
         check_texts(f"sink {name!r}", declared.to_dict())
         if salt is not None:
             check_text(f"salt of sink {name!r}", salt)

@@ -16,13 +16,20 @@ __all__ = ["FileInfo", "LocalStorage", "S3Storage", "StagedFile", "Storage", "is
 _PATTERN = set("*?[]{}\\")
 
 
-def open_storage(uri: str, options: Mapping[str, str] | None = None) -> Storage:
+def to_address(place: object) -> str:
+    """A path or an address as text."""
+    address = os.fspath(place) if isinstance(place, os.PathLike) else place
+    if not isinstance(address, str) or not address:
+        raise Invalid(f"address {place!r} names no place", hint="Expected a path or s3://bucket/prefix")
+    return address
+
+
+def open_storage(uri: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> Storage:
     """The storage at `uri`: a folder, `file://…` or `s3://bucket/prefix`.
 
     `options` are S3 settings (`endpoint`, `access_key_id`, `secret_access_key`, `region`, …); without them the
     usual `AWS_…` environment variables count."""
-    if not isinstance(uri, str) or not uri:
-        raise Invalid(f"address {uri!r} names no place", hint="Expected a folder or s3://bucket/prefix")
+    uri = to_address(uri)
     if set(uri) & _PATTERN or not uri.isprintable():
         raise Invalid(
             f"address {uri!r} is not allowed",

@@ -39,7 +39,7 @@ class Tables:
         spark: SparkSession | None = None,
         cache_bytes: int | None = None,
     ) -> None:
-        self.storage = open_storage(os.fspath(root), storage_options)
+        self.storage = open_storage(root, storage_options)
         self.spark = spark
         self.duck = Duck(self.storage, cache_bytes)
         self.catalog = Catalog(self.storage)

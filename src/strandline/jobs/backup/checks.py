@@ -15,7 +15,7 @@ from strandline.jobs.backup.refusal import not_a_copy
 from strandline.jobs.backup.run import CopyRun
 from strandline.jobs.backup.saved_state import PARTS, RESTORING
 from strandline.storage.commits import CommitLog
-from strandline.storage.open import Storage, open_storage
+from strandline.storage.open import Storage, open_storage, to_address
 from strandline.tables.catalog import COPYING, FOLDER, Catalog, CatalogState
 
 _ENTRY = re.compile(rf"{FOLDER}/\d{{20}}\.json\Z")
@@ -25,7 +25,7 @@ _PASSING = ("_check/", "pins/", COPYING)
 
 def open_side(uri: str | os.PathLike[str], options: Mapping[str, str] | None) -> Storage:
     """Open one side of the copy; `options` are for a side on S3."""
-    address = os.fspath(uri)
+    address = to_address(uri)
     return open_storage(address, options if address.startswith("s3://") else None)
 
 

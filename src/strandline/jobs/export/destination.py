@@ -35,7 +35,7 @@ class Destination:
     """A place to export to. It is checked when it is claimed."""
 
     def __init__(self, uri: str | os.PathLike[str], options: Mapping[str, str] | None, *, may_replace: bool) -> None:
-        self.storage = open_storage(os.fspath(uri) if isinstance(uri, os.PathLike) else uri, options)
+        self.storage = open_storage(uri, options)
         self._may_replace = may_replace
 
     @contextmanager

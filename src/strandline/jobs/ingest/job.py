@@ -31,6 +31,7 @@ from strandline.jobs.ingest.text_options import TextOptions
 from strandline.model.change import Commit
 from strandline.model.definition import TableDef
 from strandline.model.name_map import NameMap, RenamedColumn, Rule
+from strandline.model.names import name_list
 from strandline.progress import Progress, silent
 from strandline.tables.collection import Tables
 from strandline.tables.partial import Missing, check_missing
@@ -99,6 +100,11 @@ class NewTable:
     cluster_by: tuple[str, ...] = ()
     vnodes: int | None = None
     version: str | None = None
+
+    @staticmethod
+    def of(key: Sequence[str], cluster_by: Sequence[str], vnodes: int | None, version: str | None) -> NewTable:
+        """The table that a caller wants, its names checked."""
+        return NewTable(name_list("key", key), name_list("cluster_by", cluster_by), vnodes, version)
 
     def with_columns(self, columns: Sequence[str], names: NameMap) -> NewTable:
         """The same with the names of columns where a name in the file is given."""

@@ -8,7 +8,7 @@ import glob
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -18,7 +18,7 @@ from strandline.jobs.foreign_tables import DELTA_LOG, FOREIGN_TABLES, is_hidden
 from strandline.jobs.ingest.json_scan import is_inside
 from strandline.jobs.parquet_files import ENDINGS
 from strandline.jobs.partitions import Partitions, partitions_of
-from strandline.storage.open import LocalStorage, Storage, open_storage
+from strandline.storage.open import LocalStorage, Storage, open_storage, to_address
 
 Kind = Literal["jsonl", "csv", "parquet"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -39,7 +39,11 @@ _TAIL_BYTES = 64 << 10
 
 def list_paths(files: Paths) -> list[str]:
     """The paths as texts."""
-    return [os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files)]
+    if isinstance(files, str | os.PathLike):
+        return [to_address(files)]
+    if not isinstance(files, Iterable):
+        raise Invalid(f"files is {files!r}; expected a path, or a list of paths")
+    return [to_address(file) for file in files]
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,10 @@ class TextOptions:
         given: dict[str, Any] = dict(settings)
         unknown = given.keys() - TextArguments.__annotations__.keys()
         if unknown:
+            known = ", ".join(TextArguments.__annotations__)
             raise Invalid(
-                f"ingest has no option {min(unknown)!r}", hint=f"Options: {', '.join(TextArguments.__annotations__)}"
+                f"ingest has no option {min(unknown)!r}",
+                hint=f"See all: help(lake.ingest). Options for text files: {known}",
             )
         for name in ("delimiter", "quote", "escape", "comment"):
             _check_sign(name, given.get(name), is_optional=name != "delimiter")
@@ -77,7 +79,10 @@ class TextOptions:
         if skip is not None and (not isinstance(skip, int) or isinstance(skip, bool) or skip < 0):
             raise Invalid(f"skip_lines is {skip!r}; expected a number of lines")
         null = given.get("null", ())
-        given["null"] = (null,) if isinstance(null, str) else tuple(null)
+        texts = (null,) if isinstance(null, str) or not isinstance(null, Sequence) else tuple(null)
+        if not all(isinstance(text, str) for text in texts):
+            raise Invalid(f"null is {null!r}; expected a text, or a list of texts")
+        given["null"] = texts
         given["types"] = parse_types(settings.get("types"))
         return TextOptions(**given)
 
