@@ -32,6 +32,12 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("ingest items bad.csv", "Invalid", "line 3, column 'qty'", "--rejects"),
     ("ingest items missing.csv", "NotFound", "missing.csv", "spelling"),
     ("ingest items 'none*.csv'", "NotFound", "none*.csv", "*"),
+    ("ingest items https://host/a.csv", "Invalid", "https:// are not read", "Fetch the file"),
+    ("ingest items -", "Invalid", "prints", "into a file"),
+    ("ingest items rows.zip", "Invalid", ".zip is not read", "Unpack"),
+    ("--state foo status", "Invalid", "not the URL", "--state sqlite:///"),
+    ("query 'select t.id from items at (version => 1) t'", "Invalid", "not SQL", "before AT"),
+    ("query 'show columns from items'", "Invalid", "not SQL", "SHOW table"),
     ("ingest items good.csv --key name", "Invalid", "another key: id", "Leave the key out"),
     ("ingest items picture.png", "Invalid", "picture.png", "--format"),
     ("ingest items empty.parquet", "Invalid", "empty.parquet", NO_HINT),
@@ -81,6 +87,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "good.csv").write_text("id,name,qty\n1,a,5\n2,b,6\n")
     (folder / "bad.csv").write_text("id,name,qty\n1,a,5\n2,b,six\n")
     (folder / "rows.jsonl").write_text('{"id": 1, "name": "a"}\n')
+    (folder / "rows.zip").write_bytes(b"PK")
     (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (folder / "empty.parquet").write_bytes(b"")
     lake = sl.Lake(folder / "lake")

@@ -83,7 +83,8 @@ def _tell(call: Call, report: Report, is_damaged: bool) -> Iterator[Part]:
     if wrong:
         yield fault(f"{counted(wrong, 'thing is', 'things are')} wrong.")
     else:
-        yield warning("No data is lost.") if repairable else Text("Everything holds.", "green")
+        is_failing = any((finding.command or "").startswith("tick ") for finding in open_)
+        yield warning("No data is lost.") if repairable or is_failing else Text("Everything holds.", "green")
     if repairable:
         yield f"{counted(repairable, 'thing')} can be repaired: {call.command('doctor --repair')}"
     if is_damaged:

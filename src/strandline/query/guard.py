@@ -132,6 +132,10 @@ def _hint_at_syntax(text: str, said: str, tables: Container[str]) -> str | None:
     near = re.search(r'at or near "(\w+)"', said)
     if near and near[1].lower() in tables:
         return f'{near[1]} is a word of SQL. For the table of this name write it in double quotes: "{near[1]}"'
+    if re.search(r"\bAT\s*\([^()]*=>[^()]*\)\s*(AS\s+)?\w", text, re.I):
+        return "Write the other name of the table before AT: FROM table t AT (VERSION => 1)"
+    if re.match(r"\s*SHOW\b", text, re.I):
+        return _SHOW
     is_time_travel = re.search(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", text, re.I)
     return "Read an earlier version with: FROM table AT (VERSION => 1)" if is_time_travel else None
 

@@ -33,7 +33,9 @@ def parse_url(url: object) -> URL:
         # The address may hold a password, so it is not shown.
         parsed = None
     if parsed is None:
-        raise Invalid("state is not the URL of a database", hint=EXPECTED)
+        is_name = isinstance(url, str) and url.isprintable() and url and not set(url) & set("@:?")
+        file = f"For a file: --state sqlite:///{os.path.abspath(str(url))}" if is_name else EXPECTED
+        raise Invalid("state is not the URL of a database", hint=file)
     if parsed.drivername not in _DRIVERS:
         raise Invalid(f"state has the scheme {parsed.drivername!r}", hint=EXPECTED)
     parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])

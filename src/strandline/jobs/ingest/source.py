@@ -29,6 +29,7 @@ _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".geojson": "jsonl",
     ".csv": "csv", ".tsv": "csv", **dict.fromkeys(ENDINGS, "parquet"),
 }  # fmt: skip
+_UNREAD = {".xz", ".zip", ".7z", ".rar", ".tar", ".tgz", ".lz4", ".br"}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _KNOWN = ".jsonl .ndjson .json .csv .tsv (also .gz .zst .bz2) and .parquet"
@@ -170,6 +171,13 @@ def _check_path(pattern: str) -> None:
         is_path = False
     if not is_path:
         raise Invalid(f"{pattern!r} cannot be the name of a file")
+    scheme, sign, _ = pattern.partition("://")
+    if sign and scheme not in ("s3", "file") and "/" not in scheme:
+        hint = "Files are read from folders and from s3://bucket/prefix. Fetch the file first."
+        raise Invalid(f"{pattern}: addresses with {scheme}:// are not read", hint=hint, file=pattern)
+    if pattern == "-" and not os.path.lexists(pattern):
+        hint = "A file is loaded once, which needs its name. Write the text into a file first."
+        raise Invalid("what a program prints is not read", hint=hint, file=pattern)
 
 
 def _find_local(pattern: str, kind: Kind | None) -> list[Source]:
@@ -266,6 +274,10 @@ def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
 def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, Compression | None]:
     compression = _split_packing(path)[1]
     found = kind or _known_kind(path)
+    ending = os.path.splitext(path)[1].lower()
+    if ending in _UNREAD:
+        hint = "Unpack it first. Read as they are: .gz .zst .bz2"
+        raise Invalid(f"{path}: {ending} is not read", hint=hint, file=path)
     if found is None or (found == "parquet" and compression):
         raise Invalid(
             f"{path}: the format of the file is not clear from its name",
