@@ -496,3 +496,19 @@ def _scratch(factory, kept={}):  # noqa: B006 - one table serves all examples
     if "table" not in kept:
         kept["table"] = sl.Lake(factory.mktemp("scratch")).create_table("scratch", WIDE, key=["id"], vnodes=1)
     return kept["table"]
+
+
+def test_why_a_value_does_not_fit_is_said_without_words_of_arrow(lake):
+    table = lake.create_table("t", "id:int64, at:timestamp_ntz, n:int8", key=["id"])
+    for column, part in (
+        (pa.array([dt.datetime(2020, 1, 1), None], pa.timestamp("ns")), None),
+        (pa.array([1, 2], pa.timestamp("ns")), "1970-01-01 00:00:00"),
+    ):
+        rows = pa.table({"id": [1, 2], "at": column, "n": pa.array([1, 2], pa.int8())})
+        if part is None:
+            table.upsert(rows)
+            continue
+        with pytest.raises(sl.Invalid) as caught:
+            table.upsert(rows)
+        assert part in caught.value.message and "Casting" not in caught.value.message
+        assert caught.value.message.endswith("(a part of it would be lost)")

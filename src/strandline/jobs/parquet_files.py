@@ -119,4 +119,5 @@ def _choose_unit(storage: Storage, path: str, columns: list[str]) -> Literal["us
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return "its bytes have another meaning than they should" if "thrift" in text else text

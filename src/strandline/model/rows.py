@@ -6,7 +6,9 @@ dicts. A value is taken when the column's type holds it exactly; text is never p
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -209,11 +211,19 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, offset: int) -> pa.Ch
         value = python_value(column[at])
         raise Invalid(
             f"row {offset + at}, column {field.name!r}: {_show_value(value)} does not fit {type_text(field.type)}"
-            f" ({str(error).splitlines()[0]})",
+            f"{_explain_cast(error)}",
             hint=moments.hint(value, field.type),
             row=offset + at,
             column=field.name,
         ) from error
+
+
+def _explain_cast(error: Exception) -> str:
+    """Why Arrow refuses a value, in words of ours or not at all."""
+    text = str(error).splitlines()[0]
+    if "would lose data" in text:
+        return " (a part of it would be lost)"
+    return "" if re.search(r"[a-z]+\[|\bcast", text, re.I) else f" ({text})"
 
 
 def _refuse_overflow(column: pa.ChunkedArray, typed: pa.ChunkedArray) -> None:
@@ -317,7 +327,8 @@ def _to_json_text(value: Any, row: int, column: str) -> str | None:
 
 def _show_value(value: Any) -> str:
     """A value for a message: short and printable."""
-    return repr(value)[:80].encode("utf-8", "backslashreplace").decode()
+    shown = value.isoformat(" ") if isinstance(value, dt.datetime) else repr(value)
+    return shown[:80].encode("utf-8", "backslashreplace").decode()
 
 
 def first_failing(count: int, attempt: Callable[[int, int], object]) -> int:

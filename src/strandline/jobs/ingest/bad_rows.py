@@ -46,6 +46,8 @@ def refuse_row(source: Source, fault: BadRow, table: str) -> Invalid:
     hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
     if source.kind == "jsonl" and fault.line == 1 and fault.column is None:
         hint = f"{FORMS_HINT}\n{hint}"
+    if "not UTF-8" in fault.reason:
+        hint = f"Name the encoding of the file, such as: --encoding latin-1\n{hint}"
     if not source.is_text and fault.column is not None:
         hint = f"{hint}\nOr leave the column out, by its name in the file: --skip COLUMN"
     return Invalid(
