@@ -302,7 +302,7 @@ def measure_stream(lake: Any, spark: Any, folder: Path) -> list[float]:
         ids = [row["id"] for row in frame.select("id").collect()]
         seen.update(dict.fromkeys(ids, time.perf_counter()))
 
-    options = {"lake": str(lake.root), "table": "streamed", "start": "head"}
+    options = {"lake": str(folder / "lake"), "table": "streamed", "start": str(table.head)}
     stream = spark.readStream.format("strandline").options(**options).load()
     query = stream.writeStream.foreachBatch(note).option("checkpointLocation", str(folder / "stream")).start()
     lags = []

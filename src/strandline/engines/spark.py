@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 JAVA = 17
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+# Arrow tables up to this size are rows of the plan.
+_IN_PLAN = "spark.sql.execution.arrow.localRelationThreshold"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 # With more paths than this, a read starts a job that lists files; the commit already names them.
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 SETTINGS = {
@@ -58,6 +61,8 @@ _REMOTE_TASKS = 8
 TASK_BYTES = 1 << 30
 _SMALL_TASK_BYTES = 64 << 20
 _MOST_TASKS = 1024
+_MOST_IN_PLAN = 4096
+_SENT_ROWS = 65_536
 # The stages of a job that shuffles once; Spark itself does not know their number at first.
 _STAGES = 3
 _SHARES = 1000
@@ -228,6 +233,17 @@ def planning(spark: SparkSession, paths: int) -> Iterator[None]:
         yield
     else:
         with _override_settings(spark, {_LISTING: SETTINGS[_LISTING]}):
+            yield
+
+
+@contextmanager
+def sending_rows(spark: SparkSession, rows: int) -> Iterator[None]:
+    """Around `createDataFrame` of an Arrow table of so many rows. Many rows stay Arrow batches, one a task: in the plan,
+    the optimizer would go through all of them for every read, and a broadcast would send each as an object."""
+    if _is_connect(spark) or rows <= _MOST_IN_PLAN:
+        yield
+    else:
+        with _override_settings(spark, {_IN_PLAN: "0", _BATCH_ROWS: str(_SENT_ROWS)}):
             yield
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.engines.lanes import CheckLane, ReadLane
 from strandline.engines.scan import Inside, ScanFile, by_schema, listed, spark_schema, spark_type
-from strandline.engines.spark import collect, planning, run_lane
+from strandline.engines.spark import collect, planning, run_lane, sending_rows
 from strandline.errors import Corrupt
 from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT
 from strandline.model.definition import TableDef
@@ -50,7 +50,8 @@ def fold_frame(spark: SparkSession, fold: pa.Table) -> DataFrame:
     """The shared fold (see `winners_sql`) as a DataFrame, which is sent to Spark here, once."""
     # By default Spark reads local times in its session's zone, where some do not exist.
     columns = pa.schema([canonical_field(field) for field in fold.schema])
-    return spark.createDataFrame(fold, schema=spark_schema(columns))
+    with sending_rows(spark, fold.num_rows):
+        return spark.createDataFrame(fold.combine_chunks(), schema=spark_schema(columns))
 
 
 def winners_sql(name: str, definition: TableDef) -> str:
