@@ -180,8 +180,12 @@ class Narrow:
             PLAIN: lambda: self.spark.read.parquet(str(at / PLAIN)),
             SORTED: lambda: self.spark.read.parquet(str(at / SORTED)),
         }
-        for read, run in (("count", self._count), ("agg", self._aggregate), ("lookup", self._look_up)):
-            found = interleave({name: partial(run, frame) for name, frame in frames.items()}, repeats=READS)
+        kinds = (("count", self._count), ("agg", self._aggregate), ("lookup", self._look_up), ("filter", self._look_up))
+        for read, run in kinds:
+            by_contender = {name: partial(run, frame) for name, frame in frames.items()}
+            if read == "lookup":
+                by_contender[OURS] = partial(self._look_up_by_key, table)
+            found = interleave(by_contender, repeats=READS)
             by_name = self.samples.setdefault(f"{read}_{state}", {name: Samples() for name in frames})
             for name, samples in found.items():
                 for seconds in samples.seconds:
@@ -200,6 +204,10 @@ class Narrow:
 
     def _look_up(self, frame: Frame, round_: int) -> None:
         if len(found := frame().where(f"id = {self.keys[round_]}").collect()) != 1:
+            raise SystemExit(f"a lookup found {len(found)} rows")
+
+    def _look_up_by_key(self, table: Any, round_: int) -> None:
+        if len(found := table.to_spark(where=f"id = {self.keys[round_]}").collect()) != 1:
             raise SystemExit(f"a lookup found {len(found)} rows")
 
     def _answers(self, table: Any) -> list[Any]:
@@ -229,8 +237,10 @@ class Narrow:
             "agg_merged_vs_parquet": self.ratio("agg_merged", PLAIN),
             "agg_compacted_vs_parquet": self.ratio("agg_compacted", PLAIN),
             "compact_vs_parquet_write": ratio(self.median("compact", OURS), self.median("write", PLAIN)),
-            # Sorted files let Spark skip row groups, as ours do.
+            # Sorted files let Spark skip row groups, as ours do. A lookup is `to_spark(where=...)`, a filter is
+            # `to_spark().where(...)`.
             "lookup_vs_parquet": self.ratio("lookup_merged", SORTED),
+            "filter_vs_parquet": self.ratio("filter_merged", SORTED),
         }
 
 

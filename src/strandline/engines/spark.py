@@ -238,8 +238,8 @@ def planning(spark: SparkSession, paths: int) -> Iterator[None]:
 
 @contextmanager
 def sending_rows(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Around `createDataFrame` of an Arrow table of so many rows. Many rows stay Arrow batches, one a task: in the plan,
-    the optimizer would go through all of them for every read, and a broadcast would send each as an object."""
+    """Around `createDataFrame` of an Arrow table of so many rows. Many rows stay Arrow batches, one a task: in the
+    plan, the optimizer would go through all of them for every read, and a broadcast would send each as an object."""
     if _is_connect(spark) or rows <= _MOST_IN_PLAN:
         yield
     else:

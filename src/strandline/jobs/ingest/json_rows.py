@@ -27,7 +27,7 @@ from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
 from strandline.jobs.ingest.json_cells import TOO_DEEP, Texts, read_column
 from strandline.jobs.ingest.json_scan import CLOSE_OBJECT, COLON, COMMA, OPEN_OBJECT, Positions
-from strandline.jobs.ingest.json_stream import Form, JsonBlock, read_records, split_lines
+from strandline.jobs.ingest.json_stream import Form, JsonBlock, Lines, MakeBlock, cut_records, split_lines
 from strandline.model import json_text
 from strandline.model.checked_rows import CheckedRows, Mask
 from strandline.model.rows import check_rows
@@ -58,9 +58,13 @@ class JsonRows:
             explicit_schema=read, unexpected_field_behavior="error", newlines_in_values=True
         )
 
-    def convert(self, records: JsonBlock) -> tuple[CheckedRows, list[BadRow]]:
-        """The good rows, checked, and the bad ones, in the order of their lines."""
-        table = self._read_by_arrow(records)
+    def convert(self, make: MakeBlock) -> tuple[CheckedRows, list[BadRow]]:
+        """The good rows of a block, checked, and the bad ones, in the order of their lines."""
+        table, is_tried = self._read_lines(make) if isinstance(make, Lines) else (None, False)
+        if table is not None:
+            return CheckedRows(table, by_row=True), []
+        records = make()
+        table = None if is_tried else self._read_by_arrow(records)
         if table is not None:
             return CheckedRows(table, by_row=True), []
         bad = [BadRow(line, *explain_text(text), _show_text(text)) for line, text in records.bad]
@@ -108,29 +112,42 @@ class JsonRows:
     def _schema_of_rows(self) -> pa.Schema:
         return pa.schema([field.with_nullable(True) for field in self._schema])
 
+    def _read_lines(self, lines: Lines) -> tuple[pa.Table | None, bool]:
+        """The rows of whole lines as Arrow reads them, and whether it could read them at all: where it does, nobody has
+        to look for brackets and quotes. `None, False` also when a line may be broken."""
+        objects = lines.count_objects() if self._is_plain else None
+        try:
+            return (None, False) if objects is None else (self._take_arrow(lines.data, objects), True)
+        except UNFIT:
+            return None, False
+
     def _read_by_arrow(self, records: JsonBlock) -> pa.Table | None:
-        """The rows as Arrow reads them; None when it cannot, or might read them differently."""
-        data = records.data
-        if not self._is_plain or records.bad or not len(records) or b"NaN" in data or b"Inf" in data:
+        """The same for a block that has been looked at."""
+        if not self._is_plain or records.bad or not len(records):
             return None
         is_object = records.signs.kind[records.first] == OPEN_OBJECT
         if not is_object.all() or records.signs.depth.max() > _MOST_DEPTH:
             return None
         try:
-            read = pj.ReadOptions(block_size=len(data) + 1)
-            table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
-            table.validate(full=True)
-            if table.num_rows != len(records) or any(map(_may_be_rounded, table.columns)):
-                return None
-            rows = next(check_rows(cast_columns(table, self._schema), self._schema))
-            # Arrow reads a name that is missing as it reads null.
-            if self._tells_lacking and any(column.null_count for column in rows.columns):
-                return None
-            return rows if self._take_own_names(rows) else None
+            return self._take_arrow(records.data, len(records))
         except UNFIT:
             # If one block cannot be read so, the next ones cannot either.
             self._is_plain = False
             return None
+
+    def _take_arrow(self, data: bytes, objects: int) -> pa.Table | None:
+        """The rows of so many objects as Arrow reads them; None when it might read them differently than we do."""
+        read = pj.ReadOptions(block_size=len(data) + 1)
+        table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
+        table.validate(full=True)
+        floats = (found for column in table.columns for chunk in column.chunks for found in _find_floats(chunk))
+        if table.num_rows != objects or any(map(_may_be_rounded, floats)):
+            return None
+        rows = next(check_rows(cast_columns(table, self._schema), self._schema))
+        # Arrow reads a name that is missing as it reads null.
+        if self._tells_lacking and any(column.null_count for column in rows.columns):
+            return None
+        return rows if self._take_own_names(rows) else None
 
     def _take_own_names(self, rows: pa.Table) -> bool:
         """Whether the columns that have values have no other name in this file."""
@@ -316,17 +333,27 @@ def _is_read_by_hand(kind: pa.DataType) -> bool:
     )
 
 
-def _may_be_rounded(column: pa.ChunkedArray) -> bool:
-    """Whether a number may have been an integer that a float does not keep, or one that is too large for it."""
-    if not pt.is_floating(column.type):
-        return False
-    return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT_FLOAT), min_count=0).as_py())
+def _find_floats(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of floats in an array, at any depth."""
+    if pt.is_floating(array.type):
+        yield array
+    elif pt.is_struct(array.type):
+        for child in array.flatten():
+            yield from _find_floats(child)
+    elif pt.is_nested(array.type):
+        yield from _find_floats(array.flatten())
+
+
+def _may_be_rounded(floats: pa.Array) -> bool:
+    """Whether a number may have been an integer that a float does not keep, or is none that JSON knows."""
+    is_odd = pc.or_(pc.greater_equal(pc.abs(floats), _EXACT_FLOAT), pc.is_nan(floats))
+    return bool(pc.any(is_odd, min_count=0).as_py())
 
 
 def read_json(reading: Reading, rows: JsonRows, form: Form | None = None) -> Iterator[CheckedRows | BadRow]:
     """The rows of a reading: good ones in pieces, bad ones with their lines. Other threads convert the next blocks
     while the caller takes the rows."""
-    for good, bad in convert_ahead(rows.convert, read_records(reading, form=form)):
+    for good, bad in convert_ahead(rows.convert, cut_records(reading, form=form)):
         if good.table.num_rows:
             yield good
         yield from bad

@@ -6,9 +6,10 @@ The first bytes tell the form. Only a few blocks are in memory at a time, unless
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,10 @@ from strandline.jobs.ingest.bad_rows import FORMS_HINT
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.decode import UTF8, sniff_encoding, unpacked_chunks
 from strandline.jobs.ingest.json_scan import (
+    CLOSE_OBJECT,
     COMMA,
+    NEWLINE,
+    OPEN_OBJECT,
     Mask,
     Positions,
     Signs,
@@ -62,6 +66,31 @@ class JsonBlock:
 
     def text(self, at: int) -> bytes:
         return self.data[self.signs.at[self.first[at]] : self.signs.at[self.last[at]] + 1]
+
+
+MakeBlock = Callable[[], JsonBlock]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Whole lines of a file, the first of which has the number `line`; a call makes their block."""
+
+    data: bytes
+    line: int
+
+    def __call__(self) -> JsonBlock:
+        return split_lines(self.data, self.line)
+
+    def count_objects(self) -> int | None:
+        """How many lines there are, if each begins and ends as an object does; None for other text. No newline inside
+        of an object is between `}` and `{`, so each line is one whole object or several, if the text is JSON at all."""
+        text = np.frombuffer(self.data, np.uint8)
+        ends = np.flatnonzero(text == NEWLINE)
+        if not self.data.endswith(b"\n"):
+            ends = np.append(ends, len(text))
+        if not len(text) or text[0] != OPEN_OBJECT or (text[ends - 1] != CLOSE_OBJECT).any():
+            return None
+        return None if (text[ends[:-1] + 1] != OPEN_OBJECT).any() else len(ends)
 
 
 def sniff_json(source: Source) -> str:
@@ -112,6 +141,11 @@ def sniff_form(reading: Reading) -> Form:
 def read_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES, form: Form | None = None) -> Iterator[JsonBlock]:
     """The values of a file, or of the part that a reading is about. At the end `reading.is_open` says whether the last
     line has no newline. The text tells its form, unless the caller knows it."""
+    return (make() for make in cut_records(reading, block_bytes=block_bytes, form=form))
+
+
+def cut_records(reading: Reading, *, block_bytes: int = BLOCK_BYTES, form: Form | None = None) -> Iterator[MakeBlock]:
+    """The blocks of `read_records`, each still to be made, which takes most of the time: any thread may do it."""
     chunks = _join_chunks(reading.chunks(block_bytes), min(block_bytes, _HEAD_BYTES))
     head, second = next(chunks, b""), next(chunks, b"")
     form = form or find_form(head, is_all=not second)
@@ -170,17 +204,19 @@ def _join_chunks(chunks: Iterable[bytes], least: int) -> Iterator[bytes]:
 def split_objects(data: bytes) -> JsonBlock:
     """The values of a whole text, one after another."""
     _, found = _ObjectCutter().cut(data, 1, is_end=True)
-    return found[0]
+    return found[0]()
 
 
-def split_lines(data: bytes) -> JsonBlock:
-    """The values of whole lines."""
-    _, found = _LineCutter().cut(data, 1, is_end=True)
-    return found[0]
+def split_lines(data: bytes, line: int = 1) -> JsonBlock:
+    """The values of whole lines, of which the first has this number."""
+    stops = np.append(find_newlines(data), len(data))
+    quotes = count_quotes(data, stops)
+    odd = np.flatnonzero(np.diff(quotes, prepend=0) % 2)
+    return _split_segments(data, _scan_without(data, stops, odd), stops, line, separator=1, unclosed=odd)
 
 
 class _Cutter(Protocol):
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[MakeBlock]]:
         """Where the last whole value of a text ends, and the values up to there. The text begins on `line`; `is_end`
         takes the rest too."""
         ...
@@ -189,15 +225,11 @@ class _Cutter(Protocol):
 class _LineCutter:
     """One object per line; a line may also have several."""
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[MakeBlock]]:
         done = len(data) if is_end else data.rfind(b"\n") + 1
         if not done:
             return 0, []
-        whole = data[:done]
-        stops = np.append(find_newlines(whole), done)
-        quotes = count_quotes(whole, stops)
-        odd = np.flatnonzero(np.diff(quotes, prepend=0) % 2)
-        return done, [_split_segments(whole, _scan_without(whole, stops, odd), stops, line, separator=1, unclosed=odd)]
+        return done, [Lines(data[:done], line)]
 
 
 def _scan_without(data: bytes, stops: Positions, odd: Positions) -> Signs:
@@ -214,7 +246,7 @@ def _scan_without(data: bytes, stops: Positions, odd: Positions) -> Signs:
 class _ObjectCutter:
     """Objects one after another, with any space between them."""
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[MakeBlock]]:
         signs = scan(data)
         # A bracket that closes nothing ends a segment, which is bad.
         lowest = np.minimum.accumulate(np.minimum(signs.depth, 0))
@@ -225,7 +257,8 @@ class _ObjectCutter:
             stops = np.append(stops, len(data))
         if not len(stops):
             return 0, []
-        return int(stops[-1]), [_split_segments(data, signs, stops, line, separator=0, unclosed=unclosed)]
+        make = partial(_split_segments, data, signs, stops, line, separator=0, unclosed=unclosed)
+        return int(stops[-1]), [make]
 
 
 class _ArrayCutter:
@@ -235,9 +268,9 @@ class _ArrayCutter:
         self._source = source
         self._is_inside = False
 
-    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[JsonBlock]]:
+    def cut(self, data: bytes, line: int, *, is_end: bool) -> tuple[int, list[MakeBlock]]:
         done = 0
-        found: list[JsonBlock] = []
+        found: list[MakeBlock] = []
         while True:
             if not self._is_inside:
                 done = len(data) - len(data[done:].lstrip(_SPACE))
@@ -256,7 +289,7 @@ class _ArrayCutter:
             if len(stops):
                 part = _blank(part, commas)
                 at_line = line + data.count(b"\n", 0, done)
-                found.append(_split_segments(part, inside, stops, at_line, separator=1, unclosed=unclosed))
+                found.append(partial(_split_segments, part, inside, stops, at_line, separator=1, unclosed=unclosed))
                 done = min(done + int(stops[-1]) + 1, len(data))
             if not len(closing):
                 return done, found

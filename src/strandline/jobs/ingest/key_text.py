@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -58,7 +59,7 @@ def _read_single(record: bytes, columns: pa.Schema) -> _Found:
 
 
 def _read_object(record: bytes, columns: pa.Schema) -> _Found:
-    rows, bad = JsonRows(columns).convert(split_objects(record))
+    rows, bad = JsonRows(columns).convert(partial(split_objects, record))
     if bad or rows.table.num_rows != 1:
         return None, (bad[0].column, bad[0].reason) if bad else (None, "it is empty")
     return rows.table, (None, "")

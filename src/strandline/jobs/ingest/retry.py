@@ -25,7 +25,7 @@ from strandline.jobs.ingest.blocks import Block
 from strandline.jobs.ingest.csv import Delimited
 from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.json_rows import JsonRows
-from strandline.jobs.ingest.json_stream import split_lines
+from strandline.jobs.ingest.json_stream import Lines
 from strandline.jobs.partitions import add_partitions, partitions_of
 from strandline.jobs.purge import plan_purge
 from strandline.model.change import UPSERT
@@ -268,7 +268,7 @@ class _Reader:
         schema = self._definition.schema
         if self._names is None:
             data = "".join(f"{_to_one_line(text)}\n" for text in texts).encode()
-            found, bad = JsonRows(schema, ColumnMatcher(self._definition)).convert(split_lines(data))
+            found, bad = JsonRows(schema, ColumnMatcher(self._definition)).convert(Lines(data, 1))
             table = found.table
             starts = {at + 1: at for at in range(len(texts))}
         else:
