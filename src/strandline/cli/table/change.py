@@ -40,7 +40,7 @@ def set_(
     name: TableName,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; nothing shows all."),
+        typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; without any, show all."),
     ] = None,
     yes: Yes = False,
 ) -> Answer:
@@ -172,7 +172,7 @@ def drop_column(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Take a column out of a table, for good.
+    """Remove a column from a table, for good.
 
     Its values can no longer be read at any seq, and its name is not used again."""
     lake = call.lake()
