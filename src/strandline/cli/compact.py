@@ -51,7 +51,7 @@ def compact(
         if not done:
             yield "There are no tables yet."
         if any(each.vnodes or each.packed_files for each in reports):
-            yield note(f"What was compacted and replaced stays until: {call.command('vacuum')}")
+            yield note(f"The replaced files stay on disk until: {call.command('vacuum')}")
 
     return Answer(data, tell(), is_well=is_well)
 

@@ -106,7 +106,7 @@ def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
         yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
         how = _describe_changes(done.change) if after.why else ""
-        yield f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
+        yield f"Sink {name} continues from its mark, with {how}." if how else f"Sink {name} is unchanged."
     for other in done.change.shared_with:
         both = "the rows of both will be there, and a mirror fails when it finds rows that are not its own"
         yield warning(f"Sink {other} goes to {plan.destination} as well: {both}. To send elsewhere: --to")
@@ -126,7 +126,7 @@ def _confirm_change(call: Call, change: SinkChange) -> None:
     """Ask before an active sink is changed."""
     before, after = change.before, change.after
     assert before is not None
-    why = f"It goes on from where it is, with {_describe_changes(change)}."
+    why = f"It continues from its mark, with {_describe_changes(change)}."
     if after.is_new:
         why = f"{after.why[:1].upper()}{after.why[1:]}: it starts again, and sends nothing more to where it was."
     question = f"There is a sink {before.name}: {before.table} → {before.destination}. {why} Go on?"

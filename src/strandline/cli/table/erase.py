@@ -114,7 +114,7 @@ def purge(
         return preview(f"Would erase {counted(plan.keys, 'key')} from {name}; {found}.", plan)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
-        question = f"Erase {what} for good? States before this may no longer be readable."
+        question = f"Erase {what} for good? Seqs before this may no longer be readable."
         call.confirm(question, f"rows of {name!r} are erased", table=name)
     with progress_bar(f"Erasing from {name}") as progress:
         report = table.purge(wanted, progress=progress)
