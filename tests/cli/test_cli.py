@@ -634,7 +634,7 @@ def test_a_table_is_made_again_what_it_was(folded: Run) -> None:
     then = rows()
     assert (then[1], 2 in then) == ("b", False)
     said = folded("table", "restore", "items", "--at", "1")
-    assert "items is again what it was at seq 1: 2 changes, seq 4." in said
+    assert "items is set back to seq 1: 2 changes, seq 4." in said
     assert "strandline table restore items --at 3" in said
     assert rows() == dict.fromkeys(range(100), "a")
     assert "nothing was written" in folded("table", "restore", "items", "--at", "4")
@@ -965,7 +965,7 @@ def test_functions_that_show_need_no_terminal(loaded: Run, tmp_path: Path) -> No
             "erase 2 keys from items; it has 1 row of them now",
             {"keys": 2, "present": 1},
         ),
-        (("restore", "items", "--at", "1"), "make items what it was at seq 1", {"at": 1}),
+        (("restore", "items", "--at", "1"), "set items back to seq 1", {"at": 1}),
         (("drop-column", "items", "name"), "drop the column name of items", {"table": "items"}),
         (
             ("expire", "items", "--before", "2024-01-31"),

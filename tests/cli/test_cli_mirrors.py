@@ -35,7 +35,7 @@ def test_changes_are_asked_for_and_another_mode_is_a_new_life(run: Run) -> None:
     run("tick")
     assert DeltaTable("there").to_pyarrow_table().column_names == ["_op", "_seq", *ITEMS.names]
     assert "every change" in run("sink", "show", "log")
-    assert "is as it was" in run("sink", "add", "log", "items", "--kind", "delta", "--to", "there")
+    assert "is unchanged" in run("sink", "add", "log", "items", "--kind", "delta", "--to", "there")
     assert "new generation" in run(
         "sink", "add", "log", "items", "--kind", "delta", "--to", "here", "--mode", "mirror", "--yes"
     )

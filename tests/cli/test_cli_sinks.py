@@ -407,15 +407,15 @@ def test_a_secret_that_would_be_left_out_is_refused_with_the_way_to_name_it(
 
 
 def test_changing_a_sink_says_what_changes_and_asks(archive: Run, items: sl.Table, tmp_path: Path) -> None:
-    assert "Sink archive is as it was." in archive("sink", "add", "archive", "items", "--to", "out")
+    assert "Sink archive is unchanged." in archive("sink", "add", "archive", "items", "--to", "out")
     words = ("sink", "add", "archive", "items", "--mask", "email=null")
     assert archive.json(*words, "--to", "out", code=1)["error"]["kind"] == "Invalid"
     said = archive(*words, "--to", "out", code=1, stdin="n\n")
-    assert "It goes on from where it is, with mask: none → email=null. Go on?" in said
-    assert "Sink archive goes on from where it is, with mask: none → email=null.\n" in archive(
+    assert "It continues from its mark, with mask: none → email=null. Go on?" in said
+    assert "Sink archive continues from its mark, with mask: none → email=null.\n" in archive(
         *words, "--to", "out", "--yes"
     )
-    assert "Sink archive goes on from where it is, with mask: email=null → email=redact.\n" in archive(
+    assert "Sink archive continues from its mark, with mask: email=null → email=redact.\n" in archive(
         "sink", "add", "archive", "items", "--mask", "email=redact", "--to", "out", stdin="y\n"
     )
     said = archive(*words, "--to", "other", code=1, stdin="n\n")

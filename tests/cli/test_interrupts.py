@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.cli.interrupts import Interruptible, make_handler
 from support import python, start_python
 
-LINE = "Stopped: on your request. What is finished stays; a next run goes on from there.\n"
+LINE = "Stopped: on your request. Finished work stays; the next run continues from there.\n"
 
 # Interrupts itself when a module begins to load.
 AT_IMPORT = """

@@ -22,7 +22,7 @@ def backup(
         str, typer.Argument(metavar="DEST", help="An empty folder or s3://bucket/prefix, or an earlier backup.")
     ],
 ) -> Answer:
-    """Copy the lake to another place, while others write it. Into an earlier backup goes only what is new.
+    """Copy the lake to another place, while others write it. A second backup to the same place copies only new files.
 
     Sinks, marks, dead letters and tokens are kept beside the copy, for a restore; the copy itself sends nothing."""
     lake = call.lake()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 def compact(
     call: Call,
     names: TableNames = None,
-    full: Annotated[bool, typer.Option("--all", help="Compact every change, also where that is not due yet.")] = False,
+    full: Annotated[bool, typer.Option("--all", help="Compact every change, also where it is not due yet.")] = False,
     dry_run: DryRun = False,
     engine: UseEngine = None,
 ) -> Answer:
-    """Fold the log into the baseline where that is due, so that reads have less to merge; pack small files of the log.
+    """Merge the log into the baseline where that is due, so that reads are quicker; pack small files of the log.
 
-    Ends with 1 when something could not be folded."""
+    Ends with 1 when something could not be compacted."""
     lake = call.lake()
     if dry_run:
         plans = lake.plan_compaction(names or (), full=full)
@@ -51,7 +51,7 @@ def compact(
         if not done:
             yield "There are no tables yet."
         if any(each.vnodes or each.packed_files for each in reports):
-            yield note(f"What was compacted and replaced stays until: {call.command('vacuum')}")
+            yield note(f"The replaced files stay on disk until: {call.command('vacuum')}")
 
     return Answer(data, tell(), is_well=is_well)
 

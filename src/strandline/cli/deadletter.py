@@ -28,14 +28,14 @@ _SHOWN = 20
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Ids of dead letters, or unique beginnings of them; with --all names of sinks."),
+    typer.Argument(metavar="ID", help="Ids of dead letters, or the beginnings of ids; with --all names of sinks."),
 ]
 All = Annotated[bool, typer.Option("--all", help="All dead letters, or all of the named sinks.")]
 
 
 def list_(
     call: Call,
-    sink: Annotated[str | None, typer.Argument(metavar="SINK", help="The sink; all of them without a name.")] = None,
+    sink: Annotated[str | None, typer.Argument(metavar="SINK", help="The sink; without a name, all of them.")] = None,
     is_all: Annotated[bool, typer.Option("--all", help="List each letter by itself, with its id.")] = False,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="With --all: the last N of them.")] = 100,
 ) -> Answer:
@@ -85,7 +85,9 @@ def _tell_groups(call: Call, groups: Sequence[LetterGroup]) -> Iterator[Part]:
     yield f"Give them up:      {call.command(f'deadletter drop --all {names}')}"
 
 
-def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The beginning of its id.")]) -> Answer:
+def show(
+    call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="Its id, or the beginning of its id.")]
+) -> Answer:
     """Show a dead letter: why it was refused, its keys, and the rows as they are now."""
     lake = call.lake()
     letter = lake.state.letters.get(id)
@@ -123,9 +125,9 @@ def show(call: Call, id: Annotated[str, typer.Argument(metavar="ID", help="The b
 
 
 def replay(call: Call, words: Words = None, is_all: All = False) -> Answer:
-    """Send dead letters again: for each key its current row. Letters that arrive are removed.
+    """Send dead letters again: the current row of each key. Letters that arrive are removed.
 
-    When a sink's destination does not answer, its other letters are not tried. Ends with 1 when some stay."""
+    When a destination does not answer, the other letters of its sink are not tried. Ends with 1 when some stay."""
     lake = call.lake()
     chosen = _choose(call, lake, words, is_all)
     with progress_bar("Sending again") as progress:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def demo(
     call: Call,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="How many rows to make.")] = 20_000,
-    folder: Annotated[Path, typer.Option("--dir", metavar="PATH", help="Where: a folder of its own.")] = Path(
+    folder: Annotated[Path, typer.Option("--dir", metavar="PATH", help="A folder of its own for the demo.")] = Path(
         "demo-lake"
     ),
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier demo in that folder first.")] = False,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out the part that starts Spark.")] = False,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Do everything in this process, without Spark.")] = False,
 ) -> Answer:
     """Run the main job end to end on made-up data: recorded AI-agent conversations."""
     # No other verb needs what the demo is made of.

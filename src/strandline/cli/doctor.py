@@ -23,13 +23,14 @@ _INDENT = " " * 9
 
 def doctor(
     call: Call,
-    repair: Annotated[bool, typer.Option("--repair", help="Replace bad checkpoints by a new one.")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every row as well.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Replace damaged checkpoints by a new one.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every row too.")] = False,
     adopt_state: Annotated[
         bool, typer.Option("--adopt-state", help="Recover the marks of sinks from their destinations.")
     ] = False,
     skip: Annotated[
-        list[str] | None, typer.Option(metavar="SINK", help="With --adopt-state: retire this sink unasked.")
+        list[str] | None,
+        typer.Option(metavar="SINK", help="With --adopt-state: retire this sink instead of asking its destination."),
     ] = None,
 ) -> Answer:
     """Examine the lake: find damage, and work that waits to be done.
@@ -37,7 +38,7 @@ def doctor(
     Ends with 1 when something is wrong.
 
     With --adopt-state, after the state of the lake's sinks was lost or restored from an old copy: ask every destination
-    how far it has come, and go on from there. Ends with 1 when you must say where a sink goes on."""
+    how far it has come, and continue from there. Ends with 1 when you must decide where a sink continues."""
     if adopt_state:
         return _adopt(call, skip or ())
     if skip:

@@ -36,17 +36,21 @@ def ingest(
             metavar="FILES", help="Files, folders or patterns: .jsonl .json .csv .tsv (also .gz .zst .bz2), .parquet"
         ),
     ],
-    key: Annotated[str | None, typer.Option(metavar="A,B", help="Make the table, if missing, with this key.")] = None,
-    no_key: Annotated[bool, typer.Option("--no-key", help="Make the table, if missing, append-only.")] = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Create the table, if it does not exist, with this key.")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Create the table, if it does not exist, append-only.")
+    ] = False,
     cluster_by: ClusterBy = None,
     vnodes: Vnodes = None,
     version_column: VersionColumn = None,
     rejects: Annotated[bool, typer.Option("--rejects", help="Load the good rows and keep the bad ones aside.")] = False,
     dry_run: DryRun = False,
-    again: Annotated[bool, typer.Option("--again", help="Load files even if they are loaded already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Load files again that are already loaded.")] = False,
     file_format: Annotated[
         Literal["jsonl", "csv", "parquet"] | None,
-        typer.Option("--format", help="What the files are, if their names do not say."),
+        typer.Option("--format", help="The format of the files, if their names do not tell it."),
     ] = None,
     skip: Skip = None,
     types: Annotated[
@@ -54,16 +58,24 @@ def ingest(
     ] = None,
     missing: Annotated[
         Literal["refuse", "null", "keep"] | None,
-        typer.Option(help="What to do about columns that a file lacks: refuse to lose values, set null, keep values."),
+        typer.Option(
+            help="When a file lacks columns: refuse to lose values, set null, or keep the values of the table."
+        ),
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(metavar="C", help="What separates the fields of CSV files.")] = None,
-    quote: Annotated[str | None, typer.Option(metavar="C", help='What encloses fields; "" for nothing.')] = None,
-    escape: Annotated[str | None, typer.Option(metavar="C", help="What stands before a quote in a field.")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="C", help="The character between the fields of CSV files.")
+    ] = None,
+    quote: Annotated[str | None, typer.Option(metavar="C", help='The character around fields; "" for none.')] = None,
+    escape: Annotated[
+        str | None, typer.Option(metavar="C", help="The character before a quote inside of a field.")
+    ] = None,
     header: Annotated[
         bool | None, typer.Option("--header/--no-header", help="Whether the first line names the columns.")
     ] = None,
     encoding: Annotated[str | None, typer.Option(metavar="NAME", help="Such as utf-8, utf-16, latin-1.")] = None,
-    comment: Annotated[str | None, typer.Option(metavar="C", help="Lines that begin with it are left out.")] = None,
+    comment: Annotated[
+        str | None, typer.Option(metavar="C", help="Leave out lines that begin with this character.")
+    ] = None,
     skip_lines: Annotated[int | None, typer.Option(metavar="N", min=0, help="Lines before the header.")] = None,
     null: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="A text that means no value; may be given several times.")
@@ -73,7 +85,7 @@ def ingest(
     ] = "reject",
     last_line: Annotated[
         Literal["auto", "load", "wait"],
-        typer.Option(help="A last line without newline: load it, let it wait, or decide by whether the file grows."),
+        typer.Option(help="A last line without a newline: load it, or let it wait; auto: wait while the file grows."),
     ] = "auto",
     names: Names = None,
     engine: UseEngine = None,

@@ -29,7 +29,7 @@ def end_on_interrupt() -> None:
 
 def say_stopped() -> None:
     """The one line that a stopped process prints."""
-    os.write(2, b"Stopped: on your request. What is finished stays; a next run goes on from there.\n")
+    os.write(2, b"Stopped: on your request. Finished work stays; the next run continues from there.\n")
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -18,8 +18,8 @@ from strandline.cli.answer import moment, plain
 
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["text", "json"]
-LEVEL = typer.Option("--log-level", envvar="STRANDLINE_LOG_LEVEL", help="What goes to the log, on stderr.")
-FORM = typer.Option("--log-format", envvar="STRANDLINE_LOG_FORMAT", help="Its lines: text or JSON.")
+LEVEL = typer.Option("--log-level", envvar="STRANDLINE_LOG_LEVEL", help="The lowest level that is logged, to stderr.")
+FORM = typer.Option("--log-format", envvar="STRANDLINE_LOG_FORMAT", help="The form of log lines.")
 # Help shows the options once, before the verb. There the environment counts, after the verb it does not.
 LEVEL_AFTER, FORM_AFTER = typer.Option("--log-level", hidden=True), typer.Option("--log-format", hidden=True)
 

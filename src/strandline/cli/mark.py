@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def show(
     call: Call,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sink; all of them without a name.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The sink; without a name, all of them.")] = None,
     is_all: ShowAll = False,
 ) -> Answer:
     """Show how far each sink is: marks, lag, batches under way, its last run."""
@@ -56,9 +56,9 @@ def reset(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Start a sink again: by default the table as it is will be sent once more. Asks first.
+    """Start a sink again: by default it sends the current table once more. Asks first.
 
-    The sink begins a new generation: to its destination it is another sender."""
+    The sink begins a new generation: for its destination it is a new sender."""
     if head and to is not None:
         raise typer.BadParameter("give --to or --head, not both")
     start: Start = HEAD if head else BACKFILL if to is None else to

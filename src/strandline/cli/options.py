@@ -24,30 +24,34 @@ TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.", aut
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
 TableNames = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME", help="The tables; all of them without a name.", autocompletion=complete_tables),
+    typer.Argument(metavar="NAME", help="The tables; without a name, all of them.", autocompletion=complete_tables),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that fulfil this condition.")]
+Where = Annotated[str | None, typer.Option(metavar="SQL", help="Only rows that match this condition.")]
 ShowAll = Annotated[bool, typer.Option("--all", help="Show retired sinks as well.")]
 UseEngine = Annotated[
     Literal["auto", "driver", "spark"] | None,
-    typer.Option("--engine", help="Who does the work: this process, Spark, or the one that suits its size (auto)."),
+    typer.Option(
+        "--engine", help="Who does the work: this process (driver), Spark, or the one that suits its size (auto)."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; write nothing.")]
 
-Key = Annotated[str | None, typer.Option(metavar="A,B", help="Its key; without one it is append-only.")]
+Key = Annotated[str | None, typer.Option(metavar="A,B", help="The key of the table; without one it is append-only.")]
 ClusterBy = Annotated[str | None, typer.Option(metavar="A,B", help="Of a new table: columns that repeat together.")]
 Names = Annotated[
     Literal["snake", "keep"] | None,
-    typer.Option(help='New columns from names such as "Order Date": order_date (snake, the default), or as they are.'),
+    typer.Option(help='How "Order Date" names a new column: order_date (snake, the default) or as it is (keep).'),
 ]
 Vnodes = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help=f"Of a new table: its parts, a power of two; default {VNODES}."),
+    typer.Option(
+        metavar="N", min=1, help=f"Of a new table: the number of hash buckets, a power of two; default {VNODES}."
+    ),
 ]
 Skip = Annotated[str | None, typer.Option(metavar="A,B", help="Columns of the files to leave out.")]
 VersionColumn = Annotated[
-    str | None, typer.Option(metavar="A", help="Of a new table: an older value here never replaces a newer row.")
+    str | None, typer.Option(metavar="A", help="Of a new table: a lower value here never replaces a higher one.")
 ]
 
 

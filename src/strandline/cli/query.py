@@ -25,11 +25,12 @@ def query(
         str, typer.Argument(metavar="SQL", help="One SELECT over the lake's tables; '-' reads it from stdin.")
     ],
     at: Annotated[
-        str | None, typer.Option(metavar="SEQ|TIME", help="As of a time; with one table also as of a seq.")
+        str | None,
+        typer.Option(metavar="SEQ|TIME", help="The tables as of a time; a query over one table also as of a seq."),
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show at most N rows.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print every row as CSV.")] = False,
-    timeout: Annotated[str | None, typer.Option(metavar="30s", help="Stop it after this long.")] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="30s", help="Stop the query after this long.")] = None,
     max_rows: Annotated[int | None, typer.Option(metavar="N", help="Refuse a result of more rows.")] = None,
     max_bytes: Annotated[
         int | None, typer.Option(metavar="N", help="Refuse a larger result; default 1/8 of this machine's memory.")

@@ -31,9 +31,11 @@ class Group(PlainGroup):
 
 def list_(
     call: Call,
-    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="The table; all of them without a name.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="The table; without a name, all of them.")
+    ] = None,
 ) -> Answer:
-    """List the refused rows: how many of which file, and why."""
+    """Count the refused rows by file and reason."""
     lake = call.lake()
     names = lake.tables() if table is None else [table]
     groups = [group for name in names for group in lake.table(name).rejects().list()]

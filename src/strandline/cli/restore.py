@@ -21,7 +21,7 @@ def restore(
 ) -> Answer:
     """Copy a backup to the lake's place, which must hold nothing. Its sinks wait until doctor --adopt-state.
 
-    (To make one table again what it was: strandline table restore.)"""
+    To set one table back to an earlier seq: strandline table restore."""
     call.check_folder()
     try:
         with progress_bar("Copying") as progress:

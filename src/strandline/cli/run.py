@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 def run(
     call: Call,
-    every: Annotated[str, typer.Option(metavar="TIME", help="From the start of a tick to the next.")] = "10s",
+    every: Annotated[
+        str, typer.Option(metavar="TIME", help="The time from the start of one tick to the next.")
+    ] = "10s",
 ) -> Answer:
     """Tick again and again, until Ctrl-C or SIGTERM.
 
-    The first signal waits for the tick under way; a second one stops at once. Prints the ticks that did something;
+    The first signal lets the running tick finish; a second one stops at once. Prints the ticks that did something;
     with --json one document a line."""
     every_s = parse_length(every, "--every")
     if not every_s:

@@ -14,23 +14,29 @@ from strandline.cli.verb import Call
 
 def serve(
     call: Call,
-    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine's need a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. One that other machines can reach needs a token.")
+    ] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8321,
     body_mib: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 64,
     body_rows: Annotated[int, typer.Option(min=1, help="How many rows a body may have.")] = 1_000_000,
-    body_columns: Annotated[int, typer.Option(min=1, help="How many columns, and fields of them, it may have.")] = 4096,
-    table_columns: Annotated[int, typer.Option(min=1, help="How many columns senders may grow a table to.")] = 1000,
-    queue_mib: Annotated[int, typer.Option(min=1, help="The memory for the bodies of all requests under way.")] = 1024,
-    queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may be under way.")] = 1000,
+    body_columns: Annotated[
+        int, typer.Option(min=1, help="How many columns a body may have, with the fields inside of columns.")
+    ] = 4096,
+    table_columns: Annotated[
+        int, typer.Option(min=1, help="Requests may add columns to a table up to this number.")
+    ] = 1000,
+    queue_mib: Annotated[int, typer.Option(min=1, help="The memory for all running requests.")] = 1024,
+    queue_requests: Annotated[int, typer.Option(min=1, help="How many requests may run at once.")] = 1000,
     commit_rows: Annotated[int, typer.Option(min=1, help="How many rows may share a commit.")] = 200_000,
-    linger_ms: Annotated[float, typer.Option(min=0, help="How long a commit waits for requests on their way.")] = 5,
+    linger_ms: Annotated[
+        float, typer.Option(min=0, help="How long a commit waits for requests that are arriving.")
+    ] = 5,
     no_evolve: Annotated[bool, typer.Option("--no-evolve", help="Do not add a sender's new columns.")] = False,
 ) -> Answer:
     """Serve the lake over HTTP: POST /ingest/TABLE, GET /status, GET /healthz.
 
-    Ctrl-C or SIGTERM stops it. Requests under way are committed and answered first."""
+    Ctrl-C or SIGTERM stops it. Running requests are committed and answered first."""
     # The server's libraries load late: no other verb needs them.
     from strandline.server import run
 

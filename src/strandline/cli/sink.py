@@ -1,4 +1,4 @@
-"""Add sinks, which send a table's changes, look at them, pause and remove them."""
+"""Add, show, pause and remove sinks, which send a table to another place."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ SinkName = Annotated[str, typer.Argument(metavar="NAME", help="The sink.", autoc
 def add(
     call: Call,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new sink.")],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table whose changes it sends.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table that it sends.")],
     to: Annotated[
         str,
         typer.Option(metavar="DEST", help="https://…, a folder, s3://bucket/prefix, or an Iceberg table's name."),
     ],
     kind: Annotated[
         Kind | None,
-        typer.Option(help="What DEST is; else http for an address of a server, parquet for all others."),
+        typer.Option(help="What DEST is. The default: http for the address of a server, else parquet."),
     ] = None,
     mode: Annotated[
         Literal["mirror", "changes"] | None,
         typer.Option(
-            help="delta, iceberg: keep DEST equal to the table, or append every change; else mirror if it can."
+            help="delta, iceberg: keep DEST equal to the table, or append every change. Default: mirror if possible."
         ),
     ] = None,
     where: Where = None,
@@ -51,21 +51,25 @@ def add(
     mask: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN=HOW", help="Hide a column: hash, null or redact. Repeatable.")
     ] = None,
-    salt: Annotated[str | None, typer.Option(metavar="env:NAME", help="Where the salt of hashes is kept.")] = None,
+    salt: Annotated[str | None, typer.Option(metavar="env:NAME", help="Where to read the salt of the hashes.")] = None,
     deletes: Annotated[bool, typer.Option("--deletes/--no-deletes", help="Whether deletes are sent.")] = True,
     start: Annotated[
-        str, typer.Option(metavar="WHERE", help="backfill: the table first; head: only what comes; or after a seq.")
+        str,
+        typer.Option(
+            metavar="WHERE", help="backfill: the table first; head: only later changes; a seq: the changes after it."
+        ),
     ] = BACKFILL,
-    token: Annotated[str | None, typer.Option(metavar="env:NAME", help="http: where its token is kept.")] = None,
+    token: Annotated[str | None, typer.Option(metavar="env:NAME", help="http: where to read its token.")] = None,
     receiver: Annotated[
-        Literal["strandline", "any"] | None, typer.Option(help="http: what is at the other end; else strandline.")
+        Literal["strandline", "any"] | None,
+        typer.Option(help="http: the kind of server; any supports Idempotency-Key. Default: strandline."),
     ] = None,
     catalog: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="iceberg: a setting of its catalog. Repeatable.")
     ] = None,
     yes: Yes = False,
 ) -> Answer:
-    """Add a sink, which every tick of the lake then serves, or change one.
+    """Add a sink, or change one. Every tick of the lake then serves it.
 
     Asks before it changes one. Options that are not given take their defaults, not their earlier values. With another
     destination, table or mode the sink begins a new generation: it starts again."""
@@ -102,7 +106,7 @@ def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
         yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
         how = _describe_changes(done.change) if after.why else ""
-        yield f"Sink {name} goes on from where it is, with {how}." if how else f"Sink {name} is as it was."
+        yield f"Sink {name} continues from its mark, with {how}." if how else f"Sink {name} is unchanged."
     for other in done.change.shared_with:
         both = "the rows of both will be there, and a mirror fails when it finds rows that are not its own"
         yield warning(f"Sink {other} goes to {plan.destination} as well: {both}. To send elsewhere: --to")
@@ -122,7 +126,7 @@ def _confirm_change(call: Call, change: SinkChange) -> None:
     """Ask before an active sink is changed."""
     before, after = change.before, change.after
     assert before is not None
-    why = f"It goes on from where it is, with {_describe_changes(change)}."
+    why = f"It continues from its mark, with {_describe_changes(change)}."
     if after.is_new:
         why = f"{after.why[:1].upper()}{after.why[1:]}: it starts again, and sends nothing more to where it was."
     question = f"There is a sink {before.name}: {before.table} → {before.destination}. {why} Go on?"
@@ -198,7 +202,7 @@ def pause(call: Call, name: SinkName) -> Answer:
 
 
 def resume(call: Call, name: SinkName) -> Answer:
-    """Let a paused sink go on from its mark."""
+    """Let a paused sink continue from its mark."""
     lake = call.lake()
     sinks.choose(call, lake, [name])
     done = lake.resume_sink(name)
@@ -207,9 +211,9 @@ def resume(call: Call, name: SinkName) -> Answer:
 
 
 def remove(call: Call, name: SinkName, yes: Yes = False, dry_run: DryRun = False) -> Answer:
-    """Remove a sink: it ends, and its marks and dead letters are forgotten. Asks first.
+    """Remove a sink, and forget its marks and dead letters. Asks first.
 
-    What it has sent stays there. To keep its marks and dead letters, retire it: strandline mark retire."""
+    Rows that it has sent stay there. To keep its marks and dead letters, retire it: strandline mark retire."""
     lake = call.lake()
     sinks.choose(call, lake, [name])
     planned = lake.remove_sink(name, dry_run=True)

@@ -30,7 +30,7 @@ def tick(
         list[str] | None,
         typer.Argument(
             metavar="CONSUMER",
-            help="Sinks or other consumers, as `plan` names them; without a name all, then compaction and expiry.",
+            help="Sinks or other consumers, by the names in `plan`; without a name, all.",
         ),
     ] = None,
     dry_run: DryRun = False,

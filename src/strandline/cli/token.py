@@ -1,4 +1,4 @@
-"""Make, list and end the tokens of the lake's server."""
+"""Create, list and revoke the tokens of the lake's server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(
     name: Name,
     role: Annotated[str, typer.Option(help="What it may do: reader, writer (send rows) or admin (everything).")],
 ) -> Answer:
-    """Make a token and print its secret, once: only a hash of it is kept."""
+    """Create a token and print its secret, once: only a hash of it is kept."""
     secret = call.lake().add_token(name, role)
     return Answer({"name": name, "role": role, "token": secret}, secret)
 
@@ -32,7 +32,7 @@ def list_(call: Call) -> Answer:
 
 
 def revoke(call: Call, name: Name) -> Answer:
-    """End a token: who uses it is refused from now on."""
+    """Revoke a token: requests with it are refused from now on."""
     call.lake().revoke_token(name)
     return Answer({"name": name, "is_revoked": True}, f"Token {name} is revoked.")
 

@@ -31,15 +31,17 @@ def vacuum(
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How long a file must be unneeded to go, instead of the table's setting."),
+        typer.Option(
+            metavar="TIME", help="Delete files that nothing has needed for this long, instead of the table's setting."
+        ),
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Trim the log behind what must stay readable, and delete the files that nothing needs.
+    """Remove the part of the log that nobody may read any more, and delete the files that nothing needs.
 
-    Without names also what lies outside of tables: files of dropped ones, unfinished files. It asks before --keep or
-    --grace give up more than the settings of a table do. Ends with 1 when a table could not be done."""
+    Without names it also deletes files outside of tables: of dropped tables, unfinished files. It asks before --keep or
+    --grace lose more than the settings of a table do. Ends with 1 when a table failed."""
     keep_s, grace_s = parse_length(keep, "--keep"), parse_length(grace, "--grace")
     lake = call.lake()
     if not (yes or dry_run) and (keep_s is not None or grace_s is not None):

@@ -31,7 +31,7 @@ LAKE = typer.Option(
 )
 APP = typer.Option(
     metavar="MODULE:NAME",
-    help="Instead: a lake in a Python module, with the sinks that it declares (or STRANDLINE_APP).",
+    help="Instead of --lake: the lake in a Python module, with its sinks (or STRANDLINE_APP).",
 )
 STATE = typer.Option(
     metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE); else a file in the lake."

@@ -1,4 +1,4 @@
-"""Make, look at and change tables."""
+"""Create, show and change tables."""
 
 from __future__ import annotations
 

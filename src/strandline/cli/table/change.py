@@ -40,7 +40,7 @@ def set_(
     name: TableName,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; nothing shows all."),
+        typer.Argument(metavar="SETTING=VALUE", help="What to change, such as keep=7d; without any, show all."),
     ] = None,
     yes: Yes = False,
 ) -> Answer:
@@ -105,12 +105,12 @@ def restore(
     if dry_run:
         plan = table.plan_restore(parse_seq_or_time(at))
         since = f"{counted(plan.changed, 'key')} changed since"
-        return preview(f"Would make {name} what it was at seq {plan.at}; {since}.", plan)
+        return preview(f"Would set {name} back to seq {plan.at}; {since}.", plan)
     then = table.merge(parse_seq_or_time(at))
     commit = table.restore(then.seq)
     parts = [f"No row of {name} was written or deleted after seq {then.seq}; nothing was written."]
     if commit.rows:
-        done = f"{name} is again what it was at seq {then.seq}: {counted(commit.rows, 'change')}, seq {commit.seq}."
+        done = f"{name} is set back to seq {then.seq}: {counted(commit.rows, 'change')}, seq {commit.seq}."
         parts = [done, f"Take it back: {call.command(f'table restore {name} --at {commit.seq - 1}')}"]
     if then.horizon != table.merge(commit.seq).horizon:
         parts.append("Rows that have expired since then stay hidden.")
@@ -172,7 +172,7 @@ def drop_column(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Take a column out of a table, for good.
+    """Remove a column from a table, for good.
 
     Its values can no longer be read at any seq, and its name is not used again."""
     lake = call.lake()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def drop(call: Call, name: TableName, yes: Yes = False) -> Answer:
-    """Drop a table. Its files stay for an hour at least, until a vacuum; so long `table undrop` brings it back."""
+    """Drop a table. `table undrop` brings it back until a vacuum deletes its files, an hour or more later."""
     lake = call.lake()
     plan = lake.drop(name, dry_run=True)
     if not yes:
@@ -50,7 +50,9 @@ def undrop(
     as_: Annotated[str | None, typer.Option("--as", metavar="NEW", help="Bring it back under this name.")] = None,
     generation: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Which of several dropped tables of that name; else the last dropped one."),
+        typer.Option(
+            metavar="ID", help="Which of several dropped tables of that name; by default the last dropped one."
+        ),
     ] = None,
 ) -> Answer:
     """Bring a dropped table back, with its rows, history and sinks, while its files are there.

@@ -27,7 +27,10 @@ def expire(
     name: TableName,
     before: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Before when, such as 2024-01-31 or 2024-01-31T12:00Z; else by retention."),
+        typer.Option(
+            metavar="WHEN",
+            help="A time such as 2024-01-31 or 2024-01-31T12:00Z; by default the setting retention decides.",
+        ),
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -96,13 +99,13 @@ def purge(
         list[str],
         typer.Argument(
             metavar="KEY",
-            help="Keys: values, or JSON objects if the key has several columns; after -- one may start with -.",
+            help="Keys: values, or JSON objects if the key has several columns. Put -- before one that starts with -.",
         ),
     ],
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> Answer:
-    """Erase rows for good, also from the past. Their bytes leave the disk with a later vacuum."""
+    """Erase rows for good, also from earlier seqs. Their bytes leave the disk with a later vacuum."""
     table = call.table(name)
     wanted = table.parse_keys(keys)
     if dry_run:
@@ -111,7 +114,7 @@ def purge(
         return preview(f"Would erase {counted(plan.keys, 'key')} from {name}; {found}.", plan)
     if not yes:
         what = f"{counted(wanted.num_rows, 'key')} of {name}"
-        question = f"Erase {what} for good? States before this may no longer be readable."
+        question = f"Erase {what} for good? Seqs before this may no longer be readable."
         call.confirm(question, f"rows of {name!r} are erased", table=name)
     with progress_bar(f"Erasing from {name}") as progress:
         report = table.purge(wanted, progress=progress)

@@ -44,7 +44,7 @@ def create(
         typer.Option("--set", metavar="SETTING=VALUE", help="A setting, such as keep=7d; may be given several times."),
     ] = None,
 ) -> Answer:
-    """Make an empty table."""
+    """Create an empty table."""
     settings: dict[str, Any] = dict(parse_settings([*([] if time is None else [f"time={time}"]), *(set_ or ())]))
     table = call.lake().create_table(
         name,
@@ -74,12 +74,13 @@ def import_(
     vnodes: Vnodes = None,
     version_column: VersionColumn = None,
     order_by: Annotated[
-        str | None, typer.Option(metavar="A", help="Of rows with one key, keep the one that is highest here.")
+        str | None,
+        typer.Option(metavar="A", help="Of rows with the same key, keep the one with the highest value here."),
     ] = None,
     skip: Skip = None,
     names: Names = None,
 ) -> Answer:
-    """Make a table with the columns and rows of an existing one, which stays as it is."""
+    """Create a table with the columns and rows of a Delta table or of Parquet files, which are not changed."""
     lake = call.lake()
     started_s = clock.monotonic()
     with progress_bar(f"Importing {name}") as progress:

@@ -18,13 +18,15 @@ def pin(
     call: Call,
     name: TableName,
     at: Annotated[
-        str | None, typer.Option(metavar="SEQ|TIME", help="What stays readable: a seq or a time; else the latest seq.")
+        str | None,
+        typer.Option(metavar="SEQ|TIME", help="What stays readable: a seq or a time; by default the latest seq."),
     ] = None,
     pin_name: Annotated[
-        str | None, typer.Option("--name", metavar="PIN", help="The pin's name; one that exists is moved and renewed.")
+        str | None,
+        typer.Option("--name", metavar="PIN", help="The name of the pin; a pin that exists is moved and renewed."),
     ] = None,
     length_: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the pin holds.")] = "1h",
-    why: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = "asked for",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, for people.")] = "asked for",
 ) -> Answer:
     """Keep a table readable at a seq and after it, whatever vacuum would trim, until the pin ends."""
     length_s = parse_length(length_, "--for")
@@ -52,7 +54,7 @@ def unpin(call: Call, name: TableName, pin: Annotated[str, typer.Argument(metava
 
 
 def pins(call: Call, name: TableName) -> Answer:
-    """List who holds which past of a table: pins, and work that is under way."""
+    """List the pins of a table: the seq that each keeps readable, and until when."""
     table = call.table(name)
     now_s = table.log.storage.now_s()
     found = [(pin, pin.expires_s > now_s) for pin in table.pins.all()]
