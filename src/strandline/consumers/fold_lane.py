@@ -36,7 +36,7 @@ LOADED_BYTES = 16 << 20
 # Of more changes, log files with rows of up to this size are loaded once: many small files open slowly.
 SMALL_BYTES = 4 << 20
 # Vnodes of together about this size are merged and sorted at once.
-RUN_BYTES = 8 << 20
+RUN_BYTES = 24 << 20
 # A larger vnode is folded in ranges of keys of about this size.
 SPAN_BYTES = 192 << 20
 # A file of this size stays when nothing in it changes; smaller ones are packed together.

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.crash import crash_point
+from strandline.engines.ahead import convert_ahead
 from strandline.errors import Conflict, Corrupt
 from strandline.model.change import HASH, PACKED, ROW, SEQ
 from strandline.storage import digest
@@ -25,6 +27,7 @@ from strandline.tables.log import Log, first_seq
 from strandline.tables.pins import new_pin
 
 LogFile = tuple[int, DataFile]
+_AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,20 @@ def _read_schema(log: Log, file: DataFile) -> pa.Schema:
 
 
 def _read_rows(log: Log, files: Iterable[LogFile], inside: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of files, each with its seq; `Corrupt` for a damaged file."""
-    for seq, file in files:
-        with _open_checked(log, file) as opened:
-            for batch in reader.batches(opened):
-                own = [] if file.pack is not None else [pa.array([seq] * batch.num_rows, pa.int64())]
-                yield pa.RecordBatch.from_arrays([*own, *batch.columns], schema=inside)
+    """The rows of files, each with its seq; `Corrupt` for a damaged file. Small files are read ahead."""
+
+    def read(pair: LogFile) -> Iterable[pa.RecordBatch]:
+        found = _read_file(log, *pair, inside)
+        return list(found) if pair[1].raw_bytes <= _AHEAD_BYTES else found
+
+    return chain.from_iterable(convert_ahead(read, files))
+
+
+def _read_file(log: Log, seq: int, file: DataFile, inside: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with _open_checked(log, file) as opened:
+        for batch in reader.batches(opened):
+            own = [] if file.pack is not None else [pa.repeat(pa.scalar(seq, pa.int64()), batch.num_rows)]
+            yield pa.RecordBatch.from_arrays([*own, *batch.columns], schema=inside)
 
 
 def _open_checked(log: Log, file: DataFile) -> pq.ParquetFile:

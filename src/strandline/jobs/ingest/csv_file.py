@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from strandline.engines.ahead import convert_ahead
 from strandline.errors import Invalid
 from strandline.jobs.column_names import ColumnMatcher
-from strandline.jobs.ingest.ahead import convert_ahead
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import Block, Reading
 from strandline.jobs.ingest.csv import Delimited

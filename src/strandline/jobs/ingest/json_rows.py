@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pt
 
+from strandline.engines.ahead import convert_ahead
 from strandline.errors import Invalid
 from strandline.jobs.column_names import ColumnMatcher
-from strandline.jobs.ingest.ahead import convert_ahead
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, sift
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from strandline.jobs.ingest.ahead import convert_ahead
+from strandline.engines.ahead import convert_ahead
 
 
 def test_results_keep_their_order() -> None:

@@ -1,4 +1,4 @@
-"""Convert the next pieces of a file in other threads, while the caller takes the rows of this one."""
+"""Convert the next pieces in other threads, while the caller works with this one."""
 
 from __future__ import annotations
 
