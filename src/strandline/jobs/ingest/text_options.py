@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
@@ -12,6 +13,7 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.jobs.column_names import find_columns
 from strandline.model.name_map import NameMap
+from strandline.model.names import join_names
 from strandline.model.schema_text import parse_schema, parse_type, type_text
 
 ShortRows = Literal["reject", "fill"]
@@ -121,6 +123,11 @@ class TextOptions:
 
 def parse_types(given: pa.Schema | Mapping[str, Any] | str | None) -> pa.Schema:
     """The types of columns, given as a schema, as a mapping of names to types or their texts, or as one text."""
+def types_option(column: str, kind: str) -> str:
+    """The option of `ingest` that gives a column a type, as it is typed."""
+    return f"--types {shlex.quote(f'{join_names([column])}:{kind}')}"
+
+
     if given is None:
         return pa.schema([])
     if isinstance(given, pa.Schema):
