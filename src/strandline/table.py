@@ -292,7 +292,7 @@ class Table(TableStore):
             retention.warn_of_retention(self)
         return changed
 
-    def plan_expiry(self, before: dt.datetime | None = None, **settings: object) -> ExpiryPlan:
+    def plan_expiry(self, before: dt.datetime | dt.date | None = None, **settings: object) -> ExpiryPlan:
         """The rows that `expire` would hide now, or that the next tick would hide after `configure(**settings)`."""
         definition = self.definition.with_settings(settings) if settings else None
         self._planned = settings

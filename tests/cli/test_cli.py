@@ -656,7 +656,7 @@ def test_rows_expire_by_retention_or_before_a_given_time(folded: Run) -> None:
     before = snapshot()
     assert folded.json("table", "expire", "items", "--before", "2024-03-01", code=1)["error"]["kind"] == "Invalid"
     assert "Aborted" in folded("table", "expire", "items", "--before", "2024-03-01", code=1, stdin="n\n")
-    error = folded.json("table", "expire", "items", "--before", "2999-01-01", "--yes", code=1)["error"]
+    error = folded.json("table", "expire", "items", "--before", "2999-01-01", code=1)["error"]
     assert "future" in error["message"]
     folded("table", "expire", "items", "--before", "soon", "--yes", code=2)
     assert snapshot() == before

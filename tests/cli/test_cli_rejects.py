@@ -50,6 +50,13 @@ def test_a_table_after_rejects_is_shown(kept: Verbs) -> None:
     assert len(kept.json("rejects", "show", "items", "--file", "a.jsonl")["rejects"]) == 2
 
 
+def test_a_file_without_refused_rows_is_named(kept: Verbs) -> None:
+    for verb in ("show", "retry", "drop"):
+        said = kept("rejects", verb, "items", "--file", "other.jsonl")
+        assert "No row of items was refused in a file other.jsonl" in said
+    assert "No row" not in kept("rejects", "show", "items", "--limit", "0")
+
+
 def test_refused_rows_are_loaded_once_they_fit(kept: Verbs) -> None:
     kept("table", "add-column", "items", "more:int64")
     report = kept.json("rejects", "retry", "items")

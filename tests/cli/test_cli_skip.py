@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,13 @@ def test_a_column_to_skip_that_is_not_there_is_named(folder: Path, verb: str) ->
     found = CliRunner().invoke(app, [*verb.split(), "--skip", "nope"])
     assert found.exit_code == 1
     assert "nope" in found.output and "Order Date" in found.output
+
+
+def test_the_columns_that_a_table_lacks_are_named_as_they_are_typed(folder: Path) -> None:
+    (folder / "first.csv").write_text("id\n1\n")
+    (folder / "odd.csv").write_text('id,"a, b",,it\'s,x:y\n2,,,,\n')
+    _run("ingest", "t", "first.csv", "--key", "id")
+    refused = CliRunner().invoke(app, ["ingest", "t", "odd.csv", "--json"])
+    hint = json.loads(refused.stdout)["error"]["hint"]
+    skip = next(line for line in hint.splitlines() if line.startswith("Leave out: ")).removeprefix("Leave out: ")
+    assert _run("ingest", "t", "odd.csv", *shlex.split(skip.partition(". Or add")[0]))["rows"] == 1

@@ -35,6 +35,10 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("ingest items https://host/a.csv", "Invalid", "https:// are not read", "Fetch the file"),
     ("ingest items -", "Invalid", "prints", "into a file"),
     ("ingest items rows.zip", "Invalid", ".zip is not read", "Unpack"),
+    ("ingest good.csv items", "Invalid", "'good.csv'", "The table comes first"),
+    ("ingest items sheet.xlsx", "Invalid", ".xlsx is not read", "as CSV"),
+    ("ingest items good.csv --delimiter tab", "Invalid", "'tab'", "\\t"),
+    ("query 'select count(*) form items'", "Invalid", "not SQL", NO_HINT),
     ("--state foo status", "Invalid", "not the URL", "--state sqlite:///"),
     ("query 'select t.id from items at (version => 1) t'", "Invalid", "not SQL", "before AT"),
     ("query 'show columns from items'", "Invalid", "not SQL", "SHOW table"),
@@ -77,6 +81,9 @@ USAGE: list[tuple[str, str]] = [
     ("table lst", "list"),
     ("vacuum --keep 1x", "7d"),
     ("query --limit -1 'select 1'", "--limit"),
+    ("query select id from items", "in quotes"),
+    ("ingest items good.csv --format json", "'--format': 'json' is not one of"),
+    ("--log-level loud status", "'loud'"),
     ("ingest items good.csv --key id --no-key", "--no-key"),
 ]
 
@@ -88,6 +95,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bad.csv").write_text("id,name,qty\n1,a,5\n2,b,six\n")
     (folder / "rows.jsonl").write_text('{"id": 1, "name": "a"}\n')
     (folder / "rows.zip").write_bytes(b"PK")
+    (folder / "sheet.xlsx").write_bytes(b"PK")
     (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0")
     (folder / "empty.parquet").write_bytes(b"")
     lake = sl.Lake(folder / "lake")
@@ -130,3 +138,4 @@ def test_a_word_that_does_not_exist_is_a_usage_error_that_names_the_right_one(ty
     assert said.exit_code == 2, said.output
     assert says in said.output
     assert "Traceback" not in said.output
+    assert "Value error" not in said.output

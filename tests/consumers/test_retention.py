@@ -91,3 +91,14 @@ def test_a_retention_longer_than_there_are_years_hides_nothing_or_is_refused(mak
     except sl.StrandlineError as error:
         assert isinstance(error, sl.Invalid)
     assert table.to_arrow().num_rows == 3
+
+
+def test_a_moment_in_the_future_is_refused_before_anything_is_counted(make_table):
+    table = make_table(ZONED, key=["id"], time="at")
+    table.upsert(aged(1, 30))
+    soon = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    for wrong in (soon, soon.date() + dt.timedelta(days=1), "2024-01-31"):
+        for verb in (table.plan_expiry, table.expire):
+            with refused(sl.Invalid):
+                verb(wrong)
+    assert table.plan_expiry(dt.date.today() - dt.timedelta(days=7)).rows == 1

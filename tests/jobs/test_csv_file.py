@@ -127,7 +127,7 @@ def test_a_later_file_with_other_values_says_how_to_choose_the_type(lake: sl.Lak
     (tmp_path / "b.csv").write_text("id,v\n2,x\n")
     with refused(sl.Invalid, file=str(tmp_path / "b.csv"), line=2, column="v") as caught:
         lake.ingest("made", [str(tmp_path / "*.csv")], key=["id"])
-    assert '--types "v:string"' in str(caught.value.hint)
+    assert "--types v:string" in str(caught.value.hint)
     assert lake.ingest("made", [str(tmp_path / "*.csv")], key=["id"], types="v:string").rows == 2
 
 

@@ -7,6 +7,8 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
@@ -130,7 +132,32 @@ def test_a_json_key_of_several_types_is_refused_with_the_type_to_give(lake: sl.L
     (tmp_path / "a.jsonl").write_text('{"id":1}\n{"id":"x"}\n')
     with refused(sl.Invalid, column="id") as caught:
         lake.ingest("made", [str(tmp_path / "a.jsonl")], key=["id"])
-    assert '--types "id:string"' in (caught.value.hint or "")
+    assert "--types id:string" in (caught.value.hint or "")
     assert lake.tables() == []
     assert lake.ingest("made", [str(tmp_path / "a.jsonl")], key=["id"], types="id:string").rows == 2
     assert sorted(lake.table("made").to_arrow()["id"].to_pylist()) == ["1", "x"]
+
+
+def test_a_key_of_long_numbers_is_text_in_every_format(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id\n12345678901234567890\n1\n")
+    (tmp_path / "a.jsonl").write_text('{"id":12345678901234567890}\n{"id":1}\n')
+    for name in ("a.csv", "a.jsonl"):
+        lake.ingest(name[2:], [str(tmp_path / name)], key=["id"])
+        keys = lake.table(name[2:]).to_arrow().column("id").to_pylist()
+        assert sorted(keys) == ["1", "12345678901234567890"]
+
+
+def test_a_key_that_cannot_be_one_says_which_type_helps(lake: sl.Lake, tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"my id": pa.array([7], pa.uint64())}), path)
+    with refused(sl.Invalid, file=path, column="my id") as caught:
+        lake.ingest("t", [path], key=["my id"], names="keep")
+    assert "--types 'my id:int64'" in str(caught.value.hint)
+    assert lake.ingest("t", [path], key=["my id"], names="keep", types="my id:int64").rows == 1
+
+
+def test_a_file_without_a_good_row_is_not_told_to_keep_bad_rows_aside(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1, 2]")
+    with refused(sl.Invalid, line=1) as caught:
+        lake.ingest("t", [str(tmp_path / "a.json")], key=[], rejects=True)
+    assert "no good row" in str(caught.value.hint) and "--rejects" not in str(caught.value.hint)

@@ -47,3 +47,10 @@ def test_the_line_that_has_too_many_fields_is_blamed(lake: sl.Lake, tmp_path: Pa
 def test_a_line_may_name_the_delimiter(lake: sl.Lake, tmp_path: Path, sign: str) -> None:
     text = f"sep={sign}\r\na{sign}b, c\r\n1{sign}x,y\r\n"
     assert _load(lake, tmp_path / "a.csv", text) == [{"a": 1, "b_c": "x,y"}]
+
+
+def test_a_line_with_too_few_fields_says_how_to_fill_it(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,c\n1,2,3\n4,5\n")
+    with pytest.raises(sl.Invalid, match=r"line 3.*2 fields; expected 3") as caught:
+        lake.ingest("t", [tmp_path / "a.csv"], key=[])
+    assert "--short-rows fill" in str(caught.value.hint)

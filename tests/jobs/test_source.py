@@ -124,3 +124,21 @@ def test_a_file_that_changes_or_goes_while_it_is_read_is_noticed(inbox):
     (inbox / "a.jsonl").unlink()
     with refused(sl.NotFound, file=source.uri):
         list(source.chunks(0, source.size, 100))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("a.xlsx", "as CSV"), ("a.orc", "as Parquet"), ("a.sqlite", "tables"), ("a.txt", "--format csv")]
+)
+def test_a_file_of_another_format_says_what_to_do(tmp_path, name, hint):
+    (tmp_path / name).write_text("x\n")
+    with refused(sl.Invalid, file=name) as caught:
+        find([str(tmp_path / name)], None)
+    assert hint in caught.value.hint
+    assert [source.kind for source in find([str(tmp_path / name)], None, "csv")] == ["csv"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.csv")
+    for place in (tmp_path, tmp_path / "a.csv"):
+        with refused(sl.Invalid, file=str(tmp_path / "a.csv")):
+            find([str(place)], None)

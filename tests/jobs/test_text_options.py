@@ -61,3 +61,10 @@ def test_a_said_type_needs_its_column_and_does_not_change_a_table(lake: sl.Lake,
 def test_options_that_cannot_be_are_refused(said: dict[str, str]) -> None:
     with refused(sl.Invalid):
         TextOptions.of(said)  # type: ignore[typeddict-item]
+
+
+def test_a_tab_may_be_written_as_an_escape() -> None:
+    assert TextOptions.of({"delimiter": r"\t"}).delimiter == "\t"
+    with refused(sl.Invalid) as caught:
+        TextOptions.of({"delimiter": "tab"})
+    assert r"\t" in str(caught.value.hint)

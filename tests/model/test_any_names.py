@@ -16,7 +16,7 @@ from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
 from strandline.jobs.export import export
 from strandline.jobs.restore import restore
-from strandline.model.names import split_names
+from strandline.model.names import join_names, split_names
 from strandline.model.schema_text import parse_schema
 from support import refused
 
@@ -127,6 +127,8 @@ def test_only_empty_unreadable_and_reserved_names_are_refused(lake, name):
 def test_names_in_texts_are_quoted_as_in_sql():
     assert split_names('a, Order Date ,"c, d","say ""hi"""," x "') == ("a", "Order Date", "c, d", 'say "hi"', " x ")
     assert (split_names(""), split_names('it"s,b')) == ((), ('it"s', "b"))
+    names = ("a", "Order Date", "", " x ", "c, d", 'say "hi"', "e:f", '"')
+    assert split_names(join_names([*names, "a"])) == names
     schema = parse_schema('id:int64!, "a:b, c":list<string>, Order Date:decimal(10,2), "say ""hi""" : string')
     assert schema.names == ["id", "a:b, c", "Order Date", 'say "hi"']
     assert schema.field(2).type == pa.decimal128(10, 2)

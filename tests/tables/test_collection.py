@@ -115,6 +115,9 @@ def test_a_rename_to_a_name_that_is_taken_or_from_one_that_is_not_is_refused(lak
     lake.create_table("other", ITEMS)
     with refused(sl.Invalid, table="other"):
         lake.rename("items", "other")
+    with refused(sl.Invalid, table="items") as caught:
+        lake.rename("items", "items")
+    assert caught.value.hint is None
     with refused(sl.NotFound, table="nope"):
         lake.rename("nope", "new")
     assert lake.tables() == ["items", "other"]

@@ -22,6 +22,7 @@ from strandline.cli.options import (
 )
 from strandline.cli.progress import progress_bar
 from strandline.cli.verb import Call
+from strandline.errors import Invalid
 
 if TYPE_CHECKING:
     from strandline.jobs.ingest.job import FileReport, IngestReport
@@ -95,6 +96,9 @@ def ingest(
         raise typer.BadParameter("give --key or --no-key, not both")
     if (cluster_by or vnodes or version_column) and key is None and not no_key:
         raise typer.BadParameter("--cluster-by, --vnodes and --version-column need --key or --no-key")
+    if "." in table or "/" in table:
+        hint = f"The table comes first: {call.command('ingest TABLE FILES')}"
+        raise Invalid(f"{table!r} cannot be the name of a table", hint=hint, table=table)
     lake = call.lake()
     with progress_bar(f"Loading {table}") as progress:
         report = lake.ingest(

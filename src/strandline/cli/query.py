@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def query(
     call: Call,
-    sql: Annotated[
-        str, typer.Argument(metavar="SQL", help="One SELECT over the lake's tables; '-' reads it from stdin.")
+    words: Annotated[
+        list[str], typer.Argument(metavar="SQL", help="One SELECT over the lake's tables; '-' reads it from stdin.")
     ],
     at: Annotated[
         str | None,
@@ -39,6 +39,9 @@ def query(
     """Ask a question in SQL (DuckDB's). With --json or --csv every row is printed. Ctrl-C ends it."""
     if as_csv and call.is_json:
         raise typer.BadParameter("give --csv or --json, not both")
+    if len(words) > 1:
+        raise typer.BadParameter('the query has to be in quotes: strandline query "SELECT …"')
+    (sql,) = words
     result = call.lake().sql(
         sys.stdin.read() if sql == "-" else sql,
         at=parse_seq_or_time(at),

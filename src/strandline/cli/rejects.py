@@ -41,8 +41,12 @@ def list_(
     groups = [group for name in names for group in lake.table(name).rejects().list()]
     data = {"count": sum(group.count for group in groups), "groups": [group.to_dict() for group in groups]}
     if not groups:
-        return Answer(data, f"No row{'' if table is None else f' of {table}'} was refused.")
+        return Answer(data, "No row was refused." if table is None else _tell_none(table))
     return Answer(data, _tell_groups(call, groups))
+
+
+def _tell_none(table: str, file: str | None = None) -> str:
+    return f"No row of {table} was refused{'' if file is None else f' in a file {file}'}."
 
 
 def _tell_groups(call: Call, groups: list[RejectGroup]) -> Iterator[Part]:
@@ -65,12 +69,12 @@ def show(
     """Show refused rows with line, column, reason and text."""
     kept = call.table(table).rejects()
     count, rows = kept.count(), kept.latest(limit, file=file)
-    return Answer({"table": table, "count": count, "rejects": rows}, _tell_rows(table, count, rows))
+    return Answer({"table": table, "count": count, "rejects": rows}, _tell_rows(table, file, count, rows))
 
 
-def _tell_rows(table: str, count: int, rows: list[dict[str, Any]]) -> Iterator[Part]:
-    if not count:
-        yield f"No row of {table} was refused."
+def _tell_rows(table: str, file: str | None, count: int, rows: list[dict[str, Any]]) -> Iterator[Part]:
+    if not count or (file is not None and not rows):
+        yield _tell_none(table, file if count else None)
         return
     shown = [
         (row["file"].rsplit("/", 1)[-1], row["line"], row["column"], row["reason"], cut(row["text"], 80), row["at"])
@@ -96,7 +100,7 @@ def retry(call: Call, table: Name, file: File = None, yes: Yes = False) -> Answe
     report = kept.retry(file=file)
     still = f"{counted(report.kept, 'row')} still refused. See: {call.command(f'rejects show {table}')}"
     if report.seq is None:
-        return Answer(report, still if report.kept else f"No row of {table} was refused.")
+        return Answer(report, still if report.kept else _tell_none(table, file))
     done = f"Loaded {counted(report.rows, 'row')} at seq {report.seq}."
     return Answer(report, f"{done} {still}" if report.kept else f"{done} No refused row is left of those.")
 
@@ -104,10 +108,10 @@ def retry(call: Call, table: Name, file: File = None, yes: Yes = False) -> Answe
 def drop(call: Call, table: Name, file: File = None, yes: Yes = False) -> Answer:
     """Forget refused rows. They cannot be brought back."""
     kept = call.table(table).rejects()
+    count = len(kept.latest(kept.count(), file=file))
+    if not count:
+        return Answer({"table": table, "dropped": 0}, _tell_none(table, file))
     if not yes:
-        count = len(kept.latest(kept.count(), file=file))
-        if not count:
-            return Answer({"table": table, "dropped": 0}, f"No row of {table} was refused.")
         call.confirm(f"Drop {counted(count, 'refused row')} of {table}?", f"refused rows of {table} go", table=table)
     dropped = kept.drop(file=file)
     return Answer({"table": table, "dropped": dropped}, f"Dropped {counted(dropped, 'refused row')} of {table}.")

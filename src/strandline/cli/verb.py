@@ -9,7 +9,8 @@ import shlex
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Annotated, Any
@@ -145,13 +146,31 @@ def _hide_flag_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+@contextmanager
+def _plain_words() -> Iterator[None]:
+    """Errors about options in our words alone: the parser's library puts its own before them."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.message = error.message.removeprefix("Value error, ")
+        raise
+
+
 class _PlainCommand(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _plain_words():
+            return super().parse_args(ctx, args)
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_flag_types(super().get_params(ctx))
 
 
 class PlainGroup(TyperGroup):
     """Verbs of one kind."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _plain_words():
+            return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_flag_types(super().get_params(ctx))

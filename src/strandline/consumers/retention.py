@@ -93,7 +93,7 @@ class Expired:
 
 def plan_expiry(
     table: TableStore,
-    before: dt.datetime | None = None,
+    before: dt.datetime | dt.date | None = None,
     *,
     definition: TableDef | None = None,
     is_counted: bool = True,
@@ -104,7 +104,8 @@ def plan_expiry(
     merge = table.merge()
     wanted = definition or merge.definition
     now = dt.datetime.now(dt.UTC)
-    until = before or expiry.horizon_for(wanted.settings.retention or 0.0, now)
+    given = None if before is None else _check_moment(table, before)
+    until = given or expiry.horizon_for(wanted.settings.retention or 0.0, now)
     if before is None and definition is None and (held := find_blocker(table)) is not None:
         until = min(until, expiry.moment(held.before))
     horizon = expiry.micros(until)
@@ -223,23 +224,28 @@ def expire(table: TableStore, before: dt.datetime | dt.date | None = None) -> Ex
             )
         horizon = due_horizon(table)
         return None if horizon is None else _hide_rows(table, horizon)
+    horizon = expiry.micros(_check_moment(table, before))
+    # A horizon that does not fit the column's type would make every read fail.
+    expiry.expiry(definition, horizon)
+    check_horizon(table, horizon)
+    return _hide_rows(table, horizon)
+
+
+def _check_moment(table: TableStore, before: object) -> dt.datetime:
+    """The moment that a caller gave; `Invalid` when it lies in the future."""
     if isinstance(before, dt.datetime):
         moment = before
     elif isinstance(before, dt.date):
         moment = dt.datetime.combine(before, dt.time())
     else:
         raise Invalid(f"before is {before!r}; expected a datetime or a date", table=table.name)
-    horizon = expiry.micros(moment)
-    if horizon > expiry.micros(dt.datetime.now(dt.UTC)):
+    if expiry.micros(moment) > expiry.micros(dt.datetime.now(dt.UTC)):
         raise Invalid(
             f"before is {moment.isoformat()}, in the future: rows that arrive until then would never show",
             hint="Give a time that has passed.",
             table=table.name,
         )
-    # A horizon that does not fit the column's type would make every read fail.
-    expiry.expiry(definition, horizon)
-    check_horizon(table, horizon)
-    return _hide_rows(table, horizon)
+    return moment
 
 
 def _hide_rows(table: TableStore, horizon: int) -> Expired | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from strandline.errors import Invalid
 from strandline.model.definition import TableDef
 from strandline.model.name_map import RULES, NameMap, RenamedColumn, Rule
-from strandline.model.names import caseless_name, is_reserved
+from strandline.model.names import caseless_name, is_reserved, join_names
 
 DEFAULT: Rule = "snake"
 
@@ -144,7 +144,7 @@ class ColumnMatcher:
         if missing:
             source, column = missing[0]
             message, columns_hint = self._explain_missing(source, column)
-            skip = shlex.quote(",".join(source for source, _ in missing))
+            skip = shlex.quote(join_names(source for source, _ in missing))
             ways = f"\nLeave out: --skip {skip}. Or add a column: strandline table add-column TABLE {column}:TYPE"
             raise Invalid(f"{place}: {message}", hint=columns_hint + ways + hint, column=source, **fields)
         return columns

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from strandline.errors import Invalid, StrandlineError
-from strandline.jobs.foreign_types import SKIP_HINT, convert_rows, leave_out, stored_schema
+from strandline.jobs.foreign_types import convert_rows, leave_out, skip_hint, stored_schema
 from strandline.storage.open import Storage
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _refuse_variants(uri: str, fields: Sequence[dict[str, Any]]) -> None:
     if found:
         raise Invalid(
             f"the Delta table {uri} holds values of type variant, which a table cannot hold: {', '.join(found)}",
-            hint=SKIP_HINT.format(names=",".join(found)),
+            hint=skip_hint(found),
             path=uri,
             column=found[0],
             columns=found,

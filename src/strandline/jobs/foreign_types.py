@@ -6,7 +6,8 @@ left out. Values change their form, never their meaning: a time of day becomes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import Invalid
-from strandline.model.names import require_utf8_names
+from strandline.model.names import join_names, require_utf8_names
 from strandline.model.rows import first_failing
 from strandline.model.types import JSON, canonical_type, is_json
 
-SKIP_HINT = "Leave such columns out: add --skip {names}, or skip=[…] in Python."
 _DAY_NS = 24 * 60 * 60 * 10**9
 _MOST_DIGITS = 38
 # Where the 32 hexadecimal digits of a UUID stand in its text of 36 characters.
@@ -57,10 +57,9 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
             unfit.append((field.name, error.message))
         fields.append(pa.field(field.name, kind, field.nullable))
     if unfit:
-        names = ",".join(name for name, _ in unfit)
         raise Invalid(
             "; ".join(message for _, message in unfit),
-            hint=SKIP_HINT.format(names=names),
+            hint=skip_hint([name for name, _ in unfit]),
             column=unfit[0][0],
             columns=[name for name, _ in unfit],
         )
@@ -70,6 +69,11 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 def stored_type(kind: pa.DataType) -> pa.DataType:
     """The type that a table stores for a file's type; the type itself when there is none."""
     return _fill_null_types(_replace_type(kind))
+
+
+def skip_hint(names: Iterable[str]) -> str:
+    """How to load without these columns."""
+    return f"Leave such columns out: add --skip {shlex.quote(join_names(names))}, or skip=[…] in Python."
 
 
 def leave_out(names: Collection[str], skip: Collection[str], where: str) -> list[str]:
@@ -110,7 +114,7 @@ def _convert_or_name(column: pa.ChunkedArray, field: pa.Field, first_row: int) -
         row = first_row + first_failing(len(column), lambda at, n: convert_column(column.slice(at, n), field.type))
         raise Invalid(
             f"row {row}, column {field.name!r}: {str(error).splitlines()[0]}",
-            hint=SKIP_HINT.format(names=field.name),
+            hint=skip_hint([field.name]),
             row=row,
             column=field.name,
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import Invalid, NotFound
-from strandline.model.names import require_utf8_names
+from strandline.model.names import join_names, require_utf8_names
 from strandline.storage.open import Storage
 from strandline.storage.parquet import reader
 
@@ -112,7 +113,7 @@ def _choose_unit(storage: Storage, path: str, columns: list[str]) -> Literal["us
         raise Invalid(
             f"times of the old type INT96 ({', '.join(columns)}) have nanoseconds, and others lie outside of 1677-2262;"
             " no type holds both",
-            hint=f"Leave them out: add --skip {','.join(columns)}.",
+            hint=f"Leave them out: add --skip {shlex.quote(join_names(columns))}.",
             column=columns[0],
         )
     return "ns" if is_fine else "us"

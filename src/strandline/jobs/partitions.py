@@ -6,6 +6,7 @@ written as that type is written: `month=01` stays text.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from datetime import date
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Invalid
+from strandline.model.names import join_names
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -84,7 +86,7 @@ def check_partition(column: pa.ChunkedArray, name: str, text: str | None, where:
     if not is_same:
         raise Invalid(
             f"{where}: its folder says {name}={text}, but the file has its own column {name!r} with another value",
-            hint=f"Leave both out: add --skip {name}. Or rename the folder.",
+            hint=f"Leave both out: add --skip {shlex.quote(join_names([name]))}. Or rename the folder.",
             file=where,
             column=name,
         )
@@ -98,7 +100,7 @@ def _cast_text(text: str | None, name: str, kind: pa.DataType, where: str) -> pa
     except pa.ArrowException as error:
         raise Invalid(
             f"{where}: its folder says {name}={text}, which does not fit the column's type {kind}",
-            hint=f"Leave the column out: add --skip {name}.",
+            hint=f"Leave the column out: add --skip {shlex.quote(join_names([name]))}.",
             file=where,
             column=name,
         ) from error

@@ -59,6 +59,16 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def join_names(names: Iterable[str]) -> str:
+    """The text from which `split_names` reads these names, each once."""
+    return ",".join(map(_quote_name, dict.fromkeys(names)))
+
+
+def _quote_name(name: str) -> str:
+    is_plain = name and name == name.strip() and not any(sign in name for sign in ',:"')
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
+
+
 def name_list(role: str, names: object) -> tuple[str, ...]:
     """The names of columns that a caller gave as a list; `Invalid` for anything else."""
     if isinstance(names, str) or not isinstance(names, Sequence):

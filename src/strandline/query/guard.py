@@ -113,7 +113,7 @@ def _parse_tree(cursor: Any, text: str, raw: str, tables: Container[str] = ()) -
     if found["error"]:
         said = str(found.get("error_message", ""))[:_MESSAGE_CHARS]
         if found.get("error_type") != "not implemented":
-            hint = _hint_at_syntax(text, said, tables)
+            hint = _hint_at_syntax(cursor, text, said, tables)
             raise (
                 too_deep("the query") if "depth limit" in said else Invalid(f"the query is not SQL: {said}", hint=hint)
             )
@@ -128,9 +128,15 @@ def _parse_tree(cursor: Any, text: str, raw: str, tables: Container[str] = ()) -
     return dict(statements[0])
 
 
-def _hint_at_syntax(text: str, said: str, tables: Container[str]) -> str | None:
+def _is_word_of_sql(cursor: Any, word: str) -> bool:
+    """Whether a name must be in quotes to be a table."""
+    (raw,) = _fetch_row(cursor, "json_serialize_sql(?)", f"SELECT * FROM {word}")
+    return bool(json.loads(raw)["error"])
+
+
+def _hint_at_syntax(cursor: Any, text: str, said: str, tables: Container[str]) -> str | None:
     near = re.search(r'at or near "(\w+)"', said)
-    if near and near[1].lower() in tables:
+    if near and near[1].lower() in tables and _is_word_of_sql(cursor, near[1]):
         return f'{near[1]} is a word of SQL. For the table of this name write it in double quotes: "{near[1]}"'
     if re.search(r"\bAT\s*\([^()]*=>[^()]*\)\s*(AS\s+)?\w", text, re.I):
         return "Write the other name of the table before AT: FROM table t AT (VERSION => 1)"

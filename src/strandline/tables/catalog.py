@@ -272,6 +272,8 @@ class Catalog:
     def rename(self, entry: Entry, to: str) -> None:
         def action(state: CatalogState) -> dict[str, Any]:
             name = _current_name(state, entry)
+            if name == to:
+                raise Invalid(f"the table has the name {to!r} already", table=to)
             _refuse_taken(state, to)
             return {"rename": name, "to": to}
 

@@ -23,7 +23,7 @@ UNFIT = (Invalid, pa.ArrowException, ValueError, OverflowError, RecursionError)
 @dataclass(frozen=True)
 class BadRow:
     """A bad row: its line (for Parquet its row, from 1), the bad column if there is one, the reason, the text of the
-    row, and for CSV the `names` of its columns and the `dialect` of its file."""
+    row, and for CSV the `names` of its columns and the `dialect` of its file. `hint` is what would let it in."""
 
     line: int
     column: str | None
@@ -31,6 +31,7 @@ class BadRow:
     text: str
     names: list[str] | None = None
     dialect: str | None = None
+    hint: str = ""
 
 
 def keep_row(source: Source, fault: BadRow) -> Reject:
@@ -46,6 +47,8 @@ def refuse_row(source: Source, fault: BadRow, table: str) -> Invalid:
     hint = "Nothing of this file was loaded. Correct it, or load its good rows and keep the bad ones: add --rejects"
     if source.kind == "jsonl" and fault.line == 1 and fault.column is None:
         hint = f"{FORMS_HINT}\n{hint}"
+    if fault.hint:
+        hint = f"{fault.hint}\n{hint}"
     if "not UTF-8" in fault.reason:
         hint = f"Name the encoding of the file, such as: --encoding latin-1\n{hint}"
     if not source.is_text and fault.column is not None:

@@ -143,7 +143,7 @@ class Delimited:
             return
         for at in wrong:
             if not self._is_comment(records[at].data):
-                yield self._bad_row(block, records[at], None, self._explain_count(records[at].data))
+                yield self._bad_row(block, records[at], None, *self._explain_count(records[at].data))
         left_out = set(wrong)
         fitting = [record for at, record in enumerate(records) if at not in left_out]
         yield from self._sift_values(block, fitting, texts)
@@ -190,13 +190,15 @@ class Delimited:
     def _is_comment(self, record: bytes) -> bool:
         return bool(self._dialect.comment) and record.startswith(self._dialect.comment.encode())
 
-    def _bad_row(self, block: Block, record: _Record, column: str | None, reason: str) -> BadRow:
+    def _bad_row(self, block: Block, record: _Record, column: str | None, reason: str, hint: str = "") -> BadRow:
         text = record.data.decode(errors="backslashreplace").rstrip("\r\n")
-        return BadRow(block.line + record.line, column, reason, text, self.names, self._dialect.to_text())
+        return BadRow(block.line + record.line, column, reason, text, self.names, self._dialect.to_text(), hint)
 
-    def _explain_count(self, record: bytes) -> str:
-        found = len(self._records.fields(record))
-        return f"the line has {'1 field' if found == 1 else f'{found} fields'}; expected {len(self.names)}"
+    def _explain_count(self, record: bytes) -> tuple[str, str]:
+        """The reason, and what would let the row in."""
+        found, expected = len(self._records.fields(record)), len(self.names)
+        reason = f"the line has {'1 field' if found == 1 else f'{found} fields'}; expected {expected}"
+        return reason, "If its last columns have no value: --short-rows fill" if found < expected else ""
 
     def _explain_bytes(self, record: bytes) -> tuple[str | None, str]:
         """The column and the reason of a record that is not UTF-8."""

@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from strandline.errors import Invalid
 from strandline.jobs.column_names import find_columns, name_columns, new_map
+from strandline.jobs.ingest.bad_rows import FORMS_HINT
 from strandline.jobs.ingest.csv_file import find_types
 from strandline.jobs.ingest.json_types import find_json_columns
 from strandline.jobs.ingest.parquet import infer_parquet
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_columns import add_folders
-from strandline.jobs.ingest.text_options import TextOptions
+from strandline.jobs.ingest.text_options import TextOptions, types_option
 from strandline.model.name_map import NameMap, Rule
+from strandline.model.schema_text import type_text
 from strandline.model.types import JSON, KEY_TYPES, canonical_schema, relax_schema
 
 
@@ -44,19 +46,27 @@ def infer(
     schema = pa.schema([field.with_name(column) for field, column in zip(schema, columns, strict=True)])
     key = find_columns(key, columns, names)
     for at, field in enumerate(schema):
-        if field.name in key and field.type not in KEY_TYPES and source.kind == "csv":
+        if field.name in key and field.type not in KEY_TYPES and source.is_text and field.type != JSON:
             schema = schema.set(at, field.with_type(pa.string()))
     schema = options.for_columns(columns, names).override(schema, source.uri)
     schema = _canonical_schema(schema, source)
     for name in key:
-        if source.kind == "jsonl" and name in schema.names and schema.field(name).type == JSON:
-            raise Invalid(
-                f"{source.uri}: the key column {name!r} has values of several types, or lists or objects",
-                hint=f'Read it as text: --types "{name}:string". Or name another key.',
-                file=source.uri,
-                column=name,
-            )
+        if name in schema.names and schema.field(name).type not in KEY_TYPES:
+            raise _explain_key(source, schema.field(name))
     return schema, names
+
+
+def _explain_key(source: Source, field: pa.Field) -> Invalid:
+    """The error for a column that cannot be a key, with the type that helps."""
+    what, kind = f"is {type_text(field.type)}, which cannot be a key", "int64"
+    if source.kind == "jsonl" and field.type == JSON:
+        what, kind = "has values of several types, or lists or objects", "string"
+    return Invalid(
+        f"{source.uri}: the key column {field.name!r} {what}",
+        hint=f"Read it as another type: {types_option(field.name, kind)}. Or name another key.",
+        file=source.uri,
+        column=field.name,
+    )
 
 
 def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others: Sequence[Source]) -> pa.Schema:
@@ -69,7 +79,7 @@ def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others
         schema = pa.schema(list(find_json_columns(source, is_tolerant=is_tolerant).items()))
     if not len(schema) and is_tolerant and source.kind != "csv":
         # Not one good row: the error of the first bad one, if there is one, says more than the ones below.
-        find_json_columns(source, is_tolerant=False)
+        _explain_first_row(source)
     if not len(schema) and source.unfinished_bytes:
         raise Invalid(
             f"{source.uri} has no complete line: its only line does not end with a newline",
@@ -83,6 +93,15 @@ def _read_schema(source: Source, options: TextOptions, is_tolerant: bool, others
             file=source.uri,
         )
     return add_folders(schema, source, others)
+
+
+def _explain_first_row(source: Source) -> None:
+    """`Invalid` when the first row is bad, for a caller who keeps bad rows aside."""
+    try:
+        find_json_columns(source, is_tolerant=False)
+    except Invalid as error:
+        hint = f"The file has no good row, from which a table could be made. {FORMS_HINT}"
+        raise Invalid(error.message, hint=hint, **error.fields) from error
 
 
 def _canonical_schema(schema: pa.Schema, source: Source) -> pa.Schema:

@@ -27,7 +27,7 @@ from strandline.jobs.ingest.loaded_files import LoadedFiles
 from strandline.jobs.ingest.plan import IngestPlan, Step, plan
 from strandline.jobs.ingest.preview import FilePreview, Preview, preview
 from strandline.jobs.ingest.source import Kind, Source, find
-from strandline.jobs.ingest.text_options import TextOptions
+from strandline.jobs.ingest.text_options import TextOptions, types_option
 from strandline.model.change import Commit
 from strandline.model.definition import TableDef
 from strandline.model.name_map import NameMap, RenamedColumn, Rule
@@ -364,7 +364,7 @@ def _add_loaded(error: Invalid, done: Mapping[str, StepResult], columns: Sequenc
     if not seqs and column not in columns:
         return error
     if not seqs:
-        said = f'The types are those of the first file. To choose another one: --types "{column}:string"'
+        said = f"The types are those of the first file. To choose another one: {types_option(str(column), 'string')}"
         return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
     count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
     said = f"{count} loaded, up to seq {max(seqs)}, and will not be loaded again."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from strandline.jobs.ingest.source import Source
 from strandline.jobs.parquet_files import ForeignParquet, open_parquet
 from strandline.jobs.partitions import add_partitions, partition_fields
 from strandline.model.arrow_check import python_value
+from strandline.model.names import join_names
 from strandline.model.rows import check_rows, may_hold
 from strandline.model.schema_text import type_text
 
@@ -65,7 +67,7 @@ def _choose_type(file: ForeignParquet, name: str, column: pa.Field) -> pa.Field:
             return pa.field(column.name, candidate)
     raise Invalid(
         f"{file.uri}: column {name!r}: {type_text(found)} is not {type_text(column.type)}",
-        hint=f"Leave it out: --skip {name}",
+        hint=f"Leave it out: --skip {shlex.quote(join_names([name]))}",
         file=file.uri,
         column=name,
     )

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from stat import S_ISREG
 from typing import Literal
 
 from strandline.errors import Invalid, NotFound
@@ -30,6 +31,11 @@ _KINDS: dict[str, Kind] = {
     ".csv": "csv", ".tsv": "csv", **dict.fromkeys(ENDINGS, "parquet"),
 }  # fmt: skip
 _UNREAD = {".xz", ".zip", ".7z", ".rar", ".tar", ".tgz", ".lz4", ".br"}
+_OTHERS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV first."),
+    **dict.fromkeys((".orc", ".avro", ".feather", ".arrow"), "Write it as Parquet first."),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "Write its tables as CSV or Parquet first."),
+}
 _PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _KNOWN = ".jsonl .ndjson .json .csv .tsv (also .gz .zst .bz2) and .parquet"
@@ -263,7 +269,11 @@ def _no_file(uri: str) -> NotFound:
 
 def _stat(storage: Storage, path: str) -> tuple[int, int, str]:
     if storage.is_local:
-        stat = os.stat(storage.url(path))
+        uri = storage.url(path)
+        stat = os.stat(uri)
+        if not S_ISREG(stat.st_mode):
+            hint = "A pipe or a device has no size, and cannot be read twice. Write its text into a file first."
+            raise Invalid(f"{uri} is not a file", hint=hint, file=uri)
         return stat.st_size, stat.st_mtime_ns, f"{stat.st_dev:x}.{stat.st_ino:x}"
     for info in storage.list(path.rpartition("/")[0]):
         if info.path == path:
@@ -278,10 +288,12 @@ def _kind_of(path: str, kind: Kind | None) -> tuple[Kind, Compression | None]:
     if ending in _UNREAD:
         hint = "Unpack it first. Read as they are: .gz .zst .bz2"
         raise Invalid(f"{path}: {ending} is not read", hint=hint, file=path)
+    if found is None and ending in _OTHERS:
+        raise Invalid(f"{path}: {ending} is not read", hint=_OTHERS[ending], file=path)
     if found is None or (found == "parquet" and compression):
         raise Invalid(
             f"{path}: the format of the file is not clear from its name",
-            hint=f"Known: {_KNOWN}; or name it: --format jsonl",
+            hint=f"Known: {_KNOWN}; or name it: --format csv, jsonl or parquet",
             file=path,
         )
     return found, compression

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, get_args
@@ -12,6 +13,7 @@ import pyarrow as pa
 from strandline.errors import Invalid
 from strandline.jobs.column_names import find_columns
 from strandline.model.name_map import NameMap
+from strandline.model.names import join_names
 from strandline.model.schema_text import parse_schema, parse_type, type_text
 
 ShortRows = Literal["reject", "fill"]
@@ -68,6 +70,8 @@ class TextOptions:
                 hint=f"See all: help(lake.ingest). Options for text files: {known}",
             )
         for name in ("delimiter", "quote", "escape", "comment"):
+            if given.get(name) == r"\t":
+                given[name] = "\t"
             _check_sign(name, given.get(name), is_optional=name != "delimiter")
         _check_apart({name: given.get(name) for name in ("delimiter", "quote", "comment")})
         if given.get("encoding") is not None:
@@ -119,6 +123,11 @@ class TextOptions:
                 )
 
 
+def types_option(column: str, kind: str) -> str:
+    """The option of `ingest` that gives a column a type, as it is typed."""
+    return f"--types {shlex.quote(f'{join_names([column])}:{kind}')}"
+
+
 def parse_types(given: pa.Schema | Mapping[str, Any] | str | None) -> pa.Schema:
     """The types of columns, given as a schema, as a mapping of names to types or their texts, or as one text."""
     if given is None:
@@ -145,7 +154,7 @@ def _check_sign(name: str, sign: Any, *, is_optional: bool) -> None:
     if sign is None or (sign == "" and is_optional):
         return
     if not isinstance(sign, str) or len(sign) != 1 or sign in "\r\n\0" or not sign.isascii():
-        raise Invalid(f"{name} is {sign!r}; expected one character")
+        raise Invalid(f"{name} is {sign!r}; expected one character", hint=r"A tab is written \t")
 
 
 def _check_apart(signs: Mapping[str, Any]) -> None:
