@@ -165,6 +165,8 @@ def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batch.rename_columns(names) for batch in batches)
 
+    # The name of the operator in a plan.
+    run.__name__ = getattr(lane, "__name__", type(lane).__name__)
     # Spark looks the columns up by their names, where a dot leads into a struct and a backtick is a fault.
     return frame.toDF(*[f"c{at}" for at in range(len(names))]).mapInArrow(run, schema)
 
