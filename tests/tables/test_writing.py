@@ -288,7 +288,7 @@ def test_rows_are_shuffled_once_and_sorted_only_by_an_order(spark, items, make_t
         return frame
 
     monkeypatch.setattr(writing, "run_lane", note)
-    rows = spark.range(100).withColumn("qty", f.lit(1))
+    rows = spark.range(100).withColumn("qty", (f.col("id") % 7).cast("int"))
     items.upsert(rows)
     items.upsert(rows, order_by="qty")
     items.delete(spark.range(9))
