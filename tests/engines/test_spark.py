@@ -1,5 +1,6 @@
 """The one Spark session."""
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import strandline
 from strandline.engines import spark as sparks
 from support import refused
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_there_is_one_session_with_the_settings_that_matter(spark):
@@ -77,26 +80,50 @@ def test_jobs_have_names_that_a_person_understands(spark):
     assert context.getLocalProperty(name) == before
 
 
+def jobs_of(spark):
+    """The descriptions of all jobs so far, by their numbers, as the Spark UI shows them."""
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    jobs = context.statusStore().jobsList(None)
+    found = (jobs.apply(at) for at in range(jobs.size()))
+    return {job.jobId(): job.description().get() if job.description().isDefined() else None for job in found}
+
+
 def test_every_job_of_a_table_says_what_it_does(spark, lake, monkeypatch, tmp_path):
-    told = []
-    real = sparks.named_jobs
-
-    def note(session, name):
-        told.append(name)
-        return real(session, name)
-
-    monkeypatch.setattr(sparks, "named_jobs", note)
+    before = jobs_of(spark)
     monkeypatch.setenv("STRANDLINE_ENGINE", "spark")
     table = lake.create_table("messages", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], vnodes=2)
     table.upsert(spark.range(40).selectExpr("id", "'x' AS name"))
     table.compact(full=True)
-    table.upsert([{"id": 1, "name": "y"}])
+    with refused(strandline.Invalid):
+        table.upsert(spark.range(3))
+    table.delete(spark.range(3))
     table.export(tmp_path / "out")
+    table.restore(1)
+    (tmp_path / "more.jsonl").write_text('{"id": 1, "name": "y"}\n')
+    lake.ingest("messages", tmp_path / "more.jsonl")
     lake.sink("archive", "messages", to=strandline.ParquetSink(str(tmp_path / "sink")))
     assert lake.tick().is_well
-    assert {"upsert into messages", "fold messages, 2 vnodes", "export messages"} <= set(told)
-    assert "send messages to archive" in told
-    assert all(told), "a job without a name"
+    told = {name for number, name in jobs_of(spark).items() if number not in before}
+    assert None not in told, "a job without a name"
+    wanted = {
+        "upsert into messages",
+        "delete from messages",
+        "ingest 1 file into messages",
+        "fold messages, 2 vnodes",
+        "export messages",
+        "send messages to archive",
+        "restore into messages",
+        "find values of messages that an upsert would lose",
+    }
+    assert {f"strandline: {name}" for name in wanted} <= told
+    assert any(re.fullmatch(r"strandline: check \d+ files?", name) for name in told)
+    documented = re.findall(r"^\| `(strandline: [^`]+)` \|", (ROOT / "docs" / "spark.md").read_text(), re.M)
+    assert {kind_of(name) for name in documented} == {kind_of(name) for name in told} | {"strandline: look"}
+
+
+def kind_of(name):
+    return " ".join(name.split()[:2])
 
 
 def test_workers_that_lack_a_package_are_told_of(spark):

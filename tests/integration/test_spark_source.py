@@ -29,6 +29,9 @@ def test_a_session_reads_writes_and_streams(spark, items, lake):
     loaded = source(spark.read, items).load()
     items.delete([5])
     assert (loaded.count(), source(spark.read, items).load().where("id < 10 AND name LIKE 'n%'").count()) == (100, 9)
+    options = f"lake '{lake.storage.uri}', table 'items', at '1'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW items_then USING strandline OPTIONS ({options})")
+    assert spark.sql("SELECT count(*) FROM items_then WHERE id < 10").first()[0] == 10
     with pytest.raises(Exception, match=r"holds the key \{'id': 1\} more than once"):
         source(rows.union(rows.where("id = 1")).write, items).mode("append").save()
     assert items.head == 2
@@ -42,7 +45,7 @@ def test_a_session_reads_writes_and_streams(spark, items, lake):
     assert [each.rows for each in copy.history()] == [0, 100, 1]
 
 
-def test_a_lake_in_a_bucket_takes_its_settings_from_options(spark, s3_lake, seaweed):
+def test_a_lake_in_a_bucket_takes_its_settings_from_options(spark, s3_lake, seaweed, tmp_path):
     lake = s3_lake()
     table = lake.create_table("t", "id:int64,name:string", key=["id"], vnodes=2)
     register(spark)
@@ -51,6 +54,17 @@ def test_a_lake_in_a_bucket_takes_its_settings_from_options(spark, s3_lake, seaw
     source(rows.write, table, **settings).mode("append").save()
     found = source(spark.read, table, **settings).load()
     assert rows_of(found.toArrow()) == rows_of(table.to_arrow()) and table.head == 1
+    copy = lake.create_table("copy", table.schema, key=["id"], vnodes=2)
+    table.delete([3])
+    for _ in range(2):
+        changes = source(spark.readStream, table, start="backfill", **settings).load()
+        target = source(changes.writeStream, copy, orderBy="_seq", **settings)
+        query = target.option("checkpointLocation", str(tmp_path / "ck")).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert query.exception() is None
+        assert rows_of(copy.to_arrow()) == rows_of(table.to_arrow())
+        table.upsert([{"id": 3, "name": "again"}])
+    assert (copy.head, copy.count()) == (2, 50)
 
 
 CONNECT = """
@@ -103,7 +117,10 @@ def run():
         if "__python_accumulator__" not in str(error):
             raise
 
+# As in a process of its own, where the pipeline's file is the first to look at the workers' Python.
+del spark._strandline_workers
 run()
+assert spark._strandline_workers
 errors = lake.table("errors")
 answers["errors"] = [errors.count(), errors.head]
 messages.delete([0])

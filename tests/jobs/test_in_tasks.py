@@ -153,6 +153,25 @@ def test_many_files_are_loaded_once_each_by_spark_and_few_by_the_driver(
     assert len(calls) == 3
 
 
+@pytest.mark.soak
+@pytest.mark.usefixtures("spark")
+def test_a_folder_of_ten_thousand_files_is_loaded_once_per_file(tmp_path: Path) -> None:
+    lake = sl.Lake(tmp_path / "lake")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(10_000):
+        (folder / f"{number:05}.jsonl").write_text(lines(number))
+    report = lake.ingest("items", folder, key=["id"])
+    assert (report.rows, report.seqs, report.count("load")) == (10_000, (1,), 10_000)
+    assert rows_in(lake.table("items")) == list(range(10_000))
+    (folder / "00007.jsonl").write_text(lines(7, 70_000))
+    (folder / "new.jsonl").write_text(lines(80_000))
+    again = lake.ingest("items", folder)
+    assert (again.rows, again.count("skip")) == (2, 9_999)
+    assert rows_in(lake.table("items")) == [*range(10_000), 70_000, 80_000]
+    assert lake.ingest("items", folder).count("skip") == 10_001
+
+
 @pytest.mark.usefixtures("spark", "tiny_parts")
 def test_tasks_read_objects_and_write_a_lake_in_a_store(s3_lake: Callable[..., sl.Lake]) -> None:
     lake = s3_lake()

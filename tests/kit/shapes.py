@@ -6,8 +6,11 @@ import datetime as dt
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import strandline as sl
+from strandline.engines.scan import spark_schema
+from strandline.model.types import storage_schema
 from support import rows_of
 
 SCHEMA = pa.schema(
@@ -79,3 +82,10 @@ def plain(table):
             column = column.cast(pa.timestamp("us", tz="UTC" if field.type.tz else None))
         columns.append(column)
     return rows_of(pa.table(columns, names=table.column_names))
+
+
+def as_frame(spark, rows, schema, folder):
+    """The rows as a DataFrame, by way of a file, so that no value passes through Python's own time zone."""
+    plain = pa.schema([field.with_nullable(True) for field in storage_schema(schema)])
+    pq.write_table(pa.Table.from_pylist(rows, schema=plain), folder / "rows.parquet")
+    return spark.read.schema(spark_schema(schema)).parquet(str(folder / "rows.parquet"))

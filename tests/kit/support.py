@@ -157,6 +157,21 @@ def rewrite_commits(folder: Path, change: Callable[[dict[str, Any]], None], root
         file.write_bytes(data)
 
 
+@contextlib.contextmanager
+def no_job(spark: Any) -> Iterator[None]:
+    """The block starts no Spark job."""
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    before = scheduler.numTotalJobs()
+    yield
+    assert scheduler.numTotalJobs() == before
+
+
+def plan_of(frame: Any) -> str:
+    """The physical plan of a DataFrame as `explain` shows it, before it runs."""
+    text: str = frame._jdf.queryExecution().executedPlan().toString()
+    return text.split("== Initial Plan ==")[-1]
+
+
 # --- processes -------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """The merged rows as a Spark DataFrame: the driver's rows, by a small plan."""
 
 import datetime as dt
-import uuid
-from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -18,25 +16,7 @@ from strandline.engines.log_lane import LogLane
 from strandline.tables import spark_read
 from strandline.tables.packing import Bundle, pack_files
 from strandline.tables.spark_files import log_scan
-from support import ITEMS, prepare_both, rows_of
-
-
-def plan_of(frame):
-    """The physical plan as `explain` shows it, before it runs."""
-    text = frame._jdf.queryExecution().executedPlan().toString()
-    return text.split("== Initial Plan ==")[-1]
-
-
-@contextmanager
-def no_job(spark):
-    """The block starts no Spark job."""
-    context, group = spark.sparkContext, uuid.uuid4().hex
-    context.setJobGroup(group, "no job")
-    try:
-        yield
-        assert not context.statusTracker().getJobIdsForGroup(group)
-    finally:
-        context._jsc.clearJobGroup()
+from support import ITEMS, no_job, plan_of, prepare_both, rows_of
 
 
 def assert_equal_reads(table, **read):
@@ -70,6 +50,14 @@ def test_a_large_commit_with_small_ones_after_it_is_two_scans_and_no_shuffle(spa
     for id_ in (7, 100, 50, 700, 999, 12345):
         assert_equal_reads(loaded, where=f"id = {id_}")
     assert frame.count() == loaded.count()
+
+
+def test_a_readable_plan_names_the_folders_of_the_table(spark, loaded, capsys):
+    loaded.to_spark().explain("formatted")
+    assert capsys.readouterr().out.count(f"{loaded.entry.folder}/log/") == 2
+    loaded.compact(full=True)
+    loaded.to_spark().explain("formatted")
+    assert f"{loaded.entry.folder}/baseline/" in capsys.readouterr().out
 
 
 def test_a_load_alone_is_one_scan_and_its_count_reads_no_column(spark, items):

@@ -9,16 +9,15 @@ import pytest
 from pyspark.sql import functions as f
 
 import strandline as sl
+from shapes import as_frame
 from strandline.consumers import compaction
 from strandline.engines.choice import DriverLimit
-from strandline.engines.scan import spark_schema
 from strandline.jobs.doctor.examine import examine
 from strandline.model.change import DELETE, UPSERT
 from strandline.model.rows import check_rows
-from strandline.model.types import storage_schema
 from strandline.tables import fold, writing
 from strandline.tables.merge import vnodes_of
-from support import ITEMS, by_id, data_files, nothing_written, refused, rows_of
+from support import ITEMS, by_id, data_files, nothing_written, plan_of, refused, rows_of
 
 WIDE = pa.schema(
     [
@@ -58,13 +57,6 @@ def wide_rows(count):
         }
         for n in range(count)
     ]
-
-
-def as_frame(spark, rows, schema, folder):
-    """The rows as a DataFrame, by way of a file, so that no value passes through Python's own time zone."""
-    plain = pa.schema([field.with_nullable(True) for field in storage_schema(schema)])
-    pq.write_table(pa.Table.from_pylist(rows, schema=plain), folder / "rows.parquet")
-    return spark.read.schema(spark_schema(schema)).parquet(str(folder / "rows.parquet"))
 
 
 def spooled(table, rows, op=UPSERT):
@@ -284,6 +276,30 @@ def test_a_few_rows_from_spark_are_one_file(spark, lake):
     table = lake.create_table("t", ITEMS, key=["id"], vnodes=4)
     table.upsert(spark.range(1000))
     assert len(table.merge().log_files()) == 1
+
+
+def test_rows_are_shuffled_once_and_sorted_only_by_an_order(spark, items, make_table, monkeypatch):
+    plans = []
+    run_lane = writing.run_lane
+
+    def note(*given, **more):
+        frame = run_lane(*given, **more)
+        plans.append(plan_of(frame))
+        return frame
+
+    monkeypatch.setattr(writing, "run_lane", note)
+    rows = spark.range(100).withColumn("qty", (f.col("id") % 7).cast("int"))
+    items.upsert(rows)
+    items.upsert(rows, order_by="qty")
+    items.delete(spark.range(9))
+    make_table().append(rows)
+    operators = ("Exchange", "Sort ", "MapInArrow LogLane(", "EvalPython")
+    assert [tuple(plan.count(each) for each in operators) for plan in plans] == [
+        (1, 0, 1, 0),
+        (1, 1, 1, 0),
+        (1, 0, 1, 0),
+        (0, 0, 1, 0),
+    ]
 
 
 def test_many_rows_from_spark_lie_by_vnode_and_key_so_that_statistics_prune(spark, lake):

@@ -117,7 +117,8 @@ def _deliver_on_spark(
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
     with running_job(spark, row_bytes, name=f"send {table.name} to {to}") as job:
         try:
-            rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED))
+            stores = [store for run in runs if (store := getattr(run.lane, "storage", None)) is not None]
+            rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED, stores=stores))
         except StrandlineError:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from strandline.consumers.account import FoldAccount, check_account
 from strandline.consumers.fold_lane import FoldLane, fold_vnodes, pack_part
 from strandline.engines.lanes import RECEIPT, files_of, raised_as_ours
 from strandline.engines.spark import collect, parallelism, run_lane, running_job, session
+from strandline.engines.workers import DUCKDB
 from strandline.storage.snapshot import DataFile
 from strandline.tables.merge import TableAt
 from strandline.tables.store import TableStore
@@ -44,7 +45,7 @@ def fold_on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], lis
     frame = spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
     count = "1 vnode" if len(chosen) == 1 else f"{len(chosen)} vnodes"
     with running_job(spark, part.row_bytes, name=f"fold {table.name}, {count}"):
-        receipts = collect(run_lane(frame, FoldLane(), RECEIPT))
+        receipts = collect(run_lane(frame, FoldLane(), RECEIPT, stores=[part.log.storage], packages=[DUCKDB]))
     added, failure = files_of(receipts)
     account = FoldAccount.sum_texts(row["counts"] for row in receipts if row["counts"] is not None)
     try:

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,11 +29,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from strandline.engines.background import run_beside
-from strandline.engines.workers import OBJECT_STORE, check_workers
+from strandline.engines.workers import check_workers, packages_for
 from strandline.errors import Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from strandline.storage.open import Storage
 
 JAVA = 17
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -160,18 +162,33 @@ def _master() -> str:
     return os.environ.get("STRANDLINE_SPARK", "local[*]")
 
 
-def run_lane(frame: DataFrame, lane: Lane, schema: str) -> DataFrame:
-    """The DataFrame of the batches that `lane` returns for each partition."""
+def run_lane(
+    frame: DataFrame,
+    lane: Lane,
+    schema: str,
+    *,
+    stores: Iterable[Storage] = (),
+    packages: Collection[str] = (),
+) -> DataFrame:
+    """The DataFrame of the batches that `lane` returns for each partition. Its tasks read and write `stores`, beside
+    the lane's own `storage`, and need `packages`: the workers' Python is looked at first."""
     names = frame.columns
-    storage = getattr(lane, "storage", None)
-    with named_jobs(frame.sparkSession, "look at the Python of the workers"):
-        check_workers(frame.sparkSession, () if storage is None or storage.is_local else (OBJECT_STORE,))
+    own = getattr(lane, "storage", None)
+    look_at_workers(frame.sparkSession, (*packages, *packages_for([*stores, *([] if own is None else [own])])))
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return lane(batch.rename_columns(names) for batch in batches)
 
+    # The name of the operator in a plan.
+    run.__name__ = getattr(lane, "__name__", type(lane).__name__)
     # Spark looks the columns up by their names, where a dot leads into a struct and a backtick is a fault.
     return frame.toDF(*[f"c{at}" for at in range(len(names))]).mapInArrow(run, schema)
+
+
+def look_at_workers(spark: SparkSession, packages: Collection[str]) -> None:
+    """`Unavailable`, with what to set, unless the Python of the workers has what tasks need and these packages."""
+    with named_jobs(spark, "look at the Python of the workers"):
+        check_workers(spark, packages)
 
 
 def collect(frame: DataFrame, name: str | None = None) -> list[Any]:

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,12 @@ from strandline.errors import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from strandline.storage.open import Storage
+
 NEEDED = ("numpy", "pyarrow")
 """The packages that every task needs."""
+DUCKDB = "duckdb"
+"""The package that tasks need to fold, to read files of other people, and for `format("strandline")`."""
 OBJECT_STORE = "obstore"
 """The package that tasks need for files in an object store."""
 _LEAST_ARROW = 25
@@ -39,6 +43,11 @@ class WorkerPython:
     path: str
     version: str
     packages: Mapping[str, str]
+
+
+def packages_for(stores: Iterable[Storage]) -> Collection[str]:
+    """The packages that tasks need to read and write these stores."""
+    return () if all(store.is_local for store in stores) else (OBJECT_STORE,)
 
 
 def check_workers(spark: SparkSession, packages: Collection[str] = ()) -> None:
@@ -63,7 +72,7 @@ def _find_python(spark: SparkSession) -> WorkerPython | Unavailable | str:
         return mine
     from pyspark.sql import functions as F
 
-    look = F.udf(_make_look((*NEEDED, OBJECT_STORE)), "string", useArrow=False)
+    look = F.udf(_make_look((*NEEDED, DUCKDB, OBJECT_STORE)), "string", useArrow=False)
     try:
         (row,) = spark.range(1).select(look("id").alias("found")).collect()
     except Exception as error:

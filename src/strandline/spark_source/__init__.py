@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strandline.engines.spark import session
+from strandline.engines.spark import look_at_workers, session
+from strandline.engines.workers import DUCKDB
 from strandline.spark_source.source import StrandlineSource
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def register(spark: SparkSession | None = None) -> SparkSession:
     """Make `format("strandline")` known to a session, by default the running one or a new one; returns the session.
 
-    The package is sent to the session's executors. Filters reach the table only with a setting of Spark, which this
-    sets unless the session has it."""
+    The package is sent to the session's executors, whose Python is looked at once: `Unavailable` says what it lacks.
+    Filters reach the table only with a setting of Spark, which this sets unless the session has it."""
     spark = session(spark)
+    look_at_workers(spark, [DUCKDB])
     if spark.conf.get(_PUSHDOWN) != "true":
         spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(StrandlineSource)

@@ -145,13 +145,14 @@ class TableWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return self.work.run_task(iterator)
 
     def commit(self, messages: list[Any]) -> None:
-        self.work.commit(_all_written(messages), tokens=self.tokens)
+        self.work.commit(all_written(messages), tokens=self.tokens)
 
     def abort(self, messages: list[Any]) -> None:
         self.work.discard(messages)
 
 
-def _all_written(messages: Sequence[Any]) -> list[Written]:
+def all_written(messages: Sequence[Any]) -> list[Written]:
+    """What the tasks of a write have written; `Internal` unless all of them have ended."""
     if any(message is None for message in messages):
         raise Internal("Spark commits a write although some of its tasks have not ended")
     return list(messages)

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from strandline.errors import Conflict, Internal
-from strandline.spark_source.batch_writer import Write, Written
+from strandline.spark_source.batch_writer import Write, Written, all_written
 from strandline.spark_source.options import Place
 from strandline.storage.snapshot import Draft, Snapshot
 
@@ -30,7 +30,7 @@ class BatchStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return self.work.run_task(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
-        written = [message for message in messages if message is not None]
+        written = all_written(messages)
         if not written:
             return
         queries = {message.query for message in written}

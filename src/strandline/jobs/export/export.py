@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from strandline.engines.choice import BULK
 from strandline.engines.lanes import RECEIPT, ExportLane, staged_of
-from strandline.engines.spark import Lane, collect, run_lane, running_job, session, tasks_for
+from strandline.engines.spark import Lane, collect, look_at_workers, run_lane, running_job, session, tasks_for
+from strandline.engines.workers import packages_for
 from strandline.errors import Invalid
 from strandline.jobs.export.blocks import BlockLane, GatherLane
 from strandline.jobs.export.destination import Destination
@@ -123,6 +124,7 @@ def _write_on_spark(
     spark = session(table.spark)
     row_bytes = source.raw_bytes // max(1, source.rows)
     lanes = tasks_for(spark, source.raw_bytes)
+    look_at_workers(spark, packages_for([table.log.storage, lane.storage]))
     watch = lambda done, whole: progress(done, whole, table.name)  # noqa: E731
     with running_job(spark, row_bytes, watch, name=f"export {table.name}"):
         is_wide = bool(source.order) and row_bytes >= WIDE_ROW_BYTES

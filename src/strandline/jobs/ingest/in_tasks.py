@@ -19,6 +19,7 @@ from strandline.engines.choice import INGEST
 from strandline.engines.lanes import RECEIPT, files_of
 from strandline.engines.log_lane import LogLane
 from strandline.engines.spark import can_run, collect, is_local, parallelism, run_lane, running_job, session
+from strandline.engines.workers import DUCKDB
 from strandline.errors import Conflict, Unavailable
 from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.dialect import Dialect
@@ -134,11 +135,12 @@ class _TaskLoad:
     def _receipts(self, spark: SparkSession) -> DataFrame:
         lane, log = self._new_lane(), self._table.log
         write = LogLane(log.storage, log.folder, self._definition, UPSERT, is_ordered=True)
+        stores = [log.storage, *(step.source.storage for step in self._steps)]
         numbers = spark.range(0, len(self._parts), 1, len(self._parts))
         if not self._definition.is_keyed:
-            return run_lane(numbers, PartLogLane(lane, write), RECEIPT)
+            return run_lane(numbers, PartLogLane(lane, write), RECEIPT, stores=stores, packages=[DUCKDB])
         ranges = count_ranges(sum(map(guess_bytes, self._steps)), min(self._definition.vnodes, _MOST_TASKS))
-        blocks = run_lane(numbers, CutLane(lane, ranges), BLOCKS)
+        blocks = run_lane(numbers, CutLane(lane, ranges), BLOCKS, stores=stores, packages=[DUCKDB])
         return run_lane(blocks.repartitionById(ranges, blocks["range"]), MergeLane(write), RECEIPT)
 
     def _new_lane(self) -> PartLane:
