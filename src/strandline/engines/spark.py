@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +29,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from strandline.engines.background import run_beside
+from strandline.engines.spark_settings import SETTINGS, is_connect, small_batches
 from strandline.engines.workers import check_workers, packages_for
 from strandline.errors import Unavailable
 
@@ -38,39 +39,17 @@ if TYPE_CHECKING:
     from strandline.storage.open import Storage
 
 JAVA = 17
-_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-# Arrow tables up to this size are rows of the plan.
-_IN_PLAN = "spark.sql.execution.arrow.localRelationThreshold"
-_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-# With more paths than this, a read starts a job that lists files; the commit already names them.
-_LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A limit on the bytes of Arrow batches: without one, wide rows took over a gigabyte a worker.
-    _BATCH_BYTES: "16m",
-    _LISTING: "100000",
-    "spark.io.compression.codec": "zstd",
-    "spark.sql.shuffle.partitions": "8",
-}
 Lane = Callable[[Iterator[Any]], Iterator[Any]]
 OnProgress = Callable[[int, int], None]
-# The size of a batch in Spark's own Parquet reader, whose default is 4,096 rows of any size.
-_READ_BYTES = 16 << 20
 _REMOTE_TASKS = 8
 TASK_BYTES = 1 << 30
 _SMALL_TASK_BYTES = 64 << 20
 _MOST_TASKS = 1024
-_MOST_IN_PLAN = 4096
-_SENT_ROWS = 65_536
 # The stages of a job that shuffles once; Spark itself does not know their number at first.
 _STAGES = 3
 _SHARES = 1000
 _KILLED_S = 2.5
 _DESCRIPTION = "spark.job.description"
-_setting = threading.Lock()
 _starting = threading.Lock()
 
 
@@ -230,38 +209,12 @@ def running_job(
     """Around a job of ours over rows of about this size. Batches stay small for wide rows, in a caller's session too;
     `watch` is called with the share of the job that is done; when the block fails, the job's tasks are ended. `name`
     says what the job does, as in `named_jobs`."""
-    wanted = {
-        _BATCH_BYTES: SETTINGS[_BATCH_BYTES],
-        "spark.sql.parquet.columnarReaderBatchSize": str(max(16, min(4096, _READ_BYTES // max(1, row_bytes)))),
-    }
     with (
-        _override_settings(spark, wanted),
-        (_remote_job if _is_connect(spark) else _classic_job)(spark, _Progress(watch)) as jobs,
+        small_batches(spark, row_bytes),
+        (_remote_job if is_connect(spark) else _classic_job)(spark, _Progress(watch)) as jobs,
         named_jobs(spark, name),
     ):
         yield jobs
-
-
-@contextmanager
-def planning(spark: SparkSession, paths: int) -> Iterator[None]:
-    """Around `spark.read` of so many paths: it starts no job, in a caller's session either. A remote session plans when
-    the DataFrame runs, with its own settings."""
-    if _is_connect(spark) or paths <= int(spark.conf.get(_LISTING) or 0):
-        yield
-    else:
-        with _override_settings(spark, {_LISTING: SETTINGS[_LISTING]}):
-            yield
-
-
-@contextmanager
-def sending_rows(spark: SparkSession, rows: int) -> Iterator[None]:
-    """Around `createDataFrame` of an Arrow table of so many rows. Many rows stay Arrow batches, one a task: in the
-    plan, the optimizer would go through all of them for every read, and a broadcast would send each as an object."""
-    if _is_connect(spark) or rows <= _MOST_IN_PLAN:
-        yield
-    else:
-        with _override_settings(spark, {_IN_PLAN: "0", _BATCH_ROWS: str(_SENT_ROWS)}):
-            yield
 
 
 @contextmanager
@@ -269,7 +222,7 @@ def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
     """Say what the jobs of a block do, such as "fold messages, 16 vnodes": it is their description in the Spark UI, and
     a tag of their operations in Spark Connect."""
     text = f"strandline: {name}" if name else "strandline"
-    if _is_connect(spark):
+    if is_connect(spark):
         tag = text.replace(",", ";")  # a comma would end the tag
         is_new = tag not in spark.getTags()
         spark.addTag(tag)
@@ -286,26 +239,6 @@ def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
         yield
     finally:
         context.setLocalProperty(_DESCRIPTION, before)
-
-
-@contextmanager
-def _override_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Change settings for a block. Several threads may use one session: the first one saves the old values, the last
-    one restores them."""
-    with _setting:
-        users, before = getattr(spark, "_strandline_set", (0, {}))
-        before = {**{name: spark.conf.get(name) for name in wanted}, **before}
-        spark._strandline_set = (users + 1, before)
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        with _setting:
-            users, before = spark._strandline_set
-            spark._strandline_set = (users - 1, before if users > 1 else {})
-            for name, value in before.items() if users == 1 else ():
-                spark.conf.set(name, value)
 
 
 class _Progress:
@@ -379,7 +312,7 @@ def _classic_job(spark: SparkSession, share: _Progress) -> Iterator[Jobs]:
 
 def parallelism(spark: SparkSession) -> int:
     """How many tasks run at once; a guess for a remote session, which does not tell."""
-    return _REMOTE_TASKS if _is_connect(spark) else int(spark.sparkContext.defaultParallelism)
+    return _REMOTE_TASKS if is_connect(spark) else int(spark.sparkContext.defaultParallelism)
 
 
 def tasks_for(spark: SparkSession, raw_bytes: int) -> int:
@@ -387,10 +320,6 @@ def tasks_for(spark: SparkSession, raw_bytes: int) -> int:
     which would become many small files."""
     at_once = min(parallelism(spark), raw_bytes // _SMALL_TASK_BYTES)
     return max(1, min(_MOST_TASKS, max(at_once, raw_bytes // TASK_BYTES)))
-
-
-def _is_connect(spark: SparkSession) -> bool:
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _ship_package(spark: SparkSession) -> None:

@@ -79,6 +79,9 @@ def _write_packs(log: Log, bundle: Bundle) -> list[DataFile]:
     except BaseException:
         log.discard(written)
         raise
+    finally:
+        # A fold that follows would need its memory besides.
+        pa.default_memory_pool().release_unused()
     return written
 
 

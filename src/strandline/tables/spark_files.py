@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from strandline.engines.lanes import CheckLane, ReadLane
 from strandline.engines.scan import Inside, ScanFile, by_schema, listed, spark_schema, spark_type
-from strandline.engines.spark import collect, planning, run_lane, sending_rows
+from strandline.engines.spark import collect, run_lane
+from strandline.engines.spark_settings import planning, sending_rows
 from strandline.errors import Corrupt
 from strandline.model.change import DELETE, HASH, OP, SEQ, UPSERT
 from strandline.model.definition import TableDef
