@@ -270,8 +270,9 @@ def _native_scan(
         # The table may have a column `_metadata` of its own.
         frame = frame.withColumn(_NAME, frame.metadataColumn("_metadata")["file_name"])
         if len(files) <= _CASES:
+            # Without an ELSE, Spark would look for nulls, row by row.
             cases = " ".join(f"WHEN '{name}' THEN {number}L" for name, number in zip(names, numbers, strict=True))
-            exprs.append(f"CASE {_NAME} {cases} END AS {number_as}")
+            exprs.append(f"CASE {_NAME} {cases} ELSE -1L END AS {number_as}")
         else:
             named = spark.createDataFrame(pa.table({_NAME: names, number_as: numbers}))
             frame = frame.join(F.broadcast(named), on=_NAME)

@@ -145,9 +145,12 @@ class _Reader:
         changed = winners.select(*_quote_names(key))
         new, inside = None, self._read_from(later)
         if inside:
-            won = winners.select(*_quote_names(key), F.col("_sl_winner").alias(SEQ))
-            new = self._scan_changes(merge, inside, [*self._shown, SEQ])
-            new = new.join(won, on=[*key, SEQ], how="left_semi").select(*shown)
+            # As a range, the seq is no part of the hashed key: a whole number alone is hashed much quicker.
+            winner, seq = F.col("_sl_w._sl_winner"), F.col(f"_sl_c.{SEQ}")
+            is_won = equal_keys("_sl_c", "_sl_w", key) & (winner <= seq) & (winner >= seq)
+            won = winners.select(*_quote_names(key), "_sl_winner").alias("_sl_w")
+            new = self._scan_changes(merge, inside, [*self._shown, SEQ]).alias("_sl_c")
+            new = new.join(won, on=is_won, how="left_semi").select(*shown)
         if definition.version is None:
             old = rows.join(changed, on=key, how="left_anti")
         else:
