@@ -73,6 +73,8 @@ def _split_text(data: bytes) -> tuple[bytes, bytes]:
     return data[:at].replace(_ZERO, b"\x00"), data[at + 2 :]
 
 
-def is_at_most(key: bytes, position: bytes) -> bool:
-    """Whether an encoded key lies at or before a position."""
-    return key[: len(position)] <= position
+def is_at_most(one: bytes, position: bytes) -> bool:
+    """Whether an encoded key, or another position, lies at or before a position. Empty, it lies before all keys."""
+    if len(one) < len(position) and position.startswith(one):
+        return not one
+    return one[: len(position)] <= position

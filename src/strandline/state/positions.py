@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 
 from strandline.errors import Conflict, Invalid
+from strandline.model.key_order import is_at_most
 from strandline.state.database import metadata
 
 positions = Table(
@@ -59,7 +60,7 @@ class Position:
     def check_next(self, later: Position, vnode: int) -> None:
         """`Invalid` when a position goes backward, or goes on after the end."""
         is_forward = later.round == self.round + 1 and later.rows >= self.rows and not self.is_done
-        if not is_forward or not (later.is_done or later.key >= self.key):
+        if not is_forward or not (later.is_done or is_at_most(self.key, later.key)):
             raise Invalid(
                 f"the backfill of vnode {vnode} cannot go from round {self.round} to {later.round}: its position"
                 " would go back",
