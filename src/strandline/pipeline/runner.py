@@ -31,6 +31,8 @@ from strandline.tables.broken import BrokenTable
 
 # A silent destination occupies one thread; the other consumers share the rest.
 AT_ONCE = 16
+# Folds on a local disk compute more than they wait: more threads would only wait for one another.
+_LOCAL_FOLDS = 4
 # A table with more to fold than this is folded alone.
 BESIDE = DriverLimit(100_000, 16 << 20)
 _LOOK_S = 0.1
@@ -140,7 +142,8 @@ def _run_tables(
         """Run the retention of a table, and then its compaction."""
         reports.update({at: _run_guarded(context, consumer, plan, step) for at, consumer, plan in each})
 
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="table")
+    threads = _LOCAL_FOLDS if context.storage.is_local else AT_ONCE
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="table")
     try:
         # A fold of few rows waits for the disk most of the time.
         waiting = [pool.submit(act, each) for each in small[1:]]
