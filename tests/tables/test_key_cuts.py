@@ -13,7 +13,7 @@ import pytest
 from strandline.engines.key_range import at_most
 from strandline.model.key_order import decode_key, encode_key, is_at_most
 from strandline.storage.parquet import writer
-from strandline.tables.key_cuts import compare_positions, find_group_ends, identity_types, next_cut
+from strandline.tables.key_cuts import compare_positions, find_group_ends, key_types, next_cut
 
 BY_TEXT = pa.schema(
     [pa.field("tenant", pa.string(), False), pa.field("n", pa.int32(), False), pa.field("v", pa.int64())]
@@ -37,7 +37,7 @@ def cuts_of(table, rows):
 
 
 def keys_of(table):
-    kinds = identity_types(table.merge())
+    kinds = key_types(table.definition)
     rows = table.to_arrow(columns=list(table.definition.key)).to_pylist()
     return sorted(encode_key(tuple(row.values()), kinds) for row in rows)
 
@@ -60,7 +60,7 @@ def test_each_part_has_about_as_many_rows_as_asked(make_table):
 def test_a_constant_first_column_is_cut_by_the_next(make_table):
     table = make_table(BY_TEXT, key=["tenant", "n"], vnodes=1)
     table.upsert([{"tenant": "only", "n": n, "v": n} for n in range(5_000)])
-    kinds = identity_types(table.merge())
+    kinds = key_types(table.definition)
     cuts = [decode_key(cut, kinds) for cut in cuts_of(table, 1_000)]
     assert len(cuts) >= 2 and all(len(cut) == 2 and cut[0] == "only" for cut in cuts)
     assert cuts == sorted(cuts)
@@ -73,7 +73,7 @@ def test_cuts_rise_and_mean_the_same_in_sql(make_table):
         rows = [{"tenant": chance.choice("abcd") * 2, "n": n, "v": n} for n in chance.sample(range(10_000), 3_000)]
         table.upsert(rows)
     table.compact(full=True)
-    kinds = identity_types(table.merge())
+    kinds = key_types(table.definition)
     cuts = cuts_of(table, 1_000)
     assert len(cuts) >= 3
     assert all(compare_positions(one, other) == -1 for one, other in itertools.pairwise(cuts))
@@ -91,7 +91,7 @@ def test_a_range_without_rows_has_no_cut(make_table):
     table.upsert([{"id": n, "name": "x"} for n in range(10_000)])
     table.delete([n for n in range(2_000, 8_000)])
     table.compact(full=True)
-    kinds = identity_types(table.merge())
+    kinds = key_types(table.definition)
     inside = [cut for cut in cuts_of(table, 300) if 2_000 <= decode_key(cut, kinds)[0] < 7_999]
     assert len(inside) <= 1
 
@@ -111,7 +111,7 @@ def test_an_append_only_table_is_cut_by_seq_and_row(make_table):
     table.compact(full=True)
     for at in range(2):
         table.append([{"id": n, "name": str(at)} for n in range(1_000)])
-    kinds = identity_types(table.merge())
+    kinds = key_types(table.definition)
     cuts = [decode_key(cut, kinds) for cut in cuts_of(table, 1_000)]
     assert cuts and cuts == sorted(cuts) and all(1 <= cut[0] <= 6 for cut in cuts)
 

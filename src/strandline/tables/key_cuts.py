@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from strandline.model.change import SEQ
+from strandline.model.definition import TableDef
 from strandline.model.key_order import Value, encode_key, is_at_most
 from strandline.model.stored_names import stored_name
 from strandline.storage.parquet import reader
@@ -37,7 +38,7 @@ def find_group_ends(merge: TableAt) -> list[GroupEnd]:
     out: their rows come with those of others."""
     found: list[GroupEnd] = []
     storage, definition = merge.log.storage, merge.definition
-    kinds = identity_types(merge)
+    kinds = key_types(definition)
     own = definition.schema
     names = [stored_name(own.field(name)) if definition.is_keyed else name for name in definition.identity]
     for folder, seq, file in [
@@ -53,11 +54,11 @@ def find_group_ends(merge: TableAt) -> list[GroupEnd]:
     return sorted(found, key=lambda group: in_order(group.key))
 
 
-def identity_types(merge: TableAt) -> list[pa.DataType]:
+def key_types(definition: TableDef) -> list[pa.DataType]:
     """The types of the columns that name a row."""
-    if not merge.definition.is_keyed:
+    if not definition.is_keyed:
         return [pa.int64(), pa.int64()]
-    return [merge.definition.schema.field(name).type for name in merge.definition.key]
+    return [definition.schema.field(name).type for name in definition.key]
 
 
 def compare_positions(one: bytes, other: bytes) -> int:
