@@ -72,6 +72,10 @@ def test_a_short_position_stands_behind_all_keys_that_begin_with_it(drawn, count
     assert is_at_most(encode_key(one, kinds), position) == (as_python(one)[:count] <= as_python(other)[:count])
 
 
+def test_the_empty_position_lies_before_all_keys():
+    assert is_at_most(b"", b"") and is_at_most(b"", b"\x00") and not is_at_most(b"\x00", b"")
+
+
 def test_dates_and_times_are_taken_as_python_has_them():
     day, moment = dt.date(1969, 12, 31), dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
     kinds = [pa.date32(), pa.timestamp("us", "UTC")]

@@ -74,7 +74,7 @@ def _split_text(data: bytes) -> tuple[bytes, bytes]:
 
 
 def is_at_most(one: bytes, position: bytes) -> bool:
-    """Whether an encoded key, or another position, lies at or before a position. Empty, it lies before all keys."""
+    """Whether an encoded key, or another position, lies at or before a position. The empty one lies before all keys."""
     if len(one) < len(position) and position.startswith(one):
         return not one
-    return one[: len(position)] <= position
+    return one[: len(position)] <= position if position else not one

@@ -199,8 +199,7 @@ class Marks:
                 life = consumer.generation
                 rows = [{"life": life, "which": vnode, "to": to} for vnode, (_, to) in sorted(moves.items())]
                 connection.execute(_move_mark, rows)
-            if backfill:
-                move_positions(connection, consumer.name, consumer.generation, backfill, moves)
+            move_positions(connection, consumer.name, consumer.generation, backfill, moves)
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
             if releases is not None:
@@ -304,6 +303,7 @@ def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: Intent
         created_s=now_s(connection),
     )
     insert_intent(connection, intent)
+    move_positions(connection, consumer.name, consumer.generation, draft.backfill, chosen)
     return intent
 
 
