@@ -1,9 +1,13 @@
-"""The rows of one range to send: the changes in `(after, upto]`, or the table at a seq.
+"""The rows of one range to send: the changes in `(after, upto]`, the table at a seq, or a round of a backfill.
 
 A new consumer gets the table at one seq, each row as an upsert with that seq (in a table without a key, with its own),
 and from there on the changes. A feed depends on the log alone, so reading it again, on another machine or with the
 other engine, gives the same rows. `log_with_schema` fixes the columns too, so that a column added later changes
 nothing.
+
+A round brings a vnode's history forward by some keys. It has the changes in `(after, upto]` of the keys that were
+delivered before, and the rows at `upto` of the next ones. So a destination that held the table at `after`, up to one
+key, holds the table at `upto`, up to a later key.
 """
 
 from __future__ import annotations
@@ -15,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.engines.key_range import at_most, behind
 from strandline.engines.scan import listed
 from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
+from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
+from strandline.model.key_order import decode_key
 from strandline.model.keys import shift_for
 from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
 from strandline.tables.fold import changes_sql
+from strandline.tables.key_cuts import key_types
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, duck_sql, vnodes_of
 from strandline.tables.pins import new_pin
@@ -66,6 +74,30 @@ def _part_of(file: DataFile, whole: int) -> int:
     return whole if file.within is None else max(1, round(whole * file.share))
 
 
+@dataclass(frozen=True)
+class KeySpan:
+    """The keys behind `start` up to `end`, both encoded (see `model/key_order`): all from the first one without
+    `start`, all to the last one without `end`."""
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    def conditions(self, definition: TableDef) -> tuple[Predicate | None, Predicate | None]:
+        """The conditions that a key lies at or before the start, None when none does, and that it lies in the span,
+        None when all do."""
+        kinds = key_types(definition)
+        start = decode_key(self.start, kinds)
+        before = at_most(definition.identity, kinds, start) if start else None
+        inside = behind(definition.identity, kinds, start) if start else None
+        if self.end is not None:
+            inside = at_most(definition.identity, kinds, decode_key(self.end, kinds)).also(inside)
+        if not definition.is_keyed:
+            # The seq and the row of a change are read in any case.
+            before = before and replace(before, columns=frozenset())
+            inside = inside and replace(inside, columns=frozenset())
+        return before, inside
+
+
 @contextmanager
 def conform_relation(relation: Any, schema: pa.Schema, batch_rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
     """The rows of a DuckDB relation, with exactly the columns of `schema`."""
@@ -98,6 +130,7 @@ class Feed:
         *,
         is_snapshot: bool,
         is_ordered: bool,
+        span: KeySpan | None = None,
     ) -> None:
         self.table = table
         self.outgoing = outgoing
@@ -108,12 +141,15 @@ class Feed:
         self._is_all = len(self.vnodes) == self.definition.vnodes
         self._merge: TableAt | None = None
         self._files: list[tuple[int, DataFile]] = []
+        self._before, self._inside = (None, None) if span is None else span.conditions(self.definition)
+        files: list[tuple[int, DataFile]] = []
         if is_snapshot:
             merge = replace(table.merge(upto), log=log)
             self._merge = merge if self._is_all else merge.part(self.vnodes)
-            files = [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
-        else:
-            files = self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
+            files += [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
+        if not is_snapshot or (self._before is not None and after < upto):
+            self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
+            files += [pair for pair in self._files if pair not in files]
         self.extent = size_of(files)
         base = self._merge.baseline.folder if self._merge else ""
         self.files = {f"{log.folder if seq else base}/{file.path}": file for seq, file in files}
@@ -163,49 +199,68 @@ class Feed:
         return schemas.conform(table, self.schema)
 
     def _select_sql(self, cursor: object) -> str:
+        parts = [] if self._merge is None else [self._rows_sql(cursor, self._merge)]
+        parts += [self._changes_sql()] if self._files or not parts else []
+        return " UNION ALL ".join(parts)
+
+    def _rows_sql(self, cursor: object, merge: TableAt) -> str:
         row = [] if self.definition.is_keyed else [ROW]
-        if self._merge is not None:
-            fold = self.table.pinned_fold(cursor, self._merge)
-            rows = duck_sql(self._merge, fold, self.outgoing.columns_to_read, self.outgoing.predicate, hidden=True)
-            seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
-            hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
-            exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=True)]
-            return f"SELECT {', '.join(exprs)} FROM ({rows}){self._vnode_filter(VNODE)}"
+        fold = self.table.pinned_fold(cursor, merge)
+        rows = duck_sql(merge, fold, self.outgoing.columns_to_read, self._predicate, hidden=True)
+        seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
+        hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
+        exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=True)]
+        return f"SELECT {', '.join(exprs)} FROM ({rows}){self._vnode_filter(VNODE)}"
+
+    def _changes_sql(self) -> str:
+        row = [] if self.definition.is_keyed else [ROW]
         changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read], None)
+        if self._before is not None:
+            changes = f"SELECT * FROM ({changes}) WHERE {self._before.duckdb}"
         vnode = f"({HASH} >> {shift_for(self.definition.vnodes)})"
         op, *columns = self.outgoing.duckdb_exprs()
         exprs = [op, f"{vnode} AS {VNODE}", SEQ, *row, *columns]
         return f"SELECT {', '.join(exprs)} FROM ({changes}){self._vnode_filter(vnode)}"
+
+    @property
+    def _predicate(self) -> Predicate | None:
+        """The condition for rows of the table."""
+        return self.outgoing.predicate if self._inside is None else self._inside.also(self.outgoing.predicate)
 
     def _vnode_filter(self, vnode: str) -> str:
         return "" if self._is_all else f" WHERE {vnode} IN ({', '.join(map(str, self.vnodes))})"
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The same rows as a DataFrame, in no order."""
+        self._verify_files(self.files, spark)
+        rows = None if self._merge is None else self._rows_frame(spark, self._merge)
+        if rows is not None and not self._files:
+            return rows
+        changes = self._changes_frame(spark)
+        return changes if rows is None else rows.union(changes)
+
+    def _rows_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
+        row = [] if self.definition.is_keyed else [ROW]
+        fold = self.table.fold_frame(spark, merge) if self._is_all else None
+        rows = read_frame(spark, merge, fold, self.outgoing.columns_to_read, self._predicate, hidden=True)
+        seq = SEQ if row else f"{self.upto}L AS {SEQ}"
+        hidden = [f"'{UPSERT}' AS {OP}", f"CAST({VNODE} AS INT) AS {VNODE}", seq, *row]
+        return self._own_vnodes(rows).selectExpr(*hidden, *self.outgoing.snapshot_exprs(is_duckdb=False))
+
+    def _changes_frame(self, spark: SparkSession) -> DataFrame:
         from pyspark.sql import functions as F
 
-        self._verify_files(self.files, spark)
         row = [] if self.definition.is_keyed else [ROW]
-        if self._merge is not None:
-            fold = self.table.fold_frame(spark, self._merge) if self._is_all else None
-            rows = read_frame(
-                spark, self._merge, fold, self.outgoing.columns_to_read, self.outgoing.predicate, hidden=True
-            )
-            hidden = [
-                f"'{UPSERT}' AS {OP}",
-                f"CAST({VNODE} AS INT) AS {VNODE}",
-                SEQ if row else f"{self.upto}L AS {SEQ}",
-                *row,
-            ]
-            exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=False)]
-        else:
-            rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read])
-            rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
-            op, *columns = self.outgoing.spark_exprs()
-            exprs = [op, VNODE, SEQ, *row, *columns]
-        if not self._is_all:
-            rows = rows.where(F.col(VNODE).isin(list(self.vnodes)))
-        return rows.selectExpr(*exprs)
+        rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read])
+        rows = rows if self._before is None else rows.where(self._before.spark)
+        rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
+        op, *columns = self.outgoing.spark_exprs()
+        return self._own_vnodes(rows).selectExpr(op, VNODE, SEQ, *row, *columns)
+
+    def _own_vnodes(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return rows if self._is_all else rows.where(F.col(VNODE).isin(list(self.vnodes)))
 
 
 def files_of(log: LogState, after: int, upto: int, vnodes: Sequence[int], of: int) -> list[tuple[int, DataFile]]:

@@ -24,10 +24,11 @@ from strandline.state.leases import leases
 from strandline.state.letters import deadletters
 from strandline.state.marks import marks, receipts
 from strandline.state.pauses import pauses
+from strandline.state.positions import positions
 from strandline.state.tokens import tokens
 
 FORMAT = 1
-TAKEN = (consumers, generations, marks, intents, deadletters, pauses, tokens)
+TAKEN = (consumers, generations, marks, positions, intents, deadletters, pauses, tokens)
 
 
 def dump_state(state: Database) -> dict[str, Any]:

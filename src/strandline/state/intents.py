@@ -27,6 +27,7 @@ from sqlalchemy import (
 from strandline.errors import Conflict, Invalid
 from strandline.model.text import check_text
 from strandline.state.database import metadata
+from strandline.state.positions import PositionMoves
 from strandline.state.values import check_int, from_json, to_json
 
 intents = Table(
@@ -69,7 +70,8 @@ class Intent:
 
 @dataclass(frozen=True)
 class IntentDraft:
-    """An intent to save: in one lane, the rows of `vnodes` in `(after, upto]`, cut as `cuts` says."""
+    """An intent to save: in one lane, the rows of `vnodes` in `(after, upto]`, cut as `cuts` says. `backfill` are the
+    positions of a round that begins with it; such a round may have no changes, only rows of the table at `upto`."""
 
     lane: str
     vnodes: Collection[int]
@@ -77,13 +79,15 @@ class IntentDraft:
     upto: int
     schema_id: int
     cuts: Any = None
+    backfill: PositionMoves | None = None
 
     def check_vnodes(self) -> tuple[int, ...]:
         """The vnodes in order; `Invalid` when the range is empty or a value cannot be kept."""
         check_text("lane", self.lane)
         chosen = tuple(sorted({check_int("vnode", vnode) for vnode in self.vnodes}))
         check_int("schema id", self.schema_id)
-        if not chosen or check_int("after", self.after) >= check_int("upto", self.upto):
+        least = check_int("after", self.after) + (0 if self.backfill else 1)
+        if not chosen or check_int("upto", self.upto) < least:
             raise Invalid(
                 f"an intent for vnodes {list(chosen)} in ({self.after}, {self.upto}] holds nothing", lane=self.lane
             )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from sqlalchemy import (
 )
 
 from strandline.crash import crash_point
-from strandline.errors import Conflict, Invalid
+from strandline.errors import Conflict, Invalid, Unavailable
 from strandline.state.consumers import (
     ConsumerRecord,
     consumers,
@@ -50,6 +51,7 @@ from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
 from strandline.state.intents import IntentDraft, closed_conflict, insert_intent, intents, open_conflict, open_intents
 from strandline.state.leases import Lease, leases, release
+from strandline.state.positions import Position, PositionMoves, move_positions, positions, read_positions
 from strandline.state.values import check_int, from_json, to_json
 
 RECEIPTS = 100
@@ -93,13 +95,14 @@ class SavedReceipt:
 
 @dataclass(frozen=True)
 class ConsumerState:
-    """A consumer on record with its marks and open intents; all empty when the state does not know it. A paused one
-    does no work."""
+    """A consumer on record with its marks, open intents, and the positions of its backfill; all empty when the state
+    does not know it. A paused one does no work."""
 
     consumer: ConsumerRecord | None = None
     marks: Mapping[int, int] = field(default_factory=dict, hash=False)
     intents: tuple[Intent, ...] = ()
     is_paused: bool = False
+    positions: Mapping[int, Position] = field(default_factory=dict, hash=False)
 
 
 class Marks:
@@ -108,6 +111,9 @@ class Marks:
     def __init__(self, state: Database) -> None:
         self._state = state
         state.ensure(consumers, generations, marks, intents, receipts, leases)
+        # A state of an earlier version that may only be read has no positions.
+        with suppress(Unavailable):
+            state.ensure(positions)
 
     # --- marks -------------------------------------------------------------------------------------------------
 
@@ -120,7 +126,8 @@ class Marks:
             return _read_marks(connection, consumer.generation)
 
     def consumer_states(self, name: str | None = None) -> dict[str, ConsumerState]:
-        """Every consumer, or the one of this name, as of one moment; always three queries."""
+        """Every consumer, or the one of this name, as of one moment; always four queries."""
+        has_positions = self._state.has(positions)
         with self._state.reading() as connection:
             found = [each for each in list_current(connection) if name in (None, each.name)]
             if not found:
@@ -132,7 +139,13 @@ class Marks:
             begun: dict[str, list[Intent]] = {each: [] for each in lives}
             for intent in open_intents(connection, lives):
                 begun[intent.generation].append(intent)
-        return {each.name: ConsumerState(each, seqs[each.generation], tuple(begun[each.generation])) for each in found}
+            at = read_positions(connection, lives) if has_positions else {}
+        return {
+            each.name: ConsumerState(
+                each, seqs[each.generation], tuple(begun[each.generation]), positions=at.get(each.generation, {})
+            )
+            for each in found
+        }
 
     def start(self, consumer: ConsumerRecord, seqs: Mapping[int, int], fence: int) -> None:
         """Set the first marks; `Conflict` for a vnode that has a mark."""
@@ -151,15 +164,16 @@ class Marks:
         moves: Mapping[int, tuple[int, int]],
         *,
         fence: int,
+        backfill: PositionMoves | None = None,
         intent: Intent | None = None,
         receipt: Mapping[str, Any] | None = None,
         releases: Lease | None = None,
     ) -> None:
-        """Move marks, all or none, when their effect is durable. The same transaction closes the intent, keeps the
-        receipt and gives the lease back.
+        """Move marks, all or none, when their effect is durable. The same transaction moves the positions of a
+        backfill, closes the intent, keeps the receipt and gives the lease back.
 
         `moves` is `{vnode: (expected, to)}`, empty to keep only a receipt. The vnodes of an open intent move together,
-        by closing it, over exactly its range."""
+        by closing it, over exactly its range. `backfill` is `{vnode: (expected, to)}` too, for vnodes that move."""
         for vnode, (expected, to) in moves.items():
             check_int("vnode", vnode)
             check_int("expected mark", expected)
@@ -185,6 +199,7 @@ class Marks:
                 life = consumer.generation
                 rows = [{"life": life, "which": vnode, "to": to} for vnode, (_, to) in sorted(moves.items())]
                 connection.execute(_move_mark, rows)
+            move_positions(connection, consumer.name, consumer.generation, backfill, moves)
             if body is not None:
                 _keep_receipt(connection, consumer.generation, body)
             if releases is not None:
@@ -288,6 +303,7 @@ def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: Intent
         created_s=now_s(connection),
     )
     insert_intent(connection, intent)
+    move_positions(connection, consumer.name, consumer.generation, draft.backfill, chosen)
     return intent
 
 

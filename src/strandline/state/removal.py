@@ -17,17 +17,18 @@ from strandline.state.leases import check_fence
 from strandline.state.letters import deadletters
 from strandline.state.marks import marks, receipts
 from strandline.state.pauses import pauses
+from strandline.state.positions import positions
 
 
 def forget_consumer(state: Database, name: str, lease: str, fence: int) -> None:
     """Forget the consumer of that name; the caller holds its lease."""
-    state.ensure(consumers, generations, intents, marks, receipts, deadletters, pauses)
+    state.ensure(consumers, generations, intents, marks, positions, receipts, deadletters, pauses)
     with state.transaction() as connection:
         check_fence(connection, lease, fence)
         if find_current(connection, name, is_locking=True) is None:
             raise_not_found(connection, name)
         lives = select(generations.c.generation).where(generations.c.name == name)
-        for table in (marks, intents, receipts):
+        for table in (marks, positions, intents, receipts):
             connection.execute(delete(table).where(table.c.generation.in_(lives)))
         connection.execute(delete(deadletters).where(deadletters.c.consumer == name))
         connection.execute(delete(pauses).where(pauses.c.name == name))
