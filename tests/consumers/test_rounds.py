@@ -1,4 +1,4 @@
-"""Rounds of a backfill: after each one, the destination holds the table at the round's seq up to the round's key.
+"""A catch-up and a round of a backfill: after both, the destination holds the table at their seq up to the round's key.
 
 The destination is strict. A row of the table must not be there yet, and a change must find the row that the table had
 just before it. Five broken ways to make a round are each noticed."""
@@ -84,36 +84,30 @@ class Backfill:
         self.to = Destination(self.table)
 
     def round(self, upto, bound):
-        start, after, end = self.position, self.seq, bound
-        if self.variant == "new position" and end is not None:
-            start = end
-        if self.variant == "stale seq":
-            after = max(0, after - 1)
+        """Catch up with the changes of the delivered keys, then deliver the rows of the next ones."""
+        after = max(0, self.seq - 1) if self.variant == "stale seq" else self.seq
+        until = bound if self.variant == "new position" and not self.is_done else self.position
+        changes = []
         if self.is_done:
-            history = []
             changes = self._feed(after, upto, None)
-        else:
-            seq = after if self.variant == "old snapshot" else upto
-            found = self._feed(after, seq, KeySpan(start, end))
-            history = [row for row in found if self._is_behind(row, self.position)]
-            changes = [row for row in found if not self._is_behind(row, self.position)]
-            if self.variant == "done first" and end is None:
-                changes = []
-            if self.variant == "less":
-                changes = [row for row in changes if self._key(row) != self.position]
+        elif until and not (self.variant == "done first" and bound is None):
+            changes = self._feed(after, upto, KeySpan(end=until))
+        if self.variant == "less":
+            changes = [row for row in changes if self.is_done or self._key(row) != self.position]
         for row in changes:
             self.to.take(row, is_history=False)
-        for row in history:
-            self.to.take(row, is_history=True)
-        self.seq = upto
         if not self.is_done:
-            self.is_done = end is None
-            self.position = self.position if end is None else end
+            seq = self.seq if self.variant == "old snapshot" else upto
+            for row in self._feed(seq, seq, KeySpan(self.position, bound), is_snapshot=True):
+                self.to.take(row, is_history=True)
+            self.is_done = bound is None
+            self.position = self.position if bound is None else bound
+        self.seq = upto
 
-    def _feed(self, after, upto, span):
+    def _feed(self, after, upto, span, *, is_snapshot=False):
         log = self.table.log.refresh()
         outgoing = Outgoing.of(log.definition)
-        if span is None and after == upto:
+        if after == upto and not is_snapshot:
             return []
         made = Feed(
             self.table,
@@ -122,7 +116,7 @@ class Backfill:
             after,
             upto,
             (self.vnode,),
-            is_snapshot=span is not None,
+            is_snapshot=is_snapshot,
             is_ordered=True,
             span=span,
         )
@@ -131,9 +125,6 @@ class Backfill:
 
     def _key(self, row):
         return encode_key((row["city"], row["n"]), key_types(self.table.definition))
-
-    def _is_behind(self, row, position):
-        return not position or not is_at_most(self._key(row), position)
 
     def check(self):
         expected = rows_at(self.table, self.seq, self.vnode)
@@ -225,7 +216,7 @@ def test_a_round_is_the_same_on_spark(spark, make_table):
     log = table.log.refresh()
     for start, end in [(b"", ("a", 0)), (("a", 0), ("b",)), (("a\x01",), None)]:
         span = KeySpan(start and encode_key(start, kinds), end and encode_key(end, kinds))
-        made = Feed(table, Outgoing.of(log.definition), log, 1, 3, (0, 1), is_snapshot=True, is_ordered=True, span=span)
+        made = Feed(table, Outgoing.of(log.definition), log, 3, 3, (0, 1), is_snapshot=True, is_ordered=True, span=span)
         with made.hold_files(), made.batches() as batches:
             on_driver = [row for batch in batches for row in batch.to_pylist()]
         on_spark = [row.asDict() for row in made.frame(spark).collect()]

@@ -21,7 +21,7 @@ from icebergs import COLUMNS, PRODUCER, batch_of, deliver, gone, up, written
 from strandline.sinks.delta import DeltaDelivery, DeltaSink
 from support import BUCKET, is_commit, options_for, proxied, refused
 
-WHOLE = {"is_whole": True}
+WHOLE = {"is_rows": True}
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def test_each_part_has_about_as_many_rows_as_asked(make_table):
 def test_a_constant_first_column_is_cut_by_the_next(make_table):
     table = make_table(BY_TEXT, key=["tenant", "n"], vnodes=1)
     table.upsert([{"tenant": "only", "n": n, "v": n} for n in range(5_000)])
+    table.compact(full=True)
     kinds = key_types(table.definition)
     cuts = [decode_key(cut, kinds) for cut in cuts_of(table, 1_000)]
     assert len(cuts) >= 2 and all(len(cut) == 2 and cut[0] == "only" for cut in cuts)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import strandline as sl
     from strandline.pipeline.lag import Lag
     from strandline.pipeline.status import ConsumerStatus
-    from strandline.state.marks import SavedReceipt
+    from strandline.state.receipts import SavedReceipt
 
 
 def choose(call: Call, lake: sl.Lake, names: Sequence[str] | None) -> list[str]:

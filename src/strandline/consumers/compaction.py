@@ -20,8 +20,9 @@ from strandline.consumers.contract import ConsumerReport, LaneEnd, Receipt
 from strandline.consumers.damage import DegradedVnode, find_damage
 from strandline.consumers.feed import RangeSize, size_of
 from strandline.consumers.fold_files import discard, fold_on_driver, fold_on_spark
-from strandline.consumers.loop import run_own, sum_steps
+from strandline.consumers.loop import run_own
 from strandline.consumers.packing import PackNeed, describe_packs, plan_packs
+from strandline.consumers.reporting import sum_steps
 from strandline.consumers.work import LOG, Work
 from strandline.crash import crash_point
 from strandline.engines.choice import BULK, DriverLimit

@@ -21,6 +21,7 @@ from strandline.state.consumers import ConsumerRecord
 from strandline.state.intents import open_conflict
 from strandline.state.leases import this_worker
 from strandline.state.marks import ConsumerState
+from strandline.state.rates import NO_RATE
 from strandline.state.state import State, open_database
 from strandline.storage.open import is_inside
 from strandline.tables.catalog import Entry
@@ -81,14 +82,18 @@ class Context(Tables):
         if not self.has_state:
             return ConsumerState()
         found = self.state.marks.consumer_states(name).get(name, ConsumerState())
-        return replace(found, is_paused=name in self.state.pauses.all())
+        return replace(found, is_paused=name in self.state.pauses.all(), rate=self.state.rates.get(name))
 
     def consumer_states(self) -> dict[str, ConsumerState]:
         """Every consumer with marks, by name: those declared here and those on record."""
         known = self.state.marks.consumer_states() if self.has_state else {}
         paused = self.state.pauses.all() if self.has_state else {}
+        rates = self.state.rates.all() if self.has_state else {}
         names = sorted({*self.declared, *self.consumers, *known})
-        return {name: replace(known.get(name, ConsumerState()), is_paused=name in paused) for name in names}
+        return {
+            name: replace(known.get(name, ConsumerState()), is_paused=name in paused, rate=rates.get(name, NO_RATE))
+            for name in names
+        }
 
     def producer(self, record: ConsumerRecord) -> Producer:
         """The identity of a consumer towards its destination."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from strandline.consumers.work import Work
 from strandline.errors import StrandlineError
 from strandline.model.change import RefusedRows
+from strandline.sinks.contract import Tally
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
 
@@ -29,11 +30,12 @@ class LaneStart:
 @dataclass(frozen=True)
 class LaneEnd:
     """How a lane ended. `dead` rows were refused for good. With `cuts` it has stopped, and runs again after they are
-    saved. With `error` it failed: the marks of its vnodes stay."""
+    saved. With `error` it failed: the marks of its vnodes stay. `tally` counts its rows in a backfill."""
 
     dead: tuple[RefusedRows, ...] = ()
     cuts: Any = None
     error: StrandlineError | None = None
+    tally: Tally = field(default_factory=dict, hash=False)
 
 
 @dataclass(kw_only=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.consumers.tally import count_rows
 from strandline.engines.spark import collect, run_lane, running_job, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
@@ -43,8 +44,11 @@ class LaneRun:
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         """The results of the lane; an exception becomes a result too."""
+        tally: dict[int, tuple[int, int, int]] = {}
         try:
-            yield from self.lane(rows)
+            yield from self.lane(count_rows(rows, tally) if self.batch.is_backfill else rows)
+            if tally:
+                yield Result(tally=tally)
         except StrandlineError as error:
             yield Result(error=error)
         except OSError as error:

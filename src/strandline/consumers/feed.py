@@ -5,14 +5,13 @@ and from there on the changes. A feed depends on the log alone, so reading it ag
 other engine, gives the same rows. `log_with_schema` fixes the columns too, so that a column added later changes
 nothing.
 
-A round brings a vnode's history forward by some keys. It has the changes in `(after, upto]` of the keys that were
-delivered before, and the rows at `upto` of the next ones. So a destination that held the table at `after`, up to one
-key, holds the table at `upto`, up to a later key.
+A backfill delivers the history of a vnode key by key. Its feeds have a span of keys: a round has the rows at `upto` in
+the span, a catch-up the changes in `(after, upto]` of the keys that were delivered before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from strandline.model import types as schemas
 from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
-from strandline.model.key_order import decode_key
+from strandline.model.key_order import decode_key, encode_key
 from strandline.model.keys import shift_for
 from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
@@ -82,20 +81,17 @@ class KeySpan:
     start: bytes = b""
     end: bytes | None = None
 
-    def conditions(self, definition: TableDef) -> tuple[Predicate | None, Predicate | None]:
-        """The conditions that a key lies at or before the start, None when none does, and that it lies in the span,
-        None when all do."""
+    def condition(self, definition: TableDef) -> Predicate | None:
+        """The condition that a key lies in the span; None when all do."""
         kinds = key_types(definition)
         start = decode_key(self.start, kinds)
-        before = at_most(definition.identity, kinds, start) if start else None
         inside = behind(definition.identity, kinds, start) if start else None
         if self.end is not None:
             inside = at_most(definition.identity, kinds, decode_key(self.end, kinds)).also(inside)
-        if not definition.is_keyed:
-            # The seq and the row of a change are read in any case.
-            before = before and replace(before, columns=frozenset())
-            inside = inside and replace(inside, columns=frozenset())
-        return before, inside
+        if inside is None or definition.is_keyed:
+            return inside
+        # The seq and the row of a change are read in any case.
+        return replace(inside, columns=frozenset())
 
 
 @contextmanager
@@ -131,7 +127,11 @@ class Feed:
         is_snapshot: bool,
         is_ordered: bool,
         span: KeySpan | None = None,
+        extent: RangeSize | None = None,
+        verified: set[str] | None = None,
     ) -> None:
+        """`extent` is the size of a feed that has only a part of its files' rows. Files in `verified`, named by their
+        paths, are not checked again; it grows."""
         self.table = table
         self.outgoing = outgoing
         self.definition: TableDef = outgoing.definition
@@ -140,17 +140,16 @@ class Feed:
         self.vnodes = tuple(sorted(vnodes))
         self._is_all = len(self.vnodes) == self.definition.vnodes
         self._merge: TableAt | None = None
-        self._files: list[tuple[int, DataFile]] = []
-        self._before, self._inside = (None, None) if span is None else span.conditions(self.definition)
-        files: list[tuple[int, DataFile]] = []
+        self._inside = None if span is None else span.condition(self.definition)
+        self._verified = set() if verified is None else verified
         if is_snapshot:
             merge = replace(table.merge(upto), log=log)
             self._merge = merge if self._is_all else merge.part(self.vnodes)
-            files += [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
-        if not is_snapshot or (self._before is not None and after < upto):
-            self._files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
-            files += [pair for pair in self._files if pair not in files]
-        self.extent = size_of(files)
+            files = [*((0, file) for file in self._merge.base_files()), *self._merge.log_files()]
+        else:
+            files = files_of(log, after, upto, self.vnodes, self.definition.vnodes)
+        self._files = files
+        self.extent = size_of(files) if extent is None else extent
         base = self._merge.baseline.folder if self._merge else ""
         self.files = {f"{log.folder if seq else base}/{file.path}": file for seq, file in files}
         self._batch_rows = writer.batch_rows([file for _, file in files])
@@ -169,7 +168,7 @@ class Feed:
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The rows in order, through DuckDB, from verified files."""
-        self._verify_files(self.files)
+        self._verify_files()
         with (
             self.table.duck.transaction() as cursor,
             # The order is part of the statement: ordering a relation later would open its files twice.
@@ -179,15 +178,15 @@ class Feed:
         ):
             yield rows
 
-    def _verify_files(self, files: Mapping[str, DataFile], spark: SparkSession | None = None) -> None:
-        self.table.verify(files, spark=spark, is_folded=self._merge is not None)
+    def _verify_files(self, spark: SparkSession | None = None) -> None:
+        """Check the files that nobody has checked yet."""
+        if fresh := {path: file for path, file in self.files.items() if path not in self._verified}:
+            self.table.verify(fresh, spark=spark, is_folded=self._merge is not None)
+            self._verified.update(fresh)
 
-    def find_rows(self, keys: pa.Table, proved: set[str]) -> pa.Table:
-        """The rows with one of these identities: the key as it is sent, or `_seq` and `_row`. `proved` are the paths of
-        files that were verified already; it grows."""
-        if fresh := {path: file for path, file in self.files.items() if path not in proved}:
-            self._verify_files(fresh)
-            proved.update(fresh)
+    def find_rows(self, keys: pa.Table) -> pa.Table:
+        """The rows with one of these identities: the key as it is sent, or `_seq` and `_row`."""
+        self._verify_files()
         with self.table.duck.transaction() as cursor:
             rows = self._select_sql(cursor)
             cursor.register("_wanted", keys)
@@ -198,10 +197,26 @@ class Feed:
                 cursor.unregister("_wanted")
         return schemas.conform(table, self.schema)
 
+    def nth_key(self, number: int) -> bytes | None:
+        """The key of one row, counted from 1 in the order of the keys; None when there are fewer rows."""
+        names = self.definition.identity
+        assert self._merge is not None
+        with self.table.duck.transaction() as cursor:
+            merge = self._merge
+            fold = self.table.pinned_fold(cursor, merge)
+            inside = list(names) if self.definition.is_keyed else []
+            rows = duck_sql(merge, fold, inside, self._inside, hidden=True)
+            place = f"ORDER BY {listed(names)} LIMIT 1 OFFSET {number - 1}"
+            found = cursor.sql(f"SELECT {listed(names)} FROM ({rows}){self._vnode_filter(VNODE)} {place}")
+            keys = found.to_arrow_table()
+        kinds = key_types(self.definition)
+        if not keys.num_rows:
+            return None
+        exact = [schemas.conform_column(keys[name], kind)[0] for name, kind in zip(names, kinds, strict=True)]
+        return encode_key(exact, kinds)
+
     def _select_sql(self, cursor: object) -> str:
-        parts = [] if self._merge is None else [self._rows_sql(cursor, self._merge)]
-        parts += [self._changes_sql()] if self._files or not parts else []
-        return " UNION ALL ".join(parts)
+        return self._changes_sql() if self._merge is None else self._rows_sql(cursor, self._merge)
 
     def _rows_sql(self, cursor: object, merge: TableAt) -> str:
         row = [] if self.definition.is_keyed else [ROW]
@@ -215,8 +230,8 @@ class Feed:
     def _changes_sql(self) -> str:
         row = [] if self.definition.is_keyed else [ROW]
         changes = changes_sql(self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read], None)
-        if self._before is not None:
-            changes = f"SELECT * FROM ({changes}) WHERE {self._before.duckdb}"
+        if self._inside is not None:
+            changes = f"SELECT * FROM ({changes}) WHERE {self._inside.duckdb}"
         vnode = f"({HASH} >> {shift_for(self.definition.vnodes)})"
         op, *columns = self.outgoing.duckdb_exprs()
         exprs = [op, f"{vnode} AS {VNODE}", SEQ, *row, *columns]
@@ -232,12 +247,8 @@ class Feed:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The same rows as a DataFrame, in no order."""
-        self._verify_files(self.files, spark)
-        rows = None if self._merge is None else self._rows_frame(spark, self._merge)
-        if rows is not None and not self._files:
-            return rows
-        changes = self._changes_frame(spark)
-        return changes if rows is None else rows.union(changes)
+        self._verify_files(spark)
+        return self._changes_frame(spark) if self._merge is None else self._rows_frame(spark, self._merge)
 
     def _rows_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
         row = [] if self.definition.is_keyed else [ROW]
@@ -252,7 +263,7 @@ class Feed:
 
         row = [] if self.definition.is_keyed else [ROW]
         rows = log_scan(spark, self._log, self._files, [OP, HASH, *row, *self.outgoing.columns_to_read])
-        rows = rows if self._before is None else rows.where(self._before.spark)
+        rows = rows if self._inside is None else rows.where(self._inside.spark)
         rows = rows.withColumn(VNODE, F.shiftright(HASH, shift_for(self.definition.vnodes)).cast("int"))
         op, *columns = self.outgoing.spark_exprs()
         return self._own_vnodes(rows).selectExpr(op, VNODE, SEQ, *row, *columns)

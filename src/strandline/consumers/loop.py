@@ -5,6 +5,9 @@ and a new epoch is recorded in the lake, so that an older copy of the state is r
 is made to count; the marks move and close the intents, in one transaction, under the fence of the lease. A lane that
 fails leaves its intent open and its marks unmoved; the others continue.
 
+A large table is delivered to a new consumer in rounds. After each one the consumer is planned again: so changes of the
+rows that were delivered follow before the next round, and another process may pause it or set its rate meanwhile.
+
 A consumer whose effect carries its own mark (a fold, an expiry: one commit holds both) needs none of that. It is
 planned again when another process was faster.
 
@@ -16,53 +19,42 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport, LaneEnd, LaneStart, Receipt
+from strandline.consumers.history import begin_positions, finish_positions
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.plan import ConsumerPlan, plan_marked
 from strandline.consumers.registration import ResolvedConsumer
-from strandline.consumers.work import SNAPSHOT, Work
+from strandline.consumers.reporting import Step, collect_errors, ignore_step, measure_time, report_of
+from strandline.consumers.rounds import Rounds
+from strandline.consumers.work import ROUND, SNAPSHOT, Work
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Internal, StrandlineError
-from strandline.progress import Progress
+from strandline.sinks.contract import Tally
 from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
+from strandline.state.key_positions import Position
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
-
-Step = Callable[[int, str], None]
-"""Called with the number of rows done, and the consumer's name."""
 
 _ATTEMPTS = 10
 
 
-def _ignore_step(rows: int, name: str) -> None:
-    """For callers without progress."""
-
-
-def sum_steps(progress: Progress, whole: int) -> Step:
-    """A step that sums up the rows of any number of threads; progress never goes back."""
-    lock, done = threading.Lock(), 0
-    progress(0, whole, "")
-
-    def step(rows: int, name: str) -> None:
-        nonlocal done
-        with lock:
-            done += rows
-            progress(done, max(done, whole), name)
-
-    return step
-
-
 def run_marked(
-    context: Context, plan: ConsumerPlan, *, lease_s: float = LENGTH_S, step: Step = _ignore_step
+    context: Context,
+    plan: ConsumerPlan,
+    *,
+    lease_s: float = LENGTH_S,
+    step: Step = ignore_step,
+    stop: threading.Event | None = None,
 ) -> ConsumerReport:
-    """Run a consumer with marks in the state under its lease; errors are in the report."""
+    """Run a consumer with marks in the state under its lease; errors are in the report. When `stop` is set, it ends
+    after the batch under way."""
     report = report_of(plan)
-    with _measure_time(report), collect_errors(plan.title, report.errors), ExitStack() as stack:
+    with measure_time(report), collect_errors(plan.title, report.errors), ExitStack() as stack:
         if plan.error is not None and plan.known.consumer is None:
             raise plan.error
         try:
@@ -72,7 +64,7 @@ def run_marked(
         except Conflict as error:
             report.is_busy, report.why = True, error.message
             return report
-        _MarkedRun(context, plan, held, report, step).run()
+        _MarkedRun(context, plan, held, report, step, stop or threading.Event()).run()
     return report
 
 
@@ -82,12 +74,12 @@ def run_own(
     replan: Callable[[], Sequence[Work]],
     *,
     report: ConsumerReport,
-    step: Step = _ignore_step,
+    step: Step = ignore_step,
 ) -> None:
     """Do the works of a consumer whose effect carries its own mark. What is done is in the report, also when a later
     work fails."""
     lost = 0
-    with _measure_time(report):
+    with measure_time(report):
         while works:
             try:
                 for work in works:
@@ -110,7 +102,13 @@ class _MarkedRun:
     """One consumer at work, under its lease."""
 
     def __init__(
-        self, context: Context, plan: ConsumerPlan, held: HeldLease, report: ConsumerReport, step: Step
+        self,
+        context: Context,
+        plan: ConsumerPlan,
+        held: HeldLease,
+        report: ConsumerReport,
+        step: Step,
+        stop: threading.Event,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -118,6 +116,10 @@ class _MarkedRun:
         self._lease = held
         self._report = report
         self._step = step
+        self._stop = stop
+        self._rounds = Rounds()
+        self._positions: dict[int, Position] = {}
+        self._verified: set[str] = set()
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
         self._started_s = time.monotonic()
@@ -133,9 +135,10 @@ class _MarkedRun:
                 self._state.marks.advance(self._record, {}, fence=self._lease.fence, receipt=self._receipt_body(report))
 
     def _run_works(self) -> None:
-        """Run the works that are due. If they repeat unfinished ones, plan again and run what is new for their
-        vnodes."""
-        for is_again in (False, True):
+        """Run the works that are due. Plan again after works that repeat unfinished ones, for what is new for their
+        vnodes, and after each round of a backfill."""
+        is_again = False
+        while not self._stop.is_set():
             known = self._context.consumer_state(self._plan.name)
             self._record = known.consumer or self._record
             # The plan from before the lease is still valid, unless another runner worked in between.
@@ -145,7 +148,7 @@ class _MarkedRun:
                 self._report.why = self._report.why or self._plan.why
                 self._report.lost = self._plan.lost
             elif is_again:
-                # What an earlier run began has failed again, and nothing else is due.
+                # Nothing has moved: what was begun has failed again, and nothing else is due.
                 return
             plan = self._plan
             if plan.error is not None:
@@ -154,12 +157,16 @@ class _MarkedRun:
                 return
             assert plan.resolved is not None
             self._record = self._register_consumer(plan.resolved)
-            is_all = not any(work.is_replay for work in plan.works)
+            self._positions, self._rounds.rate = dict(known.positions), known.rate
+            is_all = not any(work.is_replay or work.source == ROUND for work in plan.works)
             for at, work in enumerate(plan.works):
+                self._rounds.wait(lambda: self._state.rates.get(self._plan.name), self._stop)
+                if self._stop.is_set():
+                    return
                 self._run_work(plan.resolved.consumer, work, is_last=is_all and at + 1 == len(plan.works))
-                self._step(work.extent.rows, plan.name)
             if is_all:
                 return
+            is_again = True
 
     def _register_consumer(self, found: ResolvedConsumer) -> ConsumerRecord:
         """Register the consumer if needed, and set its first marks."""
@@ -181,6 +188,10 @@ class _MarkedRun:
         work = _select_lanes(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
         if not work.lanes:
             return
+        work = replace(work, positions=self._find_positions(work), verified=self._verified)
+        if work.source == ROUND and not work.is_replay:
+            work = self._rounds.cut(work, {each.key for each in self._positions.values() if not each.is_done})
+        sent, started_s = (self._report.rows, self._report.bytes), time.monotonic()
         try:
             begun = self._begin_lanes(work, self._prepare_lanes(consumer, work))
             if begun.lanes:
@@ -189,6 +200,13 @@ class _MarkedRun:
                 self._run_lanes(consumer, begun, is_last=is_last)
         finally:
             consumer.close()
+            rows, size = self._report.rows - sent[0], self._report.bytes - sent[1]
+            self._rounds.note(work, rows, size, time.monotonic() - started_s)
+            self._step(work.extent.rows, self._plan.name)
+
+    def _find_positions(self, work: Work) -> dict[int, Position | None]:
+        """Where the vnodes of a work stand now, while their history is delivered."""
+        return {vnode: self._positions.get(vnode) for vnode in work.vnodes if vnode in work.positions}
 
     def _prepare_lanes(self, consumer: LogConsumer, work: Work) -> Sequence[LaneStart]:
         assert self._record is not None
@@ -209,7 +227,7 @@ class _MarkedRun:
                 if start.is_done and not work.is_replay:
                     raise Internal(f"{self._plan.title} says that work is done which was never begun")
                 if start.is_done:
-                    self._advance_marks(work.intents[at])
+                    self._advance_marks(work, work.intents[at], {})
                 else:
                     chosen.append(at)
             except StrandlineError as error:
@@ -224,7 +242,10 @@ class _MarkedRun:
             assert self._record is not None
             cuts = [starts[at].cuts for at in chosen]
             drafts = [_draft_intent(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
-            return replace(left, intents=tuple(self._state.begin(self._record, drafts, self._lease.fence)))
+            intents = tuple(self._state.begin(self._record, drafts, self._lease.fence))
+            for draft in drafts:
+                self._positions |= {vnode: at for vnode, (_, at) in (draft.backfill or {}).items()}
+            return replace(left, intents=intents)
         except StrandlineError as error:
             self._block_vnodes(left.vnodes, error)
             return _select_lanes(left, [])
@@ -243,7 +264,7 @@ class _MarkedRun:
             for at, (lane, intent) in enumerate(zip(work.lanes, work.intents, strict=True)):
                 is_final = is_last and not again and at + 1 == len(work.lanes)
                 try:
-                    cuts = self._finish_lane(consumer, intent, receipt, lane, is_last=is_final)
+                    cuts = self._finish_lane(consumer, work, intent, receipt, lane, is_last=is_final)
                     if cuts is not None:
                         again.append((lane, self._state.marks.save_cuts(intent, cuts, self._lease.fence)))
                 except StrandlineError as error:
@@ -271,7 +292,14 @@ class _MarkedRun:
             return _select_lanes(work, [])
 
     def _finish_lane(
-        self, consumer: LogConsumer, intent: Intent, receipt: Receipt, lane: tuple[int, ...], *, is_last: bool
+        self,
+        consumer: LogConsumer,
+        work: Work,
+        intent: Intent,
+        receipt: Receipt,
+        lane: tuple[int, ...],
+        *,
+        is_last: bool,
     ) -> object:
         """Make a lane's effect count and move its marks; or return the cuts that must be saved first."""
         end = receipt.ends.get(lane, LaneEnd())
@@ -288,11 +316,12 @@ class _MarkedRun:
         crash_point("loop.lanes_done")
         consumer.finish(intent)
         crash_point("loop.finished")
-        self._advance_marks(intent, is_last=is_last and not self._report.errors)
+        self._advance_marks(work, intent, end.tally, is_last=is_last and not self._report.errors)
         return None
 
-    def _advance_marks(self, intent: Intent, *, is_last: bool = False) -> None:
+    def _advance_marks(self, work: Work, intent: Intent, tally: Tally, *, is_last: bool = False) -> None:
         assert self._record is not None
+        backfill = finish_positions(work, intent.vnodes, self._positions, tally, self._rounds.pace)
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
         # The range before a consumer's start only places its marks, so it does not count as reached.
         start = intent.definition.get("start")
@@ -302,10 +331,15 @@ class _MarkedRun:
             self._record,
             moves,
             fence=self._lease.fence,
+            backfill=backfill,
             intent=intent,
             receipt=self._receipt_body(moved) if is_last else None,
             releases=self._lease.lease if is_last else None,
         )
+        self._positions |= {vnode: at for vnode, (_, at) in backfill.items()}
+        if work.source == ROUND and all(at.is_done for _, at in backfill.values()):
+            # The lake's record no longer says that the history of these vnodes is incomplete.
+            self._state.epoch.renew()
         self._lease.is_given_back = is_last
         self._report.after, self._report.upto = moved.after, moved.upto
 
@@ -332,39 +366,5 @@ def _draft_intent(work: Work, lane: tuple[int, ...], cuts: object) -> IntentDraf
         upto=work.upto,
         schema_id=work.schema_id,
         cuts=cuts,
+        backfill=begin_positions(work, lane) if work.source == ROUND else None,
     )
-
-
-def report_of(plan: ConsumerPlan) -> ConsumerReport:
-    return ConsumerReport(
-        name=plan.name,
-        table=plan.table,
-        kind=plan.kind,
-        destination=plan.destination,
-        is_new=plan.is_new,
-        why=plan.why,
-        lost=plan.lost,
-    )
-
-
-@contextmanager
-def _measure_time(report: ConsumerReport) -> Iterator[None]:
-    started_s = time.monotonic()
-    try:
-        yield
-    finally:
-        report.seconds = round(time.monotonic() - started_s, 3)
-
-
-@contextmanager
-def collect_errors(title: str, errors: list[StrandlineError]) -> Iterator[None]:
-    """Put the errors of one consumer into its report, so that they stop no other."""
-    try:
-        yield
-    except StrandlineError as error:
-        errors.append(error)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        # A library written in Rust may panic, which is no Exception.
-        errors.append(Internal(f"{title} failed: {type(error).__name__}: {error}"))

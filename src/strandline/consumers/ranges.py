@@ -1,17 +1,25 @@
-"""The ranges between a consumer's marks and the head of the log, planned from commit files."""
+"""The ranges between a consumer's marks and the head of the log, planned from commit files.
+
+A new consumer gets the table as one batch when it is small. A larger table is its history: it is delivered in rounds,
+key by key (see `state/key_positions`). Before each round, the vnodes catch up with the changes of the keys that were
+delivered. A plan has one round; how far it goes is decided when it runs (see `rounds`)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from strandline.consumers.feed import RangeSize, files_of, size_of
-from strandline.consumers.work import LOG, NOTHING, SNAPSHOT, Work, engine_for
+from strandline.consumers.feed import KeySpan, RangeSize, files_of, size_of
+from strandline.consumers.work import LOG, NOTHING, ROUND, SNAPSHOT, Work, engine_for
+from strandline.engines.choice import DELIVERY
 from strandline.errors import Conflict, Invalid
 from strandline.sinks.definition import BACKFILL, HEAD, Start
+from strandline.state.intents import Intent
+from strandline.state.key_positions import Position
 from strandline.state.marks import ConsumerState
+from strandline.state.rates import Rate
 from strandline.storage.snapshot import DataFile
 from strandline.tables.horizon import horizon_at
 from strandline.tables.store import TableStore
@@ -20,6 +28,11 @@ BATCH_ROWS = 1_000_000
 BATCH_BYTES = 512 << 20
 LANE_ROWS = 5_000
 LANE_VNODES = 256
+ROUND_S = 2.0
+"""How long a batch takes at most when a rate holds it back."""
+SMALL = DELIVERY
+"""A table within this limit is no history: a new consumer gets it as one batch."""
+Positions = Mapping[int, Position | None]
 
 
 class Ranges:
@@ -45,15 +58,54 @@ class Ranges:
         self._check_head(max(marks.values()))
         works = list(self._begun_works(known))
         begun = {vnode for work in works for vnode in work.vnodes}
-        by_mark: dict[int, list[int]] = defaultdict(list)
+        groups: dict[tuple[int, bytes, int], list[int]] = defaultdict(list)
+        histories = self._histories(known)
         for vnode, seq in marks.items():
             if vnode not in begun:
-                by_mark[seq].append(vnode)
-        groups = [(mark, group, list(self._new_works(mark, group))) for mark, group in sorted(by_mark.items())]
-        highest = max([*marks.values(), *(work.upto for _, _, new in groups for work in new)])
-        for mark, group, new in groups:
-            works += self._extend_works(mark, group, new, highest)
+                at = histories.get(vnode, _WHOLE) or Position()
+                groups[seq, at.key, at.round].append(vnode)
+        planned = []
+        for (mark, _, _), group in sorted(groups.items()):
+            positions = {vnode: histories[vnode] for vnode in group if vnode in histories}
+            planned.append((mark, group, positions, list(self._new_works(mark, group, positions, known.rate))))
+        highest = max([*marks.values(), *(work.upto for _, _, _, new in planned for work in new)])
+        for mark, group, positions, new in planned:
+            more = self._extend_works(mark, group, positions, new, highest)
+            works += more
+            if positions and not known.rate.is_stopped:
+                works += self._rounds(more[-1].upto if more else mark, mark, group, positions)
         return tuple(works)
+
+    def _histories(self, known: ConsumerState) -> dict[int, Position | None]:
+        """The positions of the vnodes whose history is not delivered yet; None for one that has not begun."""
+        found: dict[int, Position | None] = {v: each for v, each in known.positions.items() if not each.is_done}
+        new = [
+            vnode
+            for vnode in range(self._merge.definition.vnodes)
+            if not known.marks.get(vnode) and vnode not in known.positions
+        ]
+        if new and self._start == BACKFILL and self._merge.log.head and self._is_history(known):
+            found |= dict.fromkeys(new)
+        return found
+
+    def _is_history(self, known: ConsumerState) -> bool:
+        """Whether the table is too much for one batch."""
+        if known.positions or known.rate.is_stopped:
+            return True
+        size = self._measure_range(0, self._merge.log.head, SNAPSHOT, range(self._merge.definition.vnodes))
+        is_small = SMALL.holds(rows=size.rows, raw_bytes=size.raw_bytes)
+        return not is_small or known.rate.owed_s(size.rows, size.bytes) > ROUND_S
+
+    def _rounds(self, upto: int, mark: int, vnodes: Sequence[int], positions: Positions) -> Iterator[Work]:
+        """The next round of these vnodes, planned with everything that they still lack."""
+        upto = upto or self._merge.log.head
+        at = next(iter(positions.values())) or Position()
+        shares = [0.0 if each is None else each.share for each in positions.values()]
+        size = self._measure_range(mark, upto, SNAPSHOT, vnodes)
+        left = 1 - sum(shares) / len(shares)
+        size = RangeSize(0, *(round(part * left) for part in (size.rows, size.bytes, size.raw_bytes)))
+        work = self._make_work(upto if mark else 0, upto, ROUND, vnodes, size)
+        yield replace(work, span=KeySpan(at.key), positions=positions)
 
     def _check_head(self, mark: int) -> None:
         head = self._merge.log.head
@@ -68,48 +120,80 @@ class Ranges:
             )
 
     def _begun_works(self, known: ConsumerState) -> Iterator[Work]:
-        intents = sorted(known.intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition)))
-        for (after, upto, schema_id, _), group in groupby(
-            intents, key=lambda each: (each.after, each.upto, each.schema_id, repr(each.definition))
-        ):
-            same = tuple(group)
-            source = _first_source(same[0].definition.get("start", BACKFILL)) if after == 0 else LOG
-            lanes = tuple(intent.vnodes for intent in same)
-            work = self._make_work(after, upto, source, [vnode for lane in lanes for vnode in lane])
-            yield replace(work, lanes=lanes, schema_id=schema_id, intents=same, is_replay=True)
 
-    def _new_works(self, mark: int, vnodes: Sequence[int]) -> Iterator[Work]:
-        """The new works of vnodes at one mark: the first range of a new consumer, then parts of the log that end with a
-        commit."""
+        def likeness(each: Intent) -> tuple[int, int, int, str, str]:
+            """What intents of one work have in common."""
+            at = known.positions.get(each.vnodes[0])
+            history = None if at is None or at.is_done else (at.key, at.is_begun, at.until)
+            return each.after, each.upto, each.schema_id, repr(each.definition), repr(history)
+
+        for (after, upto, schema_id, _, _), group in groupby(sorted(known.intents, key=likeness), key=likeness):
+            same = tuple(group)
+            lanes = tuple(intent.vnodes for intent in same)
+            vnodes = [vnode for lane in lanes for vnode in lane]
+            at = known.positions.get(vnodes[0])
+            source, span, positions = LOG, None, {}
+            if at is not None and not at.is_done:
+                source, span = (ROUND, KeySpan(at.key, at.until)) if at.is_begun else (LOG, KeySpan(end=at.key))
+                positions = {vnode: known.positions[vnode] for vnode in vnodes}
+            elif after == 0:
+                source = _first_source(same[0].definition.get("start", BACKFILL))
+            work = self._make_work(after, upto, source, vnodes)
+            work = replace(work, lanes=lanes, schema_id=schema_id, intents=same, is_replay=True)
+            yield replace(work, span=span, positions=positions)
+
+    def _new_works(self, mark: int, vnodes: Sequence[int], positions: Positions, rate: Rate) -> Iterator[Work]:
+        """The new works of vnodes at one mark, without rounds: the first range of a new consumer, then parts of the log
+        that end with a commit. While the history is delivered, they have the changes of the keys that were."""
         log = self._merge.log
+        if positions and (mark == 0 or not self._merge.definition.is_keyed):
+            # Rows of a table without a key are added behind all others: the rounds bring them.
+            return
         if mark == 0 and log.head and _first_source(self._start) != LOG:
             mark = self._first_upto()
             yield self._make_work(0, mark, _first_source(self._start), vnodes)
         part: list[tuple[int, DataFile]] = []
-        after, rows, size = mark, 0, 0
+        after, rows, size, stored = mark, 0, 0, 0
         files = files_of(log, mark, log.head, vnodes, self._merge.definition.vnodes) if mark < log.head else []
         for _, commit in groupby(files, key=lambda pair: pair[0]):
             new = list(commit)
             more = size_of(new)
-            rows, size = rows + more.rows, size + more.raw_bytes
-            if part and (rows > BATCH_ROWS or size > BATCH_BYTES):
-                yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
-                after, part, rows, size = part[-1][0], [], more.rows, more.raw_bytes
+            rows, size, stored = rows + more.rows, size + more.raw_bytes, stored + more.bytes
+            if part and (rows > BATCH_ROWS or size > BATCH_BYTES or rate.owed_s(rows, stored) > ROUND_S):
+                yield self._log_work(after, part, vnodes, positions)
+                after, part, rows, size, stored = part[-1][0], [], more.rows, more.raw_bytes, more.bytes
             part += new
         if part:
-            yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
+            yield self._log_work(after, part, vnodes, positions)
             after = part[-1][0]
         if self._has_expiry and after and horizon_at(log.snapshot.txns, after) != self._merge.horizon:
-            yield self._make_work(after, log.head, NOTHING, vnodes)
+            yield replace(self._make_work(after, log.head, NOTHING, vnodes), positions=positions)
 
-    def _extend_works(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
+    def _log_work(
+        self, after: int, part: Sequence[tuple[int, DataFile]], vnodes: Sequence[int], positions: Positions
+    ) -> Work:
+        """The changes of these files; while the history is delivered, those of the keys that were."""
+        size = size_of(part)
+        if not positions:
+            return self._make_work(after, part[-1][0], LOG, vnodes, size)
+        shares = [0.0 if each is None else each.share for each in positions.values()]
+        about = sum(shares) / len(shares)
+        size = RangeSize(size.commits, *(round(each * about) for each in (size.rows, size.bytes, size.raw_bytes)))
+        at = next(iter(positions.values())) or Position()
+        work = self._make_work(after, part[-1][0], LOG, vnodes, size)
+        return replace(work, span=KeySpan(end=at.key), positions=positions)
+
+    def _extend_works(
+        self, mark: int, vnodes: Sequence[int], positions: Positions, new: Sequence[Work], highest: int
+    ) -> list[Work]:
         """The new works of some vnodes, extended to the highest seq of all works. Vnodes without changes move there
         too: otherwise their marks would keep the log from being trimmed."""
         if new and new[-1].source != SNAPSHOT:
             return [*new[:-1], replace(new[-1], upto=max(highest, new[-1].upto))]
+        highest = max(highest, self._merge.log.head if positions else 0)
         if new or not 0 < mark < highest:
-            return new
-        return [self._make_work(mark, highest, NOTHING, vnodes)]
+            return list(new)
+        return [replace(self._make_work(mark, highest, NOTHING, vnodes), positions=positions)]
 
     def _first_upto(self) -> int:
         """Where the first range of a new consumer ends."""
@@ -158,6 +242,9 @@ class Ranges:
         count = max(1, min(len(vnodes), max(wanted, -(-len(vnodes) // LANE_VNODES))))
         bounds = [len(vnodes) * at // count for at in range(count + 1)]
         return tuple(tuple(vnodes[low:high]) for low, high in pairwise(bounds))
+
+
+_WHOLE = Position(is_done=True)
 
 
 def _first_source(start: object) -> str:

@@ -12,14 +12,16 @@ from strandline.consumers.contract import LaneEnd, LaneStart, Receipt
 from strandline.consumers.delivery import LaneRun, deliver
 from strandline.consumers.feed import log_with_schema
 from strandline.consumers.log_consumer import LogConsumer
-from strandline.consumers.work import NOTHING, SNAPSHOT, Work
+from strandline.consumers.tally import add_tally
+from strandline.consumers.work import NOTHING, ROUND, SNAPSHOT, Work
 from strandline.errors import Conflict, Invalid, StrandlineError
 from strandline.model.types import type_text
-from strandline.sinks.contract import Batch, Delivery, Expired, Producer, Result
+from strandline.sinks.contract import WHOLE, Batch, Delivery, Expired, Producer, Result
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.intents import Intent
+from strandline.state.key_positions import Position
 from strandline.tables.horizon import expired_before, expiry, horizon_at
 from strandline.tables.store import TableStore
 
@@ -83,7 +85,7 @@ class SinkConsumer(LogConsumer):
         if sink.to.keeps_rows:
             before, horizon = (horizon_at(log.snapshot.txns, seq) for seq in (work.after, work.upto))
             outgoing = outgoing.without(expiry(log.definition, horizon))
-            if horizon != before and work.source != SNAPSHOT:
+            if horizon != before and work.source not in (SNAPSHOT, ROUND):
                 expired = expired_before(log.definition, horizon)
                 _check_sends_time(sink, outgoing, expired)
         self._work = _SinkWork(sink, outgoing, sink.to.open(producer), expired)
@@ -130,16 +132,21 @@ class _SinkWork:
             return LaneStart(error=error)
 
     def _make_batch(self, work: Work, at: int) -> Batch:
+        vnodes = tuple(work.lanes[at])
+        start, end = _rounds_of(work, vnodes[0])
         batch = Batch(
             "",
-            tuple(work.lanes[at]),
+            vnodes,
             work.after,
             work.upto,
             self._outgoing.schema,
             self._outgoing.definition.key,
             self._outgoing.cluster_by,
             is_first=work.after == 0,
-            is_whole=work.source == SNAPSHOT,
+            is_rows=work.source in (SNAPSHOT, ROUND),
+            start_round=start,
+            end_round=end,
+            sent={vnode: position.sent for vnode in vnodes if (position := work.positions.get(vnode)) is not None},
             is_replay=work.is_replay,
             size=work.extent.bytes,
             expired=self._expired,
@@ -183,6 +190,17 @@ class _SinkWork:
         self.delivery.finish(*self._done[intent.id])
 
 
+def _rounds_of(work: Work, vnode: int) -> tuple[int, int]:
+    """The rounds of its backfill that a vnode has before and after a work."""
+    if not work.positions:
+        return WHOLE, WHOLE
+    position = work.positions[vnode] or Position()
+    if work.source != ROUND:
+        return position.round, position.round
+    assert work.span is not None
+    return position.round, WHOLE if work.span.end is None else position.round + 1
+
+
 def _check_sends_time(sink: SinkDef, outgoing: Outgoing, expired: Expired | None) -> None:
     """`Invalid` when rows of a mirror expire by a column that it does not have, or only masked."""
     if expired is not None and (expired[0] not in outgoing.names or expired[0] in outgoing.masks):
@@ -197,7 +215,9 @@ def _check_sends_time(sink: SinkDef, outgoing: Outgoing, expired: Expired | None
 
 def _count_results(receipt: Receipt, batch: Batch, results: Sequence[Result]) -> None:
     """Add the results of a batch to a receipt."""
+    tally: dict[int, tuple[int, int, int]] = {}
     for result in results:
+        add_tally(tally, result.tally)
         receipt.rows += result.rows
         receipt.withheld += result.withheld
         receipt.dead += sum(dead.rows for dead in result.dead)
@@ -209,4 +229,5 @@ def _count_results(receipt: Receipt, batch: Batch, results: Sequence[Result]) ->
         dead=tuple(dead for result in results for dead in result.dead),
         cuts=next((result.cuts for result in results if result.cuts is not None), None),
         error=next((result.error for result in results if result.error is not None), None),
+        tally=tally,
     )

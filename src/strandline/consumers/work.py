@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from strandline.consumers.feed import Feed, RangeSize, log_with_schema
+from strandline.consumers.feed import Feed, KeySpan, RangeSize, log_with_schema
 from strandline.engines.choice import DELIVERY
 from strandline.engines.spark import session
 from strandline.sinks.outgoing import Outgoing
 from strandline.state.intents import Intent
+from strandline.state.key_positions import Position
 from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SNAPSHOT, LOG, NOTHING = "snapshot", "log", "nothing"
+SNAPSHOT, ROUND, LOG, NOTHING = "snapshot", "round", "log", "nothing"
 
 
 @dataclass(frozen=True)
 class Work:
     """The changes of `lanes` in `(after, upto]`. The vnodes of a lane succeed or fail together.
 
-    `source` is where the rows come from: the table at `upto`, the log, or nowhere when only marks move. `engine` runs
-    it. `intents` are the saved intents of the lanes; with `is_replay` an earlier run saved them. `why` says why the
-    work is due, where that is not obvious."""
+    `source` is where the rows come from: the table at `upto`, the rows of a round of a backfill there, the log, or
+    nowhere when only marks move. `span` are the keys that it has; None for all. `positions` are those of its vnodes
+    while their history is delivered, None for one that has not begun; `share` is about the part of it that a round
+    leaves delivered. `engine` runs it. `intents` are the saved intents of the lanes; with `is_replay` an earlier run
+    saved them. `why` says why the work is due, where that is not obvious."""
 
     table: TableStore = field(repr=False)
     after: int
@@ -41,6 +44,11 @@ class Work:
     intents: tuple[Intent, ...] = ()
     is_replay: bool = False
     why: str = ""
+    span: KeySpan | None = None
+    positions: Mapping[int, Position | None] = field(default_factory=dict, hash=False, repr=False)
+    share: float = 0.0
+    verified: set[str] = field(default_factory=set, hash=False, compare=False, repr=False)
+    """The paths of files that were checked for it, or for works before it."""
 
     @property
     def vnodes(self) -> tuple[int, ...]:
@@ -62,8 +70,11 @@ class Work:
             self.upto if self.source == NOTHING else self.after,
             self.upto,
             self.vnodes,
-            is_snapshot=self.source == SNAPSHOT,
+            is_snapshot=self.source in (SNAPSHOT, ROUND),
             is_ordered=is_ordered,
+            span=self.span,
+            extent=None if self.span is None else self.extent,
+            verified=self.verified,
         )
 
     @contextmanager

@@ -146,9 +146,9 @@ def current_rows(table: TableStore, sink: SinkDef, keys: pa.Table, proved: set[s
     log = table.log.refresh()
     outgoing = sink.outgoing(log.definition)
     vnodes = range(log.definition.vnodes)
-    feed = Feed(table, outgoing, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True)
+    feed = Feed(table, outgoing, log, 0, log.head, vnodes, is_snapshot=True, is_ordered=True, verified=proved)
     with feed.hold_files():
-        found = feed.find_rows(keys, proved)
+        found = feed.find_rows(keys)
     hidden = [VNODE] if log.definition.is_keyed else [VNODE, ROW]
     found = found.drop_columns(hidden)
     if log.definition.is_keyed and sink.deletes:

@@ -16,8 +16,9 @@ from functools import partial
 
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport
-from strandline.consumers.loop import Step, collect_errors, report_of, run_marked, run_own, sum_steps
+from strandline.consumers.loop import run_marked, run_own
 from strandline.consumers.plan import ConsumerPlan
+from strandline.consumers.reporting import Step, collect_errors, report_of, sum_steps
 from strandline.engines.choice import DriverLimit
 from strandline.errors import Internal, StrandlineError
 from strandline.pipeline.failures import Failures, News, log_tick
@@ -45,13 +46,14 @@ def tick(
     started_s = time.monotonic()
     marked, of_tables = split_names(names)
     plans = _make_plans(context, marked)
-    step = sum_steps(progress, sum(plan.rows for plan in plans))
+    step, stop = sum_steps(progress, sum(plan.rows for plan in plans)), threading.Event()
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer")
     try:
-        run = partial(run_marked, context, lease_s=lease_s, step=step)
+        run = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop)
         reports = tuple(pool.map(run, [plan for plan in plans if plan.is_due]))
     finally:
         # An interrupted tick does not wait for its consumers: their intents are saved.
+        stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
     done, broken = _run_tables(context, of_tables, progress)
     paused = tuple(plan.name for plan in plans if plan.is_paused)
@@ -86,7 +88,7 @@ def run(
             try:
                 plans = [plan for plan in _make_plans(context, None) if plan.name not in working and plan.is_due]
                 step = sum_steps(progress, sum(plan.rows for plan in plans))
-                begin = partial(run_marked, context, lease_s=lease_s, step=step)
+                begin = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop)
                 working |= {plan.name: pool.submit(begin, plan) for plan in plans}
                 _wait_for(working, stop, started_s + every_s)
                 done, broken = _run_tables(context, None, progress)

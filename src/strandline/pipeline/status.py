@@ -24,7 +24,8 @@ from strandline.errors import StrandlineError
 from strandline.model.scrub import scrub_text
 from strandline.pipeline.lag import Lag, lag_of
 from strandline.sinks.definition import KINDS
-from strandline.state.marks import ConsumerState, SavedReceipt
+from strandline.state.marks import ConsumerState
+from strandline.state.receipts import SavedReceipt
 from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.count import bound_rows, count_rows

@@ -11,7 +11,7 @@ process and its successor. And `is_delivered` says whether a batch counts alread
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
@@ -30,6 +30,9 @@ MIRROR, CHANGES = "mirror", "changes"
 MIRROR_NOTE = " (mirror)"
 """Ends the destination of a mirror in a folder."""
 _OLD_WORDS = {"upsert": MIRROR}
+
+WHOLE = (1 << 31) - 1
+"""The round of a destination that has the whole history: more than any round that leaves some of it."""
 
 Expired = tuple[str, pa.Scalar]
 """A time column, and the moment before which rows have expired."""
@@ -56,15 +59,38 @@ class Producer:
         return f"{self.lake_id}.{self.consumer}"
 
 
+@dataclass(frozen=True, order=True)
+class Held:
+    """How much a destination holds: everything up to `seq`, or, after a number of rounds of a backfill, the rows of the
+    table at `seq` up to the key of the last round. It rises from batch to batch."""
+
+    seq: int
+    round: int = WHOLE
+
+    @property
+    def has_history(self) -> bool:
+        return self.round == WHOLE
+
+    def __str__(self) -> str:
+        return f"seq {self.seq}" if self.has_history else f"seq {self.seq}, round {self.round} of its history"
+
+
+Tally = Mapping[int, tuple[int, int, int]]
+"""By vnode: the number of rows, the highest seq among them, and the number of rows with that seq."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """The changes of `vnodes` in `(after, upto]`, as they are sent.
 
     `columns` are the columns of the rows, without the hidden ones; `key` is empty for a table without a key.
-    `is_first`: nothing was delivered for these vnodes before. `is_whole`: the rows are the table at `upto`.
-    `is_replay`: the batch was begun before and may have been delivered, in part or as a whole. `cuts` is how a lane
-    cuts the batch, saved at the lane's request. `size` is about that of the rows in files. `expired`: the rows of a
-    mirror with an earlier value in this column leave it."""
+    `is_first`: nothing was delivered for these vnodes before. `is_rows`: the batch has rows of the table at `upto`,
+    which the destination does not hold. All rows replace whatever it has when the batch is also the first.
+    `start_round` and `end_round` are the rounds of a backfill that the destination has before and after the batch.
+    `sent` says up to where the rows of a vnode were sent while its history is delivered: the seq of the last one, and
+    how many rows with that seq. `is_replay`: the batch was begun before and may have been delivered, in part or as a
+    whole. `cuts` is how a lane cuts the batch, saved at the lane's request. `size` is about that of the rows in files.
+    `expired`: the rows of a mirror with an earlier value in this column leave it."""
 
     id: str
     vnodes: tuple[int, ...]
@@ -74,11 +100,38 @@ class Batch:
     key: tuple[str, ...]
     cluster_by: tuple[str, ...] = ()
     is_first: bool = False
-    is_whole: bool = False
+    is_rows: bool = False
+    start_round: int = WHOLE
+    end_round: int = WHOLE
+    sent: Mapping[int, tuple[int, int]] = field(default_factory=dict, hash=False)
     is_replay: bool = False
     cuts: Any = None
     size: int = 0
     expired: Expired | None = None
+
+    @property
+    def start(self) -> Held:
+        """What the destination holds before the batch; nothing at all before the first."""
+        return Held(self.after, self.start_round)
+
+    @property
+    def end(self) -> Held:
+        """What it holds after the batch."""
+        return Held(self.upto, self.end_round)
+
+    @property
+    def is_backfill(self) -> bool:
+        """Whether it delivers a part of the history, or changes while the history is delivered."""
+        return not (self.start.has_history and self.end.has_history)
+
+    def first_place(self, vnode: int) -> tuple[int, int]:
+        """The seq of the first row of a vnode that may be in the batch, and its number among the rows of that seq."""
+        return self.sent.get(vnode, (self.after + 1, 0))
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether its rows take the place of everything in a mirror."""
+        return self.is_rows and self.is_first
 
     @property
     def lane_schema(self) -> pa.Schema:
@@ -93,7 +146,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of a lane did. Picklable.
+    """What one run of a lane did. Picklable. `tally` counts the rows that the lane took in a backfill.
 
     `finish` makes `files` count. With `cuts` the lane has stopped: the cuts are saved, then the lane runs again with
     them. With `error` the batch is not delivered; a later run repeats it."""
@@ -107,6 +160,7 @@ class Result:
     dead: tuple[RefusedRows, ...] = ()
     cuts: Any = None
     error: StrandlineError | None = None
+    tally: Tally = field(default_factory=dict, hash=False)
 
 
 class Delivery(Protocol):
@@ -129,7 +183,8 @@ class Delivery(Protocol):
 
     def position(self, vnodes: int) -> Mapping[int, int] | None:
         """The seq up to which the destination holds everything of this producer, by vnode, of `vnodes` in all; None
-        when the destination cannot tell, an empty mapping when it holds nothing."""
+        when the destination cannot tell, an empty mapping when it holds nothing. `Conflict` when it lacks a part of
+        the history."""
         ...
 
     def close(self) -> None: ...
@@ -212,20 +267,35 @@ def check_mode(mode: str | None) -> str | None:
     return known
 
 
-def is_delivered(held: int | None, batch: Batch, producer: Producer, destination: str) -> bool:
-    """The decision of `Delivery.is_delivered` for a destination that holds everything of a producer up to one seq."""
-    if held is not None and held >= batch.upto:
+def is_delivered(held: Held | None, batch: Batch, producer: Producer, destination: str) -> bool:
+    """The decision of `Delivery.is_delivered` for a destination that holds the same of all vnodes."""
+    if held is not None and held >= batch.end:
         return True
-    if (held is None and batch.is_first) or held == batch.after:
+    if (held is None and batch.is_first) or held == batch.start:
         return False
-    has = "knows nothing of it" if held is None else f"holds its changes up to seq {held}"
+    has = "knows nothing of it" if held is None else f"holds its changes up to {held}"
     raise Conflict(
-        f"sink {producer.consumer!r} delivered up to seq {batch.after}, but {destination} {has}: it was recreated,"
+        f"sink {producer.consumer!r} delivered up to {batch.start}, but {destination} {has}: it was recreated,"
         " restored from a copy, or changed by someone else",
         hint=f"Nothing was sent. To send the table again: strandline mark reset {producer.consumer}",
         consumer=producer.consumer,
         expected=batch.after,
-        found=held,
+        found=None if held is None else held.seq,
+    )
+
+
+def spread_position(held: Held | None, vnodes: int, producer: Producer, destination: str) -> Mapping[int, int]:
+    """The answer of `Delivery.position` for a destination that holds the same of all vnodes."""
+    if held is None:
+        return {}
+    if held.has_history:
+        return dict.fromkeys(range(vnodes), held.seq)
+    raise Conflict(
+        f"{destination} has a part of the history of sink {producer.consumer!r} ({held}), and only the lost state knew"
+        " which",
+        hint=f"Deliver it again: strandline backfill restart {producer.consumer}",
+        consumer=producer.consumer,
+        found=held.seq,
     )
 
 

@@ -1,10 +1,11 @@
 """A Delta table that mirrors a table or collects its changes, through the `deltalake` library.
 
 Lanes write files below `data/` of the table, where no reader sees them. `finish` claims them in one commit, which also
-records the producer's seq (`txn` of `strandline/<generation>`). The library does not reject a repeated `txn`. So each
-commit is based on a freshly loaded table and may only become that table's next version: of two finishers one wins, and
-the other one loads again and finds the batch delivered. The commits of a mirror are those of `DeltaMirror`; its lanes
-write the rows themselves when the whole table is sent, or the changes, which `finish` applies.
+records the producer's seq (`txn` of `strandline/<generation>`), and the round of a backfill. The library does not
+reject a repeated `txn`. So each commit is based on a freshly loaded table and may only become that table's next
+version: of two finishers one wins, and the other one loads again and finds the batch delivered. The commits of a mirror
+are those of `DeltaMirror`; its lanes write the rows themselves when the whole table is sent, or the changes, which
+`finish` applies.
 
 After a crash: the `txn` says what is delivered. Unclaimed files are left to the table's own vacuum, because a commit
 that names them may still land.
@@ -27,7 +28,7 @@ from strandline.model.change import OP, SEQ
 from strandline.model.scrub import first_line
 from strandline.retry import ATTEMPTS
 from strandline.sinks import contract, mirror
-from strandline.sinks.contract import Batch, Producer, Result
+from strandline.sinks.contract import WHOLE, Batch, Held, Producer, Result
 from strandline.sinks.delta_mirror import DeltaMirror, lacks_columns, mirrored_schema, write_checkpoint
 from strandline.sinks.delta_types import fit_columns, missing_columns, stored_schema
 from strandline.sinks.files import FileLane, FileSink, clear_unfinished, collect_files, translate_errors
@@ -109,7 +110,7 @@ class DeltaDelivery:
             return FileLane(self.storage, batch, _folder(batch), "part", is_staged=False, schema=columns)
         self._mirror.check_owner(table, batch)
         columns = self._mirror.columns_for(table, batch)
-        if batch.is_whole or not batch.key:
+        if batch.is_rows or not batch.key:
             return FileLane(
                 self.storage,
                 batch,
@@ -141,8 +142,7 @@ class DeltaDelivery:
             clear_unfinished(self.storage, _folder(batch))
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        held = self._held_seq(self._load_table())
-        return {} if held is None else dict.fromkeys(range(vnodes), held)
+        return contract.spread_position(self._held(self._load_table()), vnodes, self.producer, self.storage.uri)
 
     def close(self) -> None:
         pass
@@ -164,18 +164,17 @@ class DeltaDelivery:
         return DeltaMirror(self.storage, self.producer)
 
     @property
-    def _app_id(self) -> str:
-        return self._mirror.seq_id
-
-    @property
     def _options(self) -> dict[str, str] | None:
         return dict(self.storage.delta_options) or None
 
-    def _held_seq(self, table: DeltaTable | None) -> int | None:
-        return None if table is None else table.transaction_version(self._app_id)
+    def _held(self, table: DeltaTable | None) -> Held | None:
+        if table is None or (seq := table.transaction_version(self._mirror.seq_id)) is None:
+            return None
+        found = table.transaction_version(self._mirror.round_id)
+        return Held(seq, WHOLE if found is None else found)
 
     def _is_delivered(self, table: DeltaTable | None, batch: Batch) -> bool:
-        return contract.is_delivered(self._held_seq(table), batch, self.producer, self.storage.uri)
+        return contract.is_delivered(self._held(table), batch, self.producer, self.storage.uri)
 
     def _land_commit(
         self, has_landed: Callable[[DeltaTable | None], bool], commit: Callable[[DeltaTable | None], None]
@@ -235,12 +234,12 @@ class DeltaDelivery:
         self._check_files_exist(batch, files)
         now_ms = int(time.time() * 1000)
         adds = [AddAction(file.path, file.size, {}, now_ms, True, file.stats_text) for file in files]
-        mark = Transaction(self._app_id, batch.upto)
+        marks = [Transaction(id_, at) for id_, at in self._mirror.list_marks(batch).items()]
         table.create_write_transaction(
             adds,
             "append",
             table.schema(),
-            commit_properties=CommitProperties(app_transactions=[mark], max_commit_retries=0),
+            commit_properties=CommitProperties(app_transactions=marks, max_commit_retries=0),
         )
 
     def _commit_mirror(self, table: DeltaTable | None, batch: Batch, files: Sequence[DataFile]) -> None:

@@ -2,9 +2,9 @@
 commit.
 
 `deltalake` cannot remove single files, so the commit file is written here, as the Delta protocol describes: created
-with put-if-absent under the number after the loaded version. It records three positions (`txn`): the seq of the sink's
-life, the life itself, and the number of rows after the commit. So a commit of an earlier life is refused, and rows that
-somebody else added or removed are noticed.
+with put-if-absent under the number after the loaded version. It records positions (`txn`): the seq of the sink's
+life and, in a backfill, the round; the life itself; and the number of rows after the commit. So a commit of an earlier
+life is refused, and rows that somebody else added or removed are noticed.
 """
 
 from __future__ import annotations
@@ -68,6 +68,14 @@ class DeltaMirror:
         return f"strandline/{self.producer.generation}"
 
     @property
+    def round_id(self) -> str:
+        return f"strandline/round/{self.producer.generation}"
+
+    def list_marks(self, batch: Batch) -> dict[str, int]:
+        """The transactions that say what the table holds after a batch."""
+        return {self.seq_id: batch.upto, **({self.round_id: batch.end_round} if batch.is_backfill else {})}
+
+    @property
     def _life_id(self) -> str:
         return f"strandline/mirror/{self.producer.sink}"
 
@@ -117,7 +125,7 @@ class DeltaMirror:
     def columns_for(self, table: DeltaTable, batch: Batch) -> pa.Schema:
         """The columns of the files of a batch. `Invalid` when the table has others than the batch."""
         wanted = mirrored_schema(batch)
-        if batch.is_whole:
+        if batch.replaces_all:
             return wanted
         more = [name for name in pa.schema(table.schema()).names if name not in wanted.names]
         if more:
@@ -164,7 +172,7 @@ class DeltaMirror:
             *(file.data.remove(now_ms) for file in done.removed),
             *(file.add() for file in done.added),
         ]
-        if batch.is_whole and columns != pa.schema(table.schema()):
+        if batch.replaces_all and columns != pa.schema(table.schema()):
             actions[1:1] = [*_list_upgrades(table, columns), {"metaData": _describe_table(table, columns)}]
         version = table.version() + 1
         data = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
@@ -175,15 +183,15 @@ class DeltaMirror:
     ) -> Rewrite:
         now_ms = int(time.time() * 1000)
         plain = [DataFile(f.path, f.size, {}, now_ms, f.stats_text, f.raw_bytes, f.crc) for f in files]
-        if batch.is_whole:
-            return Rewrite(list(old), plain)
+        if batch.is_rows:
+            return Rewrite(list(old) if batch.is_first else [], plain)
         if batch.key:
             return rewrite(old, new, batch, [file.path for file in files])
         done = rewrite(old, new, batch, ())
         return Rewrite(done.removed, [*done.added, *plain])
 
     def _list_positions(self, batch: Batch, rows: int, now_ms: int) -> list[dict[str, Any]]:
-        positions = {self.seq_id: batch.upto, self._life_id: self.producer.life, self._rows_id: rows}
+        positions = {**self.list_marks(batch), self._life_id: self.producer.life, self._rows_id: rows}
         return [{"txn": {"appId": id_, "version": at, "lastUpdated": now_ms}} for id_, at in positions.items()]
 
 
@@ -194,7 +202,7 @@ def mirrored_schema(batch: Batch) -> pa.Schema:
 
 def lacks_columns(table: DeltaTable | None, batch: Batch) -> bool:
     """Whether a table must be created or get columns before the files of a batch are written."""
-    return table is None or (not batch.is_whole and len(missing_columns(table, mirrored_schema(batch))) > 0)
+    return table is None or (not batch.replaces_all and len(missing_columns(table, mirrored_schema(batch))) > 0)
 
 
 def count_rows(files: Sequence[OldDeltaFile]) -> int | None:
@@ -217,8 +225,8 @@ def _describe_commit(batch: Batch, done: Rewrite, producer: Producer, now_ms: in
     """The facts of a commit, for people."""
     return {
         "timestamp": now_ms,
-        "operation": "WRITE" if batch.is_whole else "MERGE",
-        "operationParameters": {"mode": "Overwrite" if batch.is_whole else "Append"},
+        "operation": "WRITE" if batch.is_rows else "MERGE",
+        "operationParameters": {"mode": "Overwrite" if batch.replaces_all else "Append"},
         "operationMetrics": {"numRemovedFiles": str(len(done.removed)), "numAddedFiles": str(len(done.added))},
         "engineInfo": "strandline",
         "strandline.consumer": producer.consumer,

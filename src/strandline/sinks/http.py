@@ -163,11 +163,15 @@ class HttpDelivery:
         if self._positions is None:
             self._positions = held_positions(self._open_connection(), self._sink, self._producer)
         held = {vnode: self._positions.get(vnode, (0, 0)) for vnode in batch.vnodes}
-        if all(position == (batch.upto + 1, 0) for position in held.values()):
+        whole = (batch.upto + 1, 0)
+        if batch.end.has_history and all(position == whole for position in held.values()):
             return True
         # A repeated batch may be there in part; nothing after it was ever sent.
-        most = (batch.upto + 1, 0) if batch.is_replay else (batch.after + 1, 0)
-        ahead = [vnode for vnode, position in held.items() if position > most]
+        ahead = [
+            vnode
+            for vnode, position in held.items()
+            if position > (whole if batch.is_replay else batch.first_place(vnode))
+        ]
         if ahead:
             raise self._ahead_conflict(batch, ahead[0], held[ahead[0]])
         return False

@@ -25,7 +25,17 @@ from strandline.errors import Conflict, Invalid, StrandlineError, Unavailable
 from strandline.model.change import OP, SEQ
 from strandline.retry import ATTEMPTS
 from strandline.sinks import mirror
-from strandline.sinks.contract import MIRROR, Batch, Lane, Producer, Result, check_mode, is_delivered
+from strandline.sinks.contract import (
+    MIRROR,
+    Batch,
+    Held,
+    Lane,
+    Producer,
+    Result,
+    check_mode,
+    is_delivered,
+    spread_position,
+)
 from strandline.sinks.files import FileLane, collect_files
 from strandline.sinks.iceberg_catalog import (
     TIMEOUT_S,
@@ -35,7 +45,15 @@ from strandline.sinks.iceberg_catalog import (
     open_catalog,
     translate_errors,
 )
-from strandline.sinks.iceberg_rows import MARKS, OldIcebergFile, check_owner, file_columns, list_files
+from strandline.sinks.iceberg_rows import (
+    MARKS,
+    OldIcebergFile,
+    check_owner,
+    file_columns,
+    list_files,
+    mark_text,
+    parse_mark,
+)
 from strandline.sinks.iceberg_types import fit_columns, stored_schema, with_field_ids
 from strandline.sinks.mirror import NewFiles, rewrite
 from strandline.storage.open import Storage
@@ -150,8 +168,7 @@ class IcebergDelivery:
             self._delete_changes(batch)
 
     def position(self, vnodes: int) -> Mapping[int, int]:
-        held = self._held_seq(self._load_table())
-        return {} if held is None else dict.fromkeys(range(vnodes), held)
+        return spread_position(self._held(self._load_table()), vnodes, self._producer, self._sink.destination)
 
     def close(self) -> None:
         self._catalog.close()
@@ -226,21 +243,21 @@ class IcebergDelivery:
 
     @property
     def _mark_prefix(self) -> str:
-        """The prefix of the mark's properties; the seq follows, and the highest counts.
+        """The prefix of the mark's properties; the seq follows, and the round of a backfill; the highest counts.
 
         A batch without rows makes no snapshot, so the catalog does not notice a commit in between. If all seqs shared
         one property, such a batch, landing late, would set the mark back."""
         return f"{MARKS}{self._producer.generation}."
 
-    def _find_marks(self, table: Any) -> dict[int, str]:
+    def _find_marks(self, table: Any) -> dict[Held, str]:
         names = [name for name in table.properties if name.startswith(self._mark_prefix)]
-        return {int(name.removeprefix(self._mark_prefix)): name for name in names}
+        return {parse_mark(name.removeprefix(self._mark_prefix)): name for name in names}
 
-    def _held_seq(self, table: Any | None) -> int | None:
+    def _held(self, table: Any | None) -> Held | None:
         return None if table is None else max(self._find_marks(table), default=None)
 
     def _is_delivered(self, table: Any | None, batch: Batch) -> bool:
-        return is_delivered(self._held_seq(table), batch, self._producer, self._sink.destination)
+        return is_delivered(self._held(table), batch, self._producer, self._sink.destination)
 
     def _land_batch(self, batch: Batch, files: Sequence[str]) -> None:
         """Commit the batch unless the table has it. The commit is based on the metadata of that check."""
@@ -269,7 +286,7 @@ class IcebergDelivery:
             elif files:
                 self._change_files(table, transaction, batch, (), files)
             old = list(self._find_marks(table).values())
-            transaction.set_properties({f"{self._mark_prefix}{batch.upto}": self._mark_note(batch, rows)})
+            transaction.set_properties({f"{self._mark_prefix}{mark_text(batch.end)}": self._mark_note(batch, rows)})
             if old:
                 transaction.remove_properties(*old)
             # Not `commit_transaction`: after a conflict it adds the files again, although this batch may have landed;
@@ -284,7 +301,9 @@ class IcebergDelivery:
         check_owner(table, batch, self._producer, self._sink.destination)
         storage, folder, _ = self._data_place(table)
         old = list_files(table)
-        if batch.is_whole:
+        if batch.is_rows and not batch.is_first:
+            removed, added = [], list(files)
+        elif batch.is_rows:
             removed, added = old, list(files)
             gone = [name for name in table.schema().as_arrow().names if name not in batch.columns.names]
             if gone:
@@ -331,7 +350,14 @@ class IcebergDelivery:
 
     def _mark_note(self, batch: Batch, rows: int | None) -> str:
         who = self._producer
-        facts = {"seq": batch.upto, "batch": batch.id, "lake": who.lake_id, "consumer": who.consumer, "life": who.life}
+        facts = {
+            "seq": batch.upto,
+            "round": batch.end_round,
+            "batch": batch.id,
+            "lake": who.lake_id,
+            "consumer": who.consumer,
+            "life": who.life,
+        }
         more = {} if rows is None else {"rows": rows}
         return json.dumps({**facts, "table": who.table, "table_generation": who.table_generation, **more})
 
@@ -348,8 +374,8 @@ class IcebergDelivery:
 
 
 def _is_plain(batch: Batch) -> bool:
-    """Whether the rows of a batch go to a mirror as they are: the whole table, or rows without a key."""
-    return batch.is_whole or not batch.key
+    """Whether the rows of a batch go to a mirror as they are: they have new keys, or none."""
+    return batch.is_rows or not batch.key
 
 
 def _forget_snapshots(table: Any) -> None:

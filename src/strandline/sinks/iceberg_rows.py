@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from strandline.errors import Conflict, Invalid
 from strandline.model.types import conform_batches
-from strandline.sinks.contract import Batch, Producer
+from strandline.sinks.contract import WHOLE, Batch, Held, Producer
 from strandline.sinks.iceberg_types import stored_type, widens, with_field_ids
 from strandline.storage.parquet import reader
 
@@ -110,7 +110,7 @@ def check_owner(table: Any, batch: Batch, producer: Producer, where: str) -> Non
                 consumer=who,
             )
         return
-    expected = max(marks, key=lambda note: int(note["seq"])).get("rows") if marks else None
+    expected = max(marks, key=lambda note: (int(note["seq"]), note.get("round", WHOLE))).get("rows") if marks else None
     if expected is not None and rows != expected:
         raise Conflict(
             f"{where} has {rows:,} rows, and sink {who!r} left {expected:,} rows there: somebody else changed it",
@@ -120,9 +120,20 @@ def check_owner(table: Any, batch: Batch, producer: Producer, where: str) -> Non
             found=rows,
         )
     more = [name for name in table.schema().as_arrow().names if name not in batch.columns.names]
-    if more and not batch.is_whole:
+    if more and not batch.replaces_all:
         raise Invalid(
             f"{where} has the column {more[0]!r}, which sink {who!r} does not send",
             hint=f"Drop it there, or write the table again: strandline mark reset {who}",
             column=more[0],
         )
+
+
+def mark_text(held: Held) -> str:
+    """The end of a mark's name in the table's properties."""
+    return str(held.seq) if held.has_history else f"{held.seq}-{held.round}"
+
+
+def parse_mark(text: str) -> Held:
+    """What the end of a mark's name says."""
+    seq, _, number = text.partition("-")
+    return Held(int(seq), int(number) if number else WHOLE)

@@ -3,6 +3,8 @@
     data/<generation>/<upto>-<batch>/part-<digest>.parquet    the rows
     _strandline/<generation>/<upto>.json                      the manifest: it makes the batch count
 
+In a backfill `<upto>` is `<upto>-<round>`, until the whole history is there.
+
 Lanes stage files. `finish` publishes them and then creates the manifest; only one of several finishers can create it. A
 file's name is a digest of its bytes: a batch repeated with the same rows gives the same files, and publishing a file
 again changes nothing. Nothing visible is deleted before the batch has its manifest; then all other files in its folder
@@ -25,7 +27,7 @@ from typing import Any, ClassVar
 from strandline.crash import crash_point
 from strandline.errors import Conflict
 from strandline.sinks import contract
-from strandline.sinks.contract import Batch, Producer, Result
+from strandline.sinks.contract import WHOLE, Batch, Held, Producer, Result
 from strandline.sinks.files import (
     FileLane,
     FileSink,
@@ -41,7 +43,7 @@ from strandline.storage.snapshot import DataFile
 
 MANIFESTS = "_strandline"
 _FORMAT = 1
-_MANIFEST = re.compile(r"/(\d{20})\.json\Z")
+_MANIFEST = re.compile(r"/(\d{20})(?:-(\d{10}))?\.json\Z")
 
 
 class ParquetSink(FileSink):
@@ -67,7 +69,7 @@ class ParquetDelivery:
                 if batch.is_replay:
                     self._clear_folder(batch)
                 return True
-            if not batch.is_first and not self.storage.exists(self._manifest_path(batch.after)):
+            if not batch.is_first and not self.storage.exists(self._manifest_path(batch.start)):
                 return contract.is_delivered(None, batch, self.producer, self.storage.uri)
             other = self._read_successor(batch)
             if other is not None and other[0] != batch.id and self.storage.exists(self._manifest_path(other[1])):
@@ -100,17 +102,18 @@ class ParquetDelivery:
     def position(self, vnodes: int) -> Mapping[int, int]:
         with translate_errors(self.storage):
             listed = self.storage.list(f"{MANIFESTS}/{self.producer.generation}")
-            seqs = [int(found[1]) for info in listed if (found := _MANIFEST.search(info.path))]
-        return dict.fromkeys(range(vnodes), max(seqs)) if seqs else {}
+            found = [each for info in listed if (each := _MANIFEST.search(info.path))]
+        held = max((Held(int(each[1]), int(each[2] or WHOLE)) for each in found), default=None)
+        return contract.spread_position(held, vnodes, self.producer, self.storage.uri)
 
     def close(self) -> None:
         pass
 
     def _folder(self, batch: Batch) -> str:
-        return f"data/{self.producer.generation}/{batch.upto:020d}-{batch.id}"
+        return f"data/{self.producer.generation}/{_place_text(batch.end)}-{batch.id}"
 
-    def _manifest_path(self, seq: int) -> str:
-        return f"{MANIFESTS}/{self.producer.generation}/{seq:020d}.json"
+    def _manifest_path(self, held: Held) -> str:
+        return f"{MANIFESTS}/{self.producer.generation}/{_place_text(held)}.json"
 
     def _publish_files(self, batch: Batch, written: Sequence[WrittenFile]) -> None:
         self.storage.publish(staged for _, staged in written if staged is not None)
@@ -118,16 +121,21 @@ class ParquetDelivery:
         crash_point("sink.published")
         manifest = json.dumps(self._describe_batch(batch, files), indent=1)
         # Another finisher of the same batch may have created it: then that manifest counts.
-        self.storage.put_new(self._manifest_path(batch.upto), manifest.encode())
+        self.storage.put_new(self._manifest_path(batch.end), manifest.encode())
         crash_point("sink.described")
 
     def _next_path(self, batch: Batch) -> str:
-        return f"{MANIFESTS}/{self.producer.generation}/{batch.after:020d}.next"
+        # Nothing lies before a first batch, whatever it is.
+        start = Held(0) if batch.is_first else batch.start
+        return f"{MANIFESTS}/{self.producer.generation}/{_place_text(start)}.next"
 
-    def _read_successor(self, batch: Batch) -> tuple[str, int] | None:
+    def _read_successor(self, batch: Batch) -> tuple[str, Held] | None:
         """The id and end of the batch that claimed this batch's place, if one did."""
         return read_note(
-            self.storage, self._next_path(batch), lambda note: (str(note["batch"]), int(note["upto"])), self._hint
+            self.storage,
+            self._next_path(batch),
+            lambda note: (str(note["batch"]), Held(int(note["upto"]), int(note.get("round", WHOLE)))),
+            self._hint,
         )
 
     @property
@@ -137,7 +145,7 @@ class ParquetDelivery:
     def _claim_successor(self, batch: Batch) -> None:
         """Claim the place after the batch before. An earlier claim whose batch never counted, because its state was
         lost, gives way."""
-        claim = json.dumps({"batch": batch.id, "upto": batch.upto}).encode()
+        claim = json.dumps({"batch": batch.id, "upto": batch.upto, "round": batch.end_round}).encode()
         if self.storage.put_new(self._next_path(batch), claim):
             return
         other = self._read_successor(batch)
@@ -147,14 +155,14 @@ class ParquetDelivery:
             with self.storage.output(self._next_path(batch)) as stream:
                 stream.write(claim)
 
-    def _taken_conflict(self, batch: Batch, id_: str, upto: int) -> Conflict:
+    def _taken_conflict(self, batch: Batch, id_: str, end: Held) -> Conflict:
         return Conflict(
-            f"sink {self.producer.consumer!r} is at seq {batch.after}, but {self.storage.uri} has its changes from"
-            f" there to seq {upto} already: the lake and its state were restored from a copy, or others send there",
+            f"sink {self.producer.consumer!r} is at {batch.start}, but {self.storage.uri} has its changes from"
+            f" there to {end} already: the lake and its state were restored from a copy, or others send there",
             hint=f"Nothing was sent. To send the table again: strandline mark reset {self.producer.consumer}",
             consumer=self.producer.consumer,
             expected=batch.after,
-            found=upto,
+            found=end.seq,
         )
 
     def _copy_twins(self, files: Sequence[DataFile]) -> list[DataFile]:
@@ -183,6 +191,7 @@ class ParquetDelivery:
             "batch": batch.id,
             "after": batch.after,
             "upto": batch.upto,
+            **({} if batch.end.has_history else {"round": batch.end_round}),
             "columns": batch.file_schema.names,
             **describe_files(files),
             "written_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -190,7 +199,7 @@ class ParquetDelivery:
 
     def _manifest_files(self, batch: Batch) -> Collection[str] | None:
         """The files in the batch's manifest, None without one; `Conflict` when it belongs to another batch."""
-        path = self._manifest_path(batch.upto)
+        path = self._manifest_path(batch.end)
         found = read_note(
             self.storage, path, lambda note: (note["batch"], {str(f["path"]) for f in note["files"]}), self._hint
         )
@@ -216,3 +225,7 @@ class ParquetDelivery:
         folder = self._folder(batch)
         self.storage.delete([info.path for info in self.storage.list(folder) if info.path not in named])
         clear_unfinished(self.storage, folder)
+
+
+def _place_text(held: Held) -> str:
+    return f"{held.seq:020d}" if held.has_history else f"{held.seq:020d}-{held.round:010d}"

@@ -1,8 +1,8 @@
 """A state as one JSON document: for a backup, whatever database holds it.
 
-Taken: the sinks and other consumers with all their lives, marks, unfinished batches and pauses, the dead letters, and
-the hashes of tokens. Left out: leases and receipts, which belong to running processes and to the past. Secrets are in
-no state, so they are in no dump.
+Taken: the sinks and other consumers with all their lives, marks, unfinished batches, pauses and rates, the dead
+letters, and the hashes of tokens. Left out: leases and receipts, which belong to running processes and to the past.
+Secrets are in no state, so they are in no dump.
 
 After a crash: `load_state` has loaded everything, or nothing.
 """
@@ -20,15 +20,17 @@ from strandline.state.consumers import consumers, generations
 from strandline.state.database import Database, meta
 from strandline.state.epoch import renewals
 from strandline.state.intents import intents
+from strandline.state.key_positions import positions
 from strandline.state.leases import leases
 from strandline.state.letters import deadletters
-from strandline.state.marks import marks, receipts
+from strandline.state.marks import marks
 from strandline.state.pauses import pauses
-from strandline.state.positions import positions
+from strandline.state.rates import rates
+from strandline.state.receipts import receipts
 from strandline.state.tokens import tokens
 
 FORMAT = 1
-TAKEN = (consumers, generations, marks, positions, intents, deadletters, pauses, tokens)
+TAKEN = (consumers, generations, marks, positions, intents, deadletters, pauses, rates, tokens)
 
 
 def dump_state(state: Database) -> dict[str, Any]:

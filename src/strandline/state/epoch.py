@@ -47,6 +47,7 @@ from strandline.errors import Conflict, Corrupt, Invalid
 from strandline.state.consumers import ConsumerRecord, consumers, find_current, generations, list_current, put_life
 from strandline.state.database import Database, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
+from strandline.state.key_positions import positions, read_positions
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
 from strandline.state.values import check_int
 from strandline.storage.open import Storage
@@ -76,13 +77,15 @@ _oldest_renewal = select(func.min(renewals.c.epoch))
 @dataclass(frozen=True)
 class EpochRecord:
     """The lake's side: the epoch, where the state is (without a password), its consumers and their open intents. Every
-    new intent is recorded here before its first row is sent, so the record knows every batch under way."""
+    new intent is recorded here before its first row is sent, so the record knows every batch under way. `backfills` are
+    the generations of consumers whose history is delivered in part: only the state knows which part."""
 
     lake_id: str
     epoch: int
     state: str
     consumers: tuple[ConsumerRecord, ...]
     intents: tuple[Intent, ...] = ()
+    backfills: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -259,8 +262,11 @@ class Epoch:
 
     def _make_record(self, connection: Connection, epoch: int) -> EpochRecord:
         known = tuple(list_current(connection))
-        begun = open_intents(connection, [each.generation for each in known if not each.is_retired])
-        return EpochRecord(self._lake_id, epoch, self._state.shown, known, tuple(begun))
+        living = [each.generation for each in known if not each.is_retired]
+        at = read_positions(connection, living) if self._state.has(positions) else {}
+        backfills = tuple(sorted(life for life, each in at.items() if any(not one.is_done for one in each.values())))
+        begun = tuple(open_intents(connection, living))
+        return EpochRecord(self._lake_id, epoch, self._state.shown, known, begun, backfills)
 
     def _write_record(self, record: EpochRecord) -> None:
         known = [{**vars(each), "definition": dict(each.definition)} for each in record.consumers]
@@ -295,7 +301,8 @@ def read_record(storage: Storage) -> EpochRecord | None:
 def _parse_record(facts: Mapping[str, Any]) -> EpochRecord:
     known = tuple(_parse_consumer(each) for each in facts["consumers"])
     begun = tuple(_parse_intent(each) for each in facts.get("intents", ()))
-    record = EpochRecord(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), known, begun)
+    backfills = tuple(map(str, facts.get("backfills", ())))
+    record = EpochRecord(str(facts["lake_id"]), facts["epoch"], str(facts["state"]), known, begun, backfills)
     if not isinstance(record.epoch, int) or record.epoch < 0:
         raise ValueError(f"epoch {record.epoch!r}")
     return record

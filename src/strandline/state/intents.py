@@ -27,7 +27,7 @@ from sqlalchemy import (
 from strandline.errors import Conflict, Invalid
 from strandline.model.text import check_text
 from strandline.state.database import metadata
-from strandline.state.positions import PositionMoves
+from strandline.state.key_positions import PositionMoves
 from strandline.state.values import check_int, from_json, to_json
 
 intents = Table(

@@ -23,7 +23,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    Double,
     Integer,
     Table,
     Text,
@@ -50,11 +49,11 @@ from strandline.state.consumers import (
 from strandline.state.database import Database, metadata, now_s
 from strandline.state.intents import Intent as Intent
 from strandline.state.intents import IntentDraft, closed_conflict, insert_intent, intents, open_conflict, open_intents
+from strandline.state.key_positions import Position, PositionMoves, move_positions, positions, read_positions
 from strandline.state.leases import Lease, leases, release
-from strandline.state.positions import Position, PositionMoves, move_positions, positions, read_positions
+from strandline.state.rates import NO_RATE, Rate
+from strandline.state.receipts import RECEIPTS, SavedReceipt, keep_receipt, read_last_receipts, read_receipts, receipts
 from strandline.state.values import check_int, from_json, to_json
-
-RECEIPTS = 100
 
 marks = Table(
     "strandline_marks",
@@ -72,25 +71,6 @@ _move_mark = (
     .where(marks.c.generation == bindparam("life"), marks.c.vnode == bindparam("which"))
     .values(seq=bindparam("to"))
 )
-receipts = Table(
-    "strandline_receipts",
-    metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("generation", Text, nullable=False, index=True),
-    Column("at_s", Double, nullable=False),
-    Column("body", Text, nullable=False),
-)
-_of_life = receipts.c.generation == bindparam("generation")
-_oldest_kept = select(receipts.c.id).where(_of_life).order_by(receipts.c.id.desc()).limit(1).offset(bindparam("kept"))
-_delete_old_receipts = delete(receipts).where(_of_life, receipts.c.id <= _oldest_kept.scalar_subquery())
-
-
-@dataclass(frozen=True)
-class SavedReceipt:
-    """What one advance did, as its consumer reports it."""
-
-    at_s: float
-    body: Mapping[str, Any] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -102,6 +82,7 @@ class ConsumerState:
     marks: Mapping[int, int] = field(default_factory=dict, hash=False)
     intents: tuple[Intent, ...] = ()
     is_paused: bool = False
+    rate: Rate = NO_RATE
     positions: Mapping[int, Position] = field(default_factory=dict, hash=False)
 
 
@@ -201,7 +182,7 @@ class Marks:
                 connection.execute(_move_mark, rows)
             move_positions(connection, consumer.name, consumer.generation, backfill, moves)
             if body is not None:
-                _keep_receipt(connection, consumer.generation, body)
+                keep_receipt(connection, consumer.generation, body)
             if releases is not None:
                 release(connection, releases)
         crash_point("marks.advanced")
@@ -246,22 +227,15 @@ class Marks:
 
     def receipts(self, consumer: ConsumerRecord, limit: int = RECEIPTS) -> list[SavedReceipt]:
         """The receipts of a consumer, the newest first; at most `RECEIPTS` are kept."""
-        query = select(receipts).where(receipts.c.generation == consumer.generation)
         with self._state.reading() as connection:
-            rows = connection.execute(query.order_by(receipts.c.id.desc()).limit(check_int("limit", limit))).all()
-        return [SavedReceipt(row.at_s, from_json("receipt", row.body)) for row in rows]
+            return read_receipts(connection, consumer.generation, check_int("limit", limit))
 
     def last_receipts(self, consumers: Sequence[ConsumerRecord]) -> dict[str, SavedReceipt]:
         """The newest receipt of each consumer that has one, by generation; always one query."""
         if not consumers:
             return {}
-        newest = select(func.max(receipts.c.id)).where(
-            receipts.c.generation.in_({each.generation for each in consumers})
-        )
-        query = select(receipts).where(receipts.c.id.in_(newest.group_by(receipts.c.generation)))
         with self._state.reading() as connection:
-            rows = connection.execute(query).all()
-        return {row.generation: SavedReceipt(row.at_s, from_json("receipt", row.body)) for row in rows}
+            return read_last_receipts(connection, {each.generation for each in consumers})
 
 
 def check_seqs(seqs: Mapping[int, int]) -> None:
@@ -270,7 +244,7 @@ def check_seqs(seqs: Mapping[int, int]) -> None:
         check_int("seq", seq)
 
 
-# --- inside a transaction ---------------------------------------------------------------------------------------
+# --- inside a transaction
 
 
 def begin_intent(connection: Connection, consumer: ConsumerRecord, draft: IntentDraft, fence: int) -> Intent:
@@ -380,11 +354,6 @@ def _close_intent(
     for other in under_way.values():
         if set(moves) & set(other.vnodes):
             raise open_conflict(consumer.name, other, "its vnodes move only with it")
-
-
-def _keep_receipt(connection: Connection, generation: str, body: str) -> None:
-    connection.execute(insert(receipts), {"generation": generation, "at_s": now_s(connection), "body": body})
-    connection.execute(_delete_old_receipts, {"generation": generation, "kept": RECEIPTS})
 
 
 def _mark_conflict(name: str, vnode: int, expected: int | None, found: int | None) -> Conflict:

@@ -16,6 +16,7 @@ from strandline.state.leases import Leases
 from strandline.state.letters import DeadLetters
 from strandline.state.marks import Marks, begin_intent
 from strandline.state.pauses import Pauses
+from strandline.state.rates import Rates
 from strandline.storage.open import Storage
 
 
@@ -29,6 +30,7 @@ class State:
     leases: Leases
     letters: DeadLetters
     pauses: Pauses
+    rates: Rates
     epoch: Epoch
 
     @staticmethod
@@ -42,6 +44,7 @@ class State:
             Leases(database),
             DeadLetters(database),
             Pauses(database),
+            Rates(database),
             Epoch(storage, lake_id, database),
         )
 

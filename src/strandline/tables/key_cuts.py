@@ -2,9 +2,8 @@
 
 A cut is a position (see `model/key_order`). Row groups say how many rows they have and the highest key among them.
 Files are sorted by key within a vnode, so the rows up to a group's highest key are those of the groups that end before
-it, and parts of a few others: a cut is an estimate of rows, but exact as a key. Cuts stay where rows are, so a range
-whose rows were deleted has none.
-"""
+it, and parts of a few others: a cut has at least the rows that were asked for, and is exact as a key. Cuts stay where
+rows are, so a range whose rows were deleted has none."""
 
 from __future__ import annotations
 
@@ -23,14 +22,29 @@ from strandline.model.stored_names import stored_name
 from strandline.storage.parquet import reader
 from strandline.tables.merge import TableAt
 
+_KEPT_FILES = 10_000
+_kept: dict[str, list[GroupEnd]] = {}
+"""The groups of files that were opened before: a file never changes."""
+
 
 @dataclass(frozen=True)
 class GroupEnd:
-    """A row group: the position of its highest key, its rows, and about their size in memory."""
+    """A row group: the position of its highest key, its rows, and about their size in memory. No key sorts before
+    `start`, which may be the beginning of one."""
 
     key: bytes
     rows: int
     raw_bytes: int
+    start: bytes = b""
+
+    def is_behind(self, position: bytes) -> bool:
+        """Whether all its keys lie behind a position, as far as it is known."""
+        return not position or position[: len(self.start)] < self.start
+
+    def may_hold(self, after: bytes, until: bytes | None) -> bool:
+        """Whether a key behind `after` and up to `until` may be in it."""
+        is_past = bool(after) and is_at_most(self.key, after)
+        return not is_past and (until is None or not self.is_behind(until))
 
 
 def find_group_ends(merge: TableAt) -> list[GroupEnd]:
@@ -45,11 +59,21 @@ def find_group_ends(merge: TableAt) -> list[GroupEnd]:
         *((merge.baseline.folder, None, file) for file in merge.base_files()),
         *((merge.log.folder, seq, file) for seq, file in merge.log_files()),
     ]:
-        known = {} if definition.is_keyed or seq is None or file.pack is not None else {SEQ: seq}
-        with reader.open_file(storage, f"{folder}/{file.path}") as opened:
-            for group in (opened.metadata.row_group(at) for at in range(opened.metadata.num_row_groups)):
-                if (end := _end_of(group, names, kinds, known)) is not None:
-                    found.append(GroupEnd(end, group.num_rows, file.raw_bytes * group.num_rows // max(1, file.rows)))
+        place = storage.url(f"{folder}/{file.path}")
+        if place not in _kept:
+            known = {} if definition.is_keyed or seq is None or file.pack is not None else {SEQ: seq}
+            with reader.open_file(storage, f"{folder}/{file.path}") as opened:
+                groups = [opened.metadata.row_group(at) for at in range(opened.metadata.num_row_groups)]
+            ends = [(group, _ends_of(group, names, kinds, known)) for group in groups]
+            if len(_kept) >= _KEPT_FILES:
+                _kept.clear()
+            row_bytes = file.raw_bytes / max(1, file.rows)
+            _kept[place] = [
+                GroupEnd(end[1], group.num_rows, round(row_bytes * group.num_rows), end[0])
+                for group, end in ends
+                if end is not None
+            ]
+        found += _kept[place]
     in_order = cmp_to_key(compare_positions)
     return sorted(found, key=lambda group: in_order(group.key))
 
@@ -69,11 +93,11 @@ def compare_positions(one: bytes, other: bytes) -> int:
 
 
 def next_cut(groups: Sequence[GroupEnd], after: bytes, rows: int, raw_bytes: int) -> bytes | None:
-    """The first cut behind a position with about so many rows or bytes in between; None when no cut leaves rows behind
-    it. `after` is empty at the beginning."""
+    """The first cut behind a position with at least so many rows or bytes in between; None when no cut leaves rows
+    behind it. `after` is empty at the beginning."""
     seen = size = 0
     for group in groups:
-        if after and is_at_most(group.key, after):
+        if not group.is_behind(after):
             continue
         seen, size = seen + group.rows, size + group.raw_bytes
         if seen >= rows or size >= raw_bytes:
@@ -81,24 +105,27 @@ def next_cut(groups: Sequence[GroupEnd], after: bytes, rows: int, raw_bytes: int
     return None
 
 
-def _end_of(
+def _ends_of(
     group: pq.RowGroupMetaData, names: Sequence[str], kinds: Sequence[pa.DataType], known: dict[str, int]
-) -> bytes | None:
-    """The highest key of a row group, as far as its statistics tell: the maximum of the first column, and that of each
-    further one as long as those before it have one value only."""
+) -> tuple[bytes, bytes] | None:
+    """The lowest and the highest key of a row group, as far as its statistics tell: the bounds of the first column, and
+    those of each further one as long as those before it have one value only."""
     columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
+    lows: list[Value] = []
     values: list[Value] = []
     for name, kind in zip(names, kinds, strict=True):
         if name in known:
+            lows.append(known[name])
             values.append(known[name])
             continue
         bounds = _bounds_of(columns.get(name), kind)
         if bounds is None:
             break
+        lows.append(bounds[0])
         values.append(bounds[1])
         if bounds[0] != bounds[1]:
             break
-    return encode_key(values, kinds) if values else None
+    return (encode_key(lows, kinds), encode_key(values, kinds)) if values else None
 
 
 def _bounds_of(column: pq.ColumnChunkMetaData | None, kind: pa.DataType) -> tuple[Value, Value] | None:

@@ -85,6 +85,8 @@ class Chunk:
     end: Position
     rows: pa.RecordBatch = field(repr=False)
     missing: tuple[Span, ...] = ()
+    ends: Mapping[int, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    """Where each vnode of the batch ends, of those that have rows, while their history goes on."""
 
     @property
     def bytes(self) -> int:
@@ -93,14 +95,15 @@ class Chunk:
     @property
     def ranges(self) -> list[Range]:
         """The range of each vnode; neighbouring vnodes with equal ranges are one."""
-        first, last = (self.of.after + 1, 0), (self.of.upto + 1, 0)
         found: list[Range] = []
         for vnode in sorted(self.of.vnodes):
             if not self.start[0] <= vnode <= self.end[0]:
                 continue
-            begin = self.start[1:] if vnode == self.start[0] else first
-            end = self.end[1:] if vnode == self.end[0] else last
-            if begin >= end:
+            begin = self.start[1:] if vnode == self.start[0] else self.of.first_place(vnode)
+            end = self.end[1:] if vnode == self.end[0] else self._end_of(vnode)
+            is_named = self.of.is_first and self.of.is_backfill and begin == self.of.first_place(vnode)
+            # The receiver must know every vnode of a first batch, also without rows.
+            if begin >= end and not (is_named and vnode != self.end[0]):
                 continue
             if found and found[-1][1] == vnode - 1 and found[-1][2:] == (*begin, *end):
                 found[-1] = (found[-1][0], vnode, *begin, *end)
@@ -112,7 +115,13 @@ class Chunk:
     def is_first(self) -> bool:
         """Whether the receiver gets the first rows of a vnode. A chunk that continues a vnode is not first: a receiver
         that has lost the rows before it must not take it."""
-        return self.of.is_first and any(range[2:4] == (self.of.after + 1, 0) for range in self.ranges)
+        return self.of.is_first and any(range[2:4] == self.of.first_place(range[0]) for range in self.ranges)
+
+    def _end_of(self, vnode: int) -> tuple[int, int]:
+        """The place behind the last row of a vnode."""
+        if self.of.end.has_history:
+            return (self.of.upto + 1, 0)
+        return self.ends.get(vnode, self.of.first_place(vnode))
 
     def key(self, generation: str) -> str:
         """A text that is unique to these rows of this batch and producer. It contains the batch's id because a lake
@@ -150,16 +159,16 @@ class Chunk:
         """This chunk, or two if it continues its first vnode and begins others: `is_first` differs for them, and a
         header holds one value."""
         vnode = self.start[0]
-        is_within = self.start[1:] != (self.of.after + 1, 0)
+        is_within = self.start[1:] != self.of.first_place(vnode)
         if not (self.of.is_first and is_within and self.ranges[-1][1] > vnode):
             return [self]
         own = int(np.searchsorted(_column_numbers(self.rows, VNODE), vnode, side="right"))
-        return self._split(own, (vnode + 1, self.of.after + 1, 0))
+        return self._split(own, (vnode + 1, *self.of.first_place(vnode + 1)))
 
     def _split_before(self, row: int) -> list[Chunk]:
         """Cut between two rows: at the second one, or where its vnode begins."""
         left, right = self.at(row - 1), self.at(row)
-        return self._split(row, right if left[0] == right[0] else (right[0], self.of.after + 1, 0))
+        return self._split(row, right if left[0] == right[0] else (right[0], *self.of.first_place(right[0])))
 
     def _split(self, row: int, border: Position) -> list[Chunk]:
         """Cut at a position with `row` rows before it. The two chunks meet there, so nothing is left out."""
@@ -178,11 +187,13 @@ class Cutter:
         at = list(batch.lane_schema.names).index(SEQ) + 1
         self._schema = batch.lane_schema.insert(at, pa.field(INDEX, pa.int64(), False))
         self._vnodes = sorted(batch.vnodes)
-        self._start: Position = rule.done or (self._vnodes[0], batch.after + 1, 0)
+        self._start: Position = rule.done or (self._vnodes[0], *batch.first_place(self._vnodes[0]))
         self._last_vnode = self._start[0]
         self._pieces: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._passed: Position = (-1, 0, 0)
+        self._ends: dict[int, tuple[int, int]] = {}
+        self._firsts = np.array([batch.first_place(vnode) for vnode in range(self._vnodes[-1] + 1)], np.int64)
 
     def shrink(self, *, bytes: int | None = None, rows: int | None = None) -> None:
         """From the next chunk on, close earlier."""
@@ -198,7 +209,7 @@ class Cutter:
             if batch.num_rows:
                 yield from self._cut_rows(self._select_leaving(batch))
             del batch  # before the next one is made
-        yield self._close_chunk((self._vnodes[-1] + 1, self._batch.after + 1, 0))
+        yield self._close_chunk((self._vnodes[-1] + 1, *self._batch.first_place(self._vnodes[-1] + 1)))
 
     def _cut_rows(self, rows: pa.RecordBatch) -> Iterator[Chunk]:
         vnodes = _column_numbers(rows, VNODE)
@@ -227,12 +238,12 @@ class Cutter:
     def _border_before(self, rows: pa.RecordBatch, at: int) -> Position:
         """The end of a chunk before this row: the row, or the begin of its vnode."""
         vnode, seq, index = (int(rows.column(name)[at].as_py()) for name in (VNODE, SEQ, INDEX))
-        return (vnode, seq, index) if vnode == self._last_vnode else (vnode, self._batch.after + 1, 0)
+        return (vnode, seq, index) if vnode == self._last_vnode else (vnode, *self._batch.first_place(vnode))
 
     def _close_chunk(self, end: Position) -> Chunk:
         rows = self._pieces[0] if len(self._pieces) == 1 else _join_rows(self._pieces, self._schema)
         missing = _spans_within(self.rule.dead, self._start, end)
-        chunk = Chunk(self._batch, self._start, end, rows, missing)
+        chunk = Chunk(self._batch, self._start, end, rows, missing, self._ends)
         self._start, self._last_vnode = end, end[0]
         self._pieces, self._rows, self._bytes = [], 0, 0
         return chunk
@@ -261,7 +272,8 @@ class Cutter:
         last_vnodes, last_seqs = np.append(vnode, vnodes[:-1]), np.append(seq, seqs[:-1])
         is_new = (vnodes != last_vnodes) | (seqs != last_seqs)
         is_back = (vnodes < last_vnodes) | ((vnodes == last_vnodes) & (seqs < last_seqs))
-        is_foreign = (seqs <= self._batch.after) | (seqs > self._batch.upto) | ~np.isin(vnodes, self._vnodes)
+        firsts = self._firsts[np.clip(vnodes, 0, len(self._firsts) - 1)]
+        is_foreign = (seqs < firsts[:, 0]) | (seqs > self._batch.upto) | ~np.isin(vnodes, self._vnodes)
         wrong = np.flatnonzero(is_back | is_foreign)
         if len(wrong):
             at = int(wrong[0])
@@ -274,8 +286,12 @@ class Cutter:
             )
         places = np.arange(len(vnodes))
         starts = np.maximum.accumulate(np.where(is_new, places, -1))
-        indexes = np.where(starts < 0, places + index + 1, places - starts).astype(np.int64)
+        # Rows that follow others of their seq, which an earlier batch sent, go on with their numbers.
+        before = np.where(seqs == firsts[:, 0], firsts[:, 1], 0)
+        indexes = np.where(starts < 0, places + index + 1, places - starts + before).astype(np.int64)
         self._passed = int(vnodes[-1]), int(seqs[-1]), int(indexes[-1])
+        for at in [*np.flatnonzero(vnodes[1:] != vnodes[:-1]).tolist(), len(vnodes) - 1]:
+            self._ends[int(vnodes[at])] = int(seqs[at]), int(indexes[at]) + 1
         return indexes
 
 

@@ -117,6 +117,8 @@ class _Run:
         waiting = chunk.split_vnodes()
         while waiting:
             chunk = waiting.pop(0)
+            if not chunk.ranges:
+                continue  # a part of a history without rows moves no position
             answer = self._post_chunk(chunk)
             if answer.is_ack:
                 self._count_acknowledged(chunk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,8 @@ import strandline as sl
 from strandline.model.key_order import is_at_most
 from strandline.state.dump import dump_state, load_state
 from strandline.state.intents import IntentDraft
+from strandline.state.key_positions import Position
 from strandline.state.marks import begin_intent
-from strandline.state.positions import Position
 from strandline.state.removal import forget_consumer
 from support import refused
 
@@ -21,9 +23,9 @@ consumer, fence = consuming.consumer, consuming.fence
 
 START = Position()
 BEGUN = START.begun(b"m")
-FIRST = BEGUN.finished(10)
+FIRST = BEGUN.finished(10, sent=(5, 10), share=0.4, pace=5.0)
 AGAIN = FIRST.begun(b"t")
-SECOND = AGAIN.finished(15)
+SECOND = AGAIN.finished(15, share=0.2)
 LAST = SECOND.begun(None)
 END = LAST.finished(5)
 
@@ -41,7 +43,8 @@ def known(marks):
 
 
 def test_rounds_go_forward():
-    assert (FIRST.round, FIRST.key, FIRST.rows) == (1, b"m", 10)
+    assert (FIRST.round, FIRST.key, FIRST.rows, FIRST.sent, FIRST.share) == (1, b"m", 10, (5, 10), 0.4)
+    assert (SECOND.share, END.share) == (0.4, 1.0)
     assert (END.round, END.key, END.rows, END.is_done) == (3, b"t", 30, True)
 
 
@@ -66,6 +69,13 @@ def test_a_round_begins_with_its_intent(state, marks, consumer, fence):
     ends = {0: (BEGUN, FIRST), 1: (BEGUN, FIRST)}
     marks.advance(consumer, {0: (5, 5), 1: (5, 5)}, fence=fence, intent=intent, backfill=ends)
     assert known(marks).positions == {0: FIRST, 1: FIRST} and known(marks).intents == ()
+
+
+def test_a_catch_up_moves_the_mark_and_keeps_the_key(marks, consumer, fence):
+    marks.start(consumer, {0: 5}, fence)
+    walk(marks, consumer, fence, 0, [START, BEGUN, FIRST])
+    marks.advance(consumer, {0: (5, 9)}, fence=fence, backfill={0: (FIRST, FIRST.caught_up((9, 2)))})
+    assert known(marks).marks == {0: 9} and known(marks).positions == {0: replace(FIRST, sent=(9, 2))}
 
 
 def test_an_intent_without_changes_and_without_a_round_holds_nothing():
@@ -97,7 +107,10 @@ def test_nothing_moves_when_one_position_is_elsewhere(marks, consumer, fence):
         (AGAIN, Position(2, b"t", 9)),
         (AGAIN, Position(3, b"t", 25)),
         (AGAIN, Position(2, b"t", 25, is_done=True)),
+        (AGAIN, replace(SECOND, share=0.1)),
+        (AGAIN, AGAIN.caught_up((5, 3))),
         (LAST, Position(3, b"t", 30)),
+        (END, END.caught_up((9, 4))),
         (END, END.begun(b"z")),
         (END, START),
     ],
@@ -141,6 +154,6 @@ def test_positions_are_in_a_dump_and_go_with_their_consumer(state, marks, consum
     walk(marks, consumer, fence, 0, [START, at])
     dump = dump_state(state)
     forget_consumer(state, "a", consumer.lease, fence)
-    assert not dump_state(state)["tables"]["strandline_positions"]
+    assert not dump_state(state)["tables"]["strandline_backfills"]
     load_state(state, dump, may_replace=True)
     assert known(marks).positions == {0: at}

@@ -5,10 +5,12 @@ the last key among them. Invariant: the destination's rows of the vnode are thos
 or before the position. Both move in one transaction, under the consumer's fence (see `marks.advance`). A vnode without
 a position here has no history to deliver.
 
-A round is begun in the transaction that saves its intent, and names the key that it goes up to: a repeated round has
-the same rows.
+Two kinds of moves keep the invariant. A round brings the rows of the table at the mark behind the position, up to a
+later key. A catch-up brings the changes after the mark of the keys at or before the position: then only the mark moves
+on. A round is begun in the transaction that saves its intent, and names the key that it goes up to: a repeated round
+has the same rows.
 
-After a crash: mark and position are those of one finished round; a round that was under way is repeated.
+After a crash: mark and position are those of one finished round or catch-up; what was under way is repeated.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Connection,
+    Double,
     Integer,
     LargeBinary,
     Table,
@@ -36,13 +39,17 @@ from strandline.model.key_order import is_at_most
 from strandline.state.database import metadata
 
 positions = Table(
-    "strandline_positions",
+    "strandline_backfills",
     metadata,
     Column("generation", Text, primary_key=True),
     Column("vnode", Integer, primary_key=True, autoincrement=False),
     Column("round", Integer, nullable=False),
     Column("key", LargeBinary, nullable=False),
     Column("rows", BigInteger, nullable=False),
+    Column("sent_seq", BigInteger, nullable=False),
+    Column("sent_rows", BigInteger, nullable=False),
+    Column("share", Double, nullable=False),
+    Column("pace", Double, nullable=False),
     Column("is_done", Boolean, nullable=False),
     Column("is_begun", Boolean, nullable=False),
     Column("until", LargeBinary),
@@ -56,11 +63,18 @@ _select = (
 class Position:
     """Where the backfill of a vnode stands after `round` rounds: the last key that was delivered, encoded (see
     `model/key_order`) and empty before the first one, and how many rows were. While the next round `is_begun`, it goes
-    up to the key `until`, None for the last key of all."""
+    up to the key `until`, None for the last key of all.
+
+    `sent` says up to where rows were sent: the seq of the last one, and how many rows with that seq.
+    `share` is about the part of the vnode's rows that lies at or before the key, from 0 to 1. `pace` is how many rows a
+    second the consumer sent of late."""
 
     round: int = 0
     key: bytes = b""
     rows: int = 0
+    sent: tuple[int, int] = (1, 0)
+    share: float = 0.0
+    pace: float = 0.0
     is_done: bool = False
     is_begun: bool = False
     until: bytes | None = None
@@ -69,14 +83,32 @@ class Position:
         """The same while a round is under way."""
         return replace(self, is_begun=True, until=until)
 
-    def finished(self, rows: int) -> Position:
-        """The position after the round under way, which delivered so many rows."""
+    def finished(
+        self, rows: int, *, sent: tuple[int, int] | None = None, share: float = 0.0, pace: float = 0.0
+    ) -> Position:
+        """The position after the round under way, which delivered so many rows. The share never falls."""
         is_done = self.until is None
-        return Position(self.round + 1, self.key if self.until is None else self.until, self.rows + rows, is_done)
+        return Position(
+            self.round + 1,
+            self.key if self.until is None else self.until,
+            self.rows + rows,
+            self.sent if sent is None else sent,
+            1.0 if is_done else max(self.share, min(share, 1.0)),
+            pace,
+            is_done,
+        )
+
+    def caught_up(self, sent: tuple[int, int] | None = None) -> Position:
+        """The position after a catch-up, with which the mark moved on."""
+        return self if sent is None else replace(self, sent=sent)
 
     def check_next(self, later: Position, vnode: int) -> None:
         """`Invalid` when one position does not follow another: it only goes forward, a round at a time."""
-        wanted = self.finished(max(0, later.rows - self.rows)) if self.is_begun else self.begun(later.until)
+        if self.is_begun:
+            rows = max(0, later.rows - self.rows)
+            wanted = self.finished(rows, sent=later.sent, share=later.share, pace=later.pace)
+        else:
+            wanted = self.begun(later.until) if later.is_begun else self.caught_up(later.sent)
         is_back = later.is_begun and later.until is not None and is_at_most(later.until, self.key)
         if self.is_done or later != wanted or is_back:
             raise Invalid(
@@ -95,8 +127,10 @@ def read_positions(connection: Connection, generations: Collection[str]) -> dict
     found: dict[str, dict[int, Position]] = {each: {} for each in generations}
     for row in connection.execute(_select, {"lives": sorted(generations)}):
         until = None if row.until is None else bytes(row.until)
-        at = Position(row.round, bytes(row.key), row.rows, row.is_done, row.is_begun, until)
-        found[row.generation][row.vnode] = at
+        sent = (row.sent_seq, row.sent_rows)
+        found[row.generation][row.vnode] = Position(
+            row.round, bytes(row.key), row.rows, sent, row.share, row.pace, row.is_done, row.is_begun, until
+        )
     return found
 
 
@@ -122,5 +156,9 @@ def move_positions(
             expected.check_next(to, vnode)
     which = (positions.c.generation == generation) & positions.c.vnode.in_(sorted(moves))
     connection.execute(delete(positions).where(which))
-    rows = [{"generation": generation, "vnode": vnode, **vars(to)} for vnode, (_, to) in sorted(moves.items())]
-    connection.execute(insert(positions), rows)
+    connection.execute(insert(positions), [_row_of(generation, vnode, to) for vnode, (_, to) in sorted(moves.items())])
+
+
+def _row_of(generation: str, vnode: int, at: Position) -> dict[str, object]:
+    facts = {name: value for name, value in vars(at).items() if name != "sent"}
+    return {**facts, "generation": generation, "vnode": vnode, "sent_seq": at.sent[0], "sent_rows": at.sent[1]}

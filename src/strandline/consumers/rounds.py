@@ -1,0 +1,104 @@
+"""How far a round of a backfill goes, and how long a consumer waits between batches.
+
+A round is cut at a key, by the footers of the files: it reads about what it sends, also where rows were deleted. Its
+size follows the time that rounds take, so that changes of delivered rows never wait long, and a kill costs little. A
+rate makes rounds small enough to be smooth, and the waits between batches hold it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from strandline.consumers.feed import KeySpan, RangeSize
+from strandline.consumers.ranges import BATCH_BYTES, BATCH_ROWS, ROUND_S
+from strandline.consumers.work import ROUND, Work, engine_for
+from strandline.engines.choice import chosen_engine
+from strandline.model.key_order import is_at_most
+from strandline.state.rates import NO_RATE, Rate
+from strandline.tables.key_cuts import GroupEnd, compare_positions, find_group_ends, next_cut
+
+TARGET_S = 5.0
+"""How long a round should take."""
+FIRST_ROWS, FIRST_BYTES = 500_000, 256 << 20
+LEAST_ROWS, MOST_ROWS = 50_000, 8_000_000
+_LOOK_S = 0.5
+_SMOOTHED = 0.3
+# With less than this part of a row group more than wanted, a cut at its end is good enough.
+_CLOSE = 1.3
+
+
+@dataclass
+class Rounds:
+    """The rounds of one run of a consumer. `rows` and `raw_bytes` are how much the next one has."""
+
+    rows: int = FIRST_ROWS
+    raw_bytes: int = FIRST_BYTES
+    rate: Rate = NO_RATE
+    pace: float = 0.0
+    _sent: tuple[int, int] = (0, 0)
+    _since_s: float = 0.0
+
+    def cut(self, work: Work, others: Collection[bytes] = ()) -> Work:
+        """A round with its last key. `others` are the positions of other vnodes: the round ends at one that lies in it,
+        so that vnodes which fell behind go on with the others."""
+        assert work.span is not None
+        merge = work.table.merge(work.upto)
+        is_all = len(work.vnodes) == merge.definition.vnodes
+        groups = find_group_ends(merge if is_all else merge.part(work.vnodes))
+        rows, raw_bytes = self._wanted(work)
+        start, until = work.span.start, work.span.end
+        until = next_cut(groups, start, rows, raw_bytes)
+        for other in others:
+            if other and not is_at_most(other, start) and (until is None or compare_positions(other, until) < 0):
+                until = other
+        size = _size_of([group for group in groups if group.may_hold(start, until)], work)
+        work = replace(work, span=KeySpan(start, until))
+        if size.rows > _CLOSE * rows and (key := work.feed().nth_key(rows)) is not None:
+            part = rows / size.rows
+            size = RangeSize(0, rows, round(size.bytes * part), round(size.raw_bytes * part))
+            until = key
+        done = sum(each.rows for each in work.positions.values() if each is not None) + size.rows
+        share = 1.0 if until is None else min(1.0, done / max(done, sum(group.rows for group in groups)))
+        return replace(work, span=KeySpan(start, until), extent=size, share=share, engine=engine_for(size))
+
+    def _wanted(self, work: Work) -> tuple[int, int]:
+        """About how many rows and bytes in memory the next round has."""
+        rows, raw_bytes = self.rows, self.raw_bytes
+        if chosen_engine() == "driver":
+            rows, raw_bytes = min(rows, BATCH_ROWS), min(raw_bytes, BATCH_BYTES)
+        if self.rate.rows_per_s:
+            rows = min(rows, max(1, round(self.rate.rows_per_s * ROUND_S)))
+        if self.rate.bytes_per_s:
+            row_bytes = max(1, work.extent.bytes) / max(1, work.extent.rows)
+            rows = min(rows, max(1, round(self.rate.bytes_per_s * ROUND_S / row_bytes)))
+        return rows, raw_bytes
+
+    def note(self, work: Work, rows: int, size: int, took_s: float) -> None:
+        """Learn from a batch that was sent."""
+        now_s = time.monotonic()
+        self._sent, self._since_s = (rows, size), now_s - took_s
+        if work.source != ROUND or not rows:
+            return
+        due_s = max(took_s, self.rate.owed_s(rows, size), 1e-6)
+        self.pace = rows / due_s if not self.pace else self.pace + _SMOOTHED * (rows / due_s - self.pace)
+        if took_s < TARGET_S / 2 and work.extent.rows >= self.rows // 2:
+            self.rows, self.raw_bytes = min(MOST_ROWS, self.rows * 2), min(8 * BATCH_BYTES, self.raw_bytes * 2)
+        elif took_s > 2 * TARGET_S:
+            self.rows, self.raw_bytes = max(LEAST_ROWS, self.rows // 2), max(FIRST_BYTES // 8, self.raw_bytes // 2)
+
+    def wait(self, load_rate: Callable[[], Rate], stop: threading.Event) -> None:
+        """Wait until the rate allows the next batch. Another rate, set meanwhile, holds at once."""
+        while self.rate.rows_per_s or self.rate.bytes_per_s:
+            left_s = self._since_s + self.rate.owed_s(*self._sent) - time.monotonic()
+            if left_s <= 0 or stop.wait(min(left_s, _LOOK_S)):
+                return
+            self.rate = load_rate()
+
+
+def _size_of(groups: Collection[GroupEnd], work: Work) -> RangeSize:
+    """The size of these row groups; in files their rows have the size of the others of the work."""
+    rows, raw_bytes = sum(group.rows for group in groups), sum(group.raw_bytes for group in groups)
+    return RangeSize(0, rows, round(rows * work.extent.bytes / max(1, work.extent.rows)), raw_bytes)
