@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from strandline.consumers.feed import KeySpan, RangeSize
 from strandline.consumers.ranges import BATCH_BYTES, BATCH_ROWS, ROUND_S
@@ -34,8 +34,8 @@ _CLOSE = 1.3
 class Rounds:
     """The rounds of one run of a consumer. `rows` and `raw_bytes` are how much the next one has."""
 
-    rows: int = FIRST_ROWS
-    raw_bytes: int = FIRST_BYTES
+    rows: int = field(default_factory=lambda: FIRST_ROWS)
+    raw_bytes: int = field(default_factory=lambda: FIRST_BYTES)
     rate: Rate = NO_RATE
     pace: float = 0.0
     _sent: tuple[int, int] = (0, 0)
