@@ -24,10 +24,11 @@ LANE_VNODES = 256
 
 class Ranges:
     """The ranges of one consumer of a table. `title` is its name in messages, `start` where it begins when it has never
-    run, `lanes` into how many lanes a large range may be cut. With `has_expiry`, an expiry of rows is work too."""
+    run, `lanes` into how many lanes a large range may be cut. For a copy of the table (`is_copy`), an expiry of rows
+    and a change of its columns are work too."""
 
     def __init__(
-        self, table: TableStore, *, name: str, title: str, start: Start, lanes: int, has_expiry: bool = False
+        self, table: TableStore, *, name: str, title: str, start: Start, lanes: int, is_copy: bool = False
     ) -> None:
         self._table = table
         self._merge = table.merge()
@@ -35,7 +36,7 @@ class Ranges:
         self._title = title
         self._start = start
         self._lanes = lanes
-        self._has_expiry = has_expiry
+        self._is_copy = is_copy
 
     def works(self, known: ConsumerState) -> tuple[Work, ...]:
         """The unfinished works, and new works for the other vnodes. Vnodes of unfinished works get new ones in a later
@@ -97,10 +98,16 @@ class Ranges:
                 after, part, rows, size = part[-1][0], [], more.rows, more.raw_bytes
             part += new
         if part:
-            yield self._make_work(after, part[-1][0], LOG, vnodes, size_of(part))
-            after = part[-1][0]
-        if self._has_expiry and after and horizon_at(log.snapshot.txns, after) != self._merge.horizon:
+            upto = max(part[-1][0], log.redefined if self._is_copy else 0)
+            yield self._make_work(after, upto, LOG, vnodes, size_of(part))
+            after = upto
+        if self._is_copy and after and self._is_outdated(after):
             yield self._make_work(after, log.head, NOTHING, vnodes)
+
+    def _is_outdated(self, after: int) -> bool:
+        """Whether a copy of the table at a seq has other rows or columns than the table, although no change came."""
+        log = self._merge.log
+        return after < log.redefined or horizon_at(log.snapshot.txns, after) != self._merge.horizon
 
     def _extend_works(self, mark: int, vnodes: Sequence[int], new: Sequence[Work], highest: int) -> Sequence[Work]:
         """The new works of some vnodes, extended to the highest seq of all works. Vnodes without changes move there
