@@ -78,6 +78,8 @@ MISTAKES: list[tuple[str, str, str, str]] = [
 USAGE: list[tuple[str, str]] = [
     ("tabel list", "table"),
     ("table lst", "list"),
+    ("add-column items note:string", "'table add-column'"),
+    ("pause copy", "'sink pause'"),
     ("vacuum --keep 1x", "7d"),
     ("query --limit -1 'select 1'", "--limit"),
     ("query select id from items", "in quotes"),
