@@ -367,7 +367,7 @@ def _expiry_blocker(table: TableStore) -> str | None:
     try:
         held = retention.find_blocker(table)
     except StrandlineError as error:
-        return error.message
+        return f"this: {error.message}"
     horizon = micros(horizon_for(retention_s, dt.datetime.now(dt.UTC)))
     if held is None or held.before >= horizon:
         return None
