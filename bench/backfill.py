@@ -31,7 +31,7 @@ import forwarders
 import spark as spark_bench
 import strandline as sl
 from common import Samples, ratio, say, show, significant
-from strandline.consumers import ranges, rounds
+from strandline.consumers import ranges, rounds, work
 from strandline.engines.choice import DriverLimit
 
 LIVE_ROWS, LIVE_EVERY_S = 100, 0.1
@@ -47,9 +47,9 @@ _LOOK_S = 0.05
 
 def run_sink(root: str, name: str, table: str, to: str) -> None:
     """The runner: add the sink if it is new, and tick until everything is sent. Says its report as JSON."""
-    os.environ["STRANDLINE_ENGINE"] = "spark"
     if small := int(os.environ.get(SMALL_ROUNDS, "0")):
         ranges.SMALL, rounds.FIRST_ROWS = DriverLimit(small, 1 << 40), small
+        work.DELIVERY = DriverLimit(small // 2, 1 << 40)
     session = spark_bench.start_session()
     session.range(1000).selectExpr("sum(id)").collect()
     lake = sl.Lake(root, spark=session)

@@ -307,7 +307,7 @@ def test_query_shows_prints_and_refuses(loaded: Run) -> None:
 def test_status_gives_the_numbers_and_says_when_they_are_bounds(loaded: Run, tmp_path: Path) -> None:
     (table,) = loaded.json("status")["tables"]
     assert (table["name"], table["rows"], table["is_exact"]) == ("items", 2, True)
-    assert [table[name] for name in ("head", "commits", "folded_to", "lag_commits", "lag_rows")] == [1, 1, 0, 1, 2]
+    assert [table[name] for name in ("head", "commits", "compacted_to", "lag_commits", "lag_rows")] == [1, 1, 0, 1, 2]
     sl.Lake("lake").table("items").upsert([{"id": 2, "name": "again"}])
     (table,) = loaded.json("status")["tables"]
     assert (table["rows"], table["is_exact"]) == (3, False)
@@ -316,7 +316,7 @@ def test_status_gives_the_numbers_and_says_when_they_are_bounds(loaded: Run, tmp
     assert (table["rows"], table["is_exact"]) == (2, True)
     loaded("compact", "items", "--all")
     (table,) = loaded.json("status")["tables"]
-    assert (table["rows"], table["is_exact"], table["folded_to"], table["lag_commits"]) == (2, True, 2, 0)
+    assert (table["rows"], table["is_exact"], table["compacted_to"], table["lag_commits"]) == (2, True, 2, 0)
     assert table["baseline_files"] == 2 and table["baseline_bytes"] > 0 and table["log_files"] == 2
 
 
@@ -433,7 +433,7 @@ def test_compact_leaves_alone_what_is_not_due_unless_asked(folded: Run) -> None:
     assert snapshot() == before
     (report,) = folded.json("compact", "--all")["tables"]
     assert (report["upto"], report["rows"], report["waiting_rows"], report["engine"]) == (3, 99, 0, "driver")
-    assert folded.json("status")["tables"][0]["folded_to"] == 3
+    assert folded.json("status")["tables"][0]["compacted_to"] == 3
 
 
 def test_no_tables_are_no_error(run: Run) -> None:

@@ -88,6 +88,30 @@ def test_added_widened_and_dropped_columns_flow_to_the_mirror(lake, items, mirro
     assert not check_equal(lake, mirror, items).is_full
 
 
+def test_an_added_column_is_in_the_mirror_after_the_next_tick_without_a_change(lake, items, mirror):
+    lake.sink("out", "items", to=mirror.sink())
+    items.upsert(some(1, 2))
+    check_equal(lake, mirror, items)
+    items.add_column("colour", "string")
+    report = check_equal(lake, mirror, items)
+    assert (report.rows, report.is_full, report.facts["columns"]) == (0, False, [*ITEMS.names, "colour"])
+    assert rows_of(mirror) == [{**row, "colour": None} for row in some(1, 2)]
+    assert lake.tick().is_idle
+    items.upsert([{"id": 3, "name": "c", "qty": 1, "colour": "red"}])
+    items.add_column("size", "int64")
+    report = check_equal(lake, mirror, items)
+    assert (report.rows, report.upto) == (1, items.head)
+    assert lake.tick().is_idle
+
+
+def test_settings_are_no_work_for_a_mirror(lake, items, mirror):
+    lake.sink("out", "items", to=mirror.sink())
+    items.upsert(some(1))
+    check_equal(lake, mirror, items)
+    items.configure(keep="9d")
+    assert lake.tick().is_idle
+
+
 def test_a_renamed_column_writes_the_mirror_again(lake, items, mirror):
     lake.sink("out", "items", to=mirror.sink())
     items.upsert(some(1, 2))

@@ -72,11 +72,11 @@ def test_the_share_that_is_done_never_falls():
 def test_jobs_have_names_that_a_person_understands(spark):
     context, name = spark.sparkContext, "spark.job.description"
     before = context.getLocalProperty(name)
-    with sparks.running_job(spark, 10, name="fold messages, 16 vnodes"):
-        assert context.getLocalProperty(name) == "strandline: fold messages, 16 vnodes"
+    with sparks.running_job(spark, 10, name="compact messages, 16 vnodes"):
+        assert context.getLocalProperty(name) == "strandline: compact messages, 16 vnodes"
         with sparks.named_jobs(spark, "check 12 files"):
             assert context.getLocalProperty(name) == "strandline: check 12 files"
-        assert context.getLocalProperty(name) == "strandline: fold messages, 16 vnodes"
+        assert context.getLocalProperty(name) == "strandline: compact messages, 16 vnodes"
     assert context.getLocalProperty(name) == before
 
 
@@ -110,7 +110,7 @@ def test_every_job_of_a_table_says_what_it_does(spark, lake, monkeypatch, tmp_pa
         "upsert into messages",
         "delete from messages",
         "ingest 1 file into messages",
-        "fold messages, 2 vnodes",
+        "compact messages, 2 vnodes",
         "export messages",
         "send messages to archive",
         "restore into messages",

@@ -177,6 +177,64 @@ def test_a_lake_that_forwards_its_table_here_is_followed(hall, tmp_path, form):
         assert by_id(here) == by_id(there)
 
 
+@pytest.fixture(params=["arrow", "ndjson"])
+def twins(hall, tmp_path, request):
+    """A table, its copy in the lake of the server, and a call that ticks and compares them."""
+    lake, server = hall
+    copy = new_table(lake)
+    home = sl.Lake(tmp_path / "home")
+    table = home.create_table("items", ITEMS, key=["id"], vnodes=8)
+    home.sink("central", "items", to=sl.HttpSink(f"{server.url}/ingest/{copy.name}", format=request.param))
+    table.upsert([{"id": id, "name": f"{id}", "qty": id} for id in range(100)])
+    assert home.tick().is_well
+    return home, table, copy
+
+
+def sorted_rows(table):
+    return sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"])
+
+
+def test_a_column_that_is_renamed_there_and_then_here_stays_one_column(twins):
+    home, table, copy = twins
+    copy.rename_column("name", "title")
+    table.upsert([{"id": 5, "name": "corrected", "qty": 5}])
+    table.rename_column("name", "title")
+    table.upsert([{"id": 6, "title": "new", "qty": 6}])
+    assert home.tick().is_well
+    assert copy.schema.names == table.schema.names == ["id", "title", "qty"]
+    assert sorted_rows(copy) == sorted_rows(table)
+
+
+def test_a_tick_between_the_two_renames_still_finds_its_column(twins):
+    home, table, copy = twins
+    copy.rename_column("name", "title")
+    copy.rename_column("qty", "amount")
+    table.upsert([{"id": 5, "name": "corrected", "qty": 5}])
+    table.delete([6])
+    assert home.tick().is_well
+    assert copy.schema.names == ["id", "title", "amount"]
+    assert [list(row.values()) for row in sorted_rows(copy)] == [list(row.values()) for row in sorted_rows(table)]
+    table.rename_column("name", "title")
+    table.rename_column("qty", "amount")
+    table.upsert([{"id": 7, "title": "new", "amount": 6}])
+    assert home.tick().is_well
+    assert sorted_rows(copy) == sorted_rows(table)
+
+
+def test_a_column_that_is_renamed_here_alone_is_a_new_column_there(twins):
+    home, table, copy = twins
+    table.rename_column("name", "title")
+    table.upsert([{"id": 5, "title": "corrected", "qty": 5}])
+    if not home.tick().is_well:
+        assert copy.schema.names == ["id", "name", "qty"], "JSON has no types, so no column is added"
+        copy.add_column("title", "string")
+        assert home.tick().is_well
+    assert sorted_rows(copy)[4:6] == [
+        {"id": 4, "name": "4", "qty": 4, "title": None},
+        {"id": 5, "name": None, "qty": 5, "title": "corrected"},
+    ]
+
+
 # --- crashes ---------------------------------------------------------------------------------------------------
 
 

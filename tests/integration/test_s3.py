@@ -118,6 +118,25 @@ def test_spark_writes_reads_and_folds(spark, s3_lake):
     assert not [info for info in table.log.storage.list(table.log.folder) if "spool" in info.path]
 
 
+def test_spark_reads_and_folds_a_renamed_table(spark, s3_lake):
+    table = s3_lake().create_table("items", ITEMS, key=["id"], vnodes=2)
+    table.upsert([{"id": n, "name": f"old {n}"} for n in range(20)])
+    table.compact(full=True)
+    table.upsert([{"id": n, "name": f"log {n}"} for n in range(5)])
+    table.rename_column("name", "title")
+    table.upsert([{"id": 0, "title": "new", "qty": 1}])
+    expected = {0: "new", **{n: f"{'log' if n < 5 else 'old'} {n}" for n in range(1, 20)}}
+
+    def read(**options):
+        return {row["id"]: row["title"] for row in s3_lake().table("items").to_spark(**options).collect()}
+
+    assert read() == expected
+    assert read(where="title = 'new'") == {0: "new"}
+    assert read(at=1) == {n: f"old {n}" for n in range(20)}
+    compaction.compact(table, full=True, driver_rows=0)
+    assert read() == expected
+
+
 def test_two_lakes_write_one_table_without_losing_a_commit(s3_lake):
     s3_lake().create_table("events", ITEMS, vnodes=2)
     seqs = []

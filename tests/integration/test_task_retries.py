@@ -26,7 +26,7 @@ CALLS = {
     "save": None,
     "ingest": "strandline: ingest 4 files into ingested",
     "sift": "strandline: ingest 1 file into sifted",
-    "fold": "strandline: fold saved, 4 vnodes",
+    "fold": "strandline: compact saved, 4 vnodes",
     "export": "strandline: export upserted",
     "send": "strandline: send upserted to out",
 }

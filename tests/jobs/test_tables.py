@@ -32,7 +32,7 @@ def test_a_row_count_that_is_not_the_commits_is_found(folder: Path, check: Calla
 
 def test_marks_past_the_head_are_found(folder: Path, lake: sl.Lake, check: Callable[..., Report]) -> None:
     lake.table("items").baseline.delta.commit("TEST", lambda s, now: Draft(txns={"fold/0": 99}))
-    assert any("folded up to 99" in what for _, what in wrong(check()))
+    assert any("compacted up to 99" in what for _, what in wrong(check()))
 
 
 def test_a_seq_that_is_not_its_commits_version_is_found(folder: Path, check: Callable[..., Report]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import strandline as sl
 from pipelines import delivered, rows
 from strandline.model.change import RefusedRows
+from strandline.sinks.delta import DeltaSink
 from strandline.sinks.parquet import ParquetSink
 from strandline.state.intents import IntentDraft
 
@@ -81,6 +82,18 @@ def test_a_pause_does_not_change_the_lag(lake, items, place, start):
         == (before.commits, before.rows)
         == {"backfill": (2, 2), "head": (0, 0)}.get(start, (1, 1))
     )
+
+
+def test_a_pause_does_not_change_the_lag_of_a_mirror_that_will_be_written_again(lake, items, place):
+    items.upsert(rows(1))
+    lake.sink("archive", "items", to=DeltaSink(str(place)))
+    assert lake.tick().is_well
+    items.rename_column("name", "title")
+    before = lake.status().sinks[0].lag
+    lake.pause_sink("archive")
+    after = lake.status().sinks[0].lag
+    assert (after.commits, after.rows) == (before.commits, before.rows) == (1, 1)
+    assert lake.tick().paused == ("archive",)
 
 
 def test_a_sink_that_is_paused_after_its_plan_was_made_does_not_begin(lake, items, archive):

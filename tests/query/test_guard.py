@@ -191,8 +191,8 @@ def test_a_table_whose_name_is_a_word_of_sql_is_to_be_quoted(lake: sl.Lake) -> N
     assert lake.sql('SELECT * FROM "semi"').num_rows == 0
     with pytest.raises(sl.Invalid) as caught:
         lake.sql("SELCT 1")
-    assert caught.value.hint is None
+    assert "the word before it" in (caught.value.hint or "")
     lake.create_table("plain", pa.schema([("id", pa.int64())]), key=["id"])
     with pytest.raises(sl.Invalid) as caught:
         lake.sql("SELECT count(*) form plain")
-    assert caught.value.hint is None
+    assert "the word before it" in (caught.value.hint or "")

@@ -29,7 +29,7 @@ from icebergs import (
 from strandline.errors import Invalid, Unavailable
 from strandline.model.scrub import scrub_text
 from strandline.sinks.iceberg import IcebergDelivery, IcebergSink
-from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog
+from strandline.sinks.iceberg_catalog import CatalogSettings, open_catalog, translate_errors
 from support import free_ports, refused
 
 catalog, local, opened = icebergs.catalog, icebergs.local, icebergs.opened
@@ -167,6 +167,15 @@ def test_a_catalog_that_is_not_there_or_refuses_is_said(seaweed: str, tmp_path: 
     assert type(error_of(**wrong)) is Invalid
     # A server, but no catalog.
     assert type(error_of(type="rest", uri=seaweed)) in (Invalid, Unavailable)
+
+
+def test_an_answer_of_a_catalog_is_told_without_the_class_of_its_error() -> None:
+    from pyiceberg.exceptions import BadRequestError, ServerError
+
+    for kind, error in ((Invalid, BadRequestError), (Unavailable, ServerError)):
+        with pytest.raises(kind) as caught, translate_errors("there", CatalogSettings({}, "catalog")):
+            raise error("org.apache.BadRequestException: Malformed request: no name")
+        assert caught.value.message == "there: Malformed request: no name"
 
 
 def test_files_elsewhere_than_local_or_s3_are_refused(local: dict[str, str], opened: Opened) -> None:

@@ -35,8 +35,12 @@ class Verbs(PlainGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in VERBS:
-            # The error names verbs that look like this one.
+            # The error names verbs that look like this one, or that have it below them.
             self.commands.update({name: self.get_command(ctx, name) for name in VERBS})
+            below = [name for name in VERBS if args[0] in getattr(self.commands[name], "commands", ())]
+            if below:
+                longer = ", ".join(f"'{name} {args[0]}'" for name in below)
+                ctx.fail(f"No such command '{args[0]}'. Did you mean {longer}?")
         return super().resolve_command(ctx, args)
 
 

@@ -122,7 +122,18 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
         seqs = f"seq {report.after:,} → {report.upto:,}"
         much = [counted(report.rows, "row"), *([size(report.bytes)] if report.kind in KINDS else []), seqs]
         return what + "; ".join([", ".join([*much, f"{report.seconds:.1f} s"]), *extras])
-    return "" if report.error is not None else f"at seq {report.upto:,}; nothing had to be sent"
+    return "" if report.error is not None else f"at seq {report.upto:,}; {_describe_upkeep(report)}"
+
+
+def _describe_upkeep(report: ConsumerReport) -> str:
+    """What a sink did without new rows."""
+    if "expired_before" in report.facts:
+        before = dt.datetime.fromisoformat(report.facts["expired_before"])
+        at = before.replace(tzinfo=dt.UTC) if before.tzinfo is None else before
+        return f"the rows from before {moment(at)} UTC left {report.destination}"
+    if "columns" in report.facts:
+        return f"{report.destination} has the columns {', '.join(report.facts['columns'])} now"
+    return "nothing had to be sent"
 
 
 def _describe_compaction(report: ConsumerReport) -> Iterator[str]:

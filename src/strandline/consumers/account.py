@@ -67,14 +67,14 @@ def check_account(part: TableAt, account: FoldAccount, added: Sequence[DataFile]
     table = part.log.storage.url(part.log.folder)
     chosen = sorted(part.only or ())
     if sorted(account.vnodes) != chosen:
-        raise Internal(f"{table}: vnodes {sorted(account.vnodes)} were folded instead of {chosen}")
+        raise Internal(f"{table}: vnodes {sorted(account.vnodes)} were compacted instead of {chosen}")
     written = rows_by_vnode(added)
     for vnode in chosen:
         kept, gone, came, lost = (account.counts[vnode, fate] for fate in (KEPT, GONE, CAME, LOST))
         if kept + gone != account.base[vnode]:
             raise Corrupt(
                 f"vnode {vnode} of {table}: its baseline files hold {kept + gone} rows, and their commits say"
-                f" {account.base[vnode]}; nothing was folded",
+                f" {account.base[vnode]}; nothing was compacted",
                 hint="See what is affected: strandline doctor --deep",
                 vnode=vnode,
             )
@@ -82,11 +82,11 @@ def check_account(part: TableAt, account: FoldAccount, added: Sequence[DataFile]
         if upserts is not None and came + lost != upserts:
             raise Internal(
                 f"vnode {vnode} of {table}: {came + lost} rows were to be written for {upserts} keys that were"
-                " upserted; nothing was folded",
+                " upserted; nothing was compacted",
                 vnode=vnode,
             )
         if written[vnode] != kept + came:
             raise Internal(
-                f"vnode {vnode} of {table}: {written[vnode]} rows were written of {kept + came}; nothing was folded",
+                f"vnode {vnode} of {table}: {written[vnode]} rows were written of {kept + came}; nothing was compacted",
                 vnode=vnode,
             )

@@ -298,7 +298,7 @@ def _is_worth_moving(merge: TableAt, vnode: int) -> bool:
 
 def _degraded_error(found: DegradedVnode) -> Corrupt:
     return Corrupt(
-        f"vnode {found.vnode} is not folded: {found.message}: {found.path}",
+        f"vnode {found.vnode} is not compacted: {found.message}: {found.path}",
         hint="See what is affected: strandline doctor --deep",
         path=found.path,
         vnode=found.vnode,

@@ -41,7 +41,7 @@ def find_damage(table: TableStore, part: TableAt, error: Exception) -> dict[int,
     for path, fault in damaged_files(part.log.storage, {path: file for path, (file, _) in by_path.items()}, error):
         file, vnodes = by_path[path]
         if file.path not in live:
-            raise Conflict("another process folded the table; nothing was changed") from error
+            raise Conflict("another process compacted the table; nothing was changed") from error
         for vnode in set(vnodes) & set(part.only or ()):
             degraded[vnode] = DegradedVnode(vnode, part.log.storage.url(path), fault)
     if degraded:

@@ -44,7 +44,7 @@ def fold_on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], lis
     rows = [(at, pack_part(part.part(group))) for at, group in enumerate(groups)]
     frame = spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
     count = "1 vnode" if len(chosen) == 1 else f"{len(chosen)} vnodes"
-    with running_job(spark, part.row_bytes, name=f"fold {table.name}, {count}"):
+    with running_job(spark, part.row_bytes, name=f"compact {table.name}, {count}"):
         receipts = collect(run_lane(frame, FoldLane(), RECEIPT, stores=[part.log.storage], packages=[DUCKDB]))
     added, failure = files_of(receipts)
     account = FoldAccount.sum_texts(row["counts"] for row in receipts if row["counts"] is not None)

@@ -68,7 +68,7 @@ class LogConsumer(ABC):
         """The ranges from its marks to the head of the log."""
         table = tables.table(self.table)
         ranges = Ranges(
-            table, name=self.name, title=self.title, start=self.start, lanes=self.lanes, has_expiry=self.is_copy
+            table, name=self.name, title=self.title, start=self.start, lanes=self.lanes, is_copy=self.is_copy
         )
         return ranges.works(known)
 

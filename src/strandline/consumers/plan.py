@@ -91,7 +91,7 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
     if record is not None and record.is_retired:
         return replace(plan, is_retired=True)
     if known.is_paused:
-        return replace(plan, is_paused=True)
+        plan = replace(plan, is_paused=True)
     try:
         found = resolve(context, name, known)
         registered = found.registration
@@ -104,13 +104,17 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
             epoch=found.table.log.refresh().epoch,
             resolved=found,
         )
+        if plan.is_paused:
+            return plan
         plan = replace(plan, lost=found.consumer.missing_columns(found.table, is_new=registered.is_new))
         return replace(plan, works=tuple(found.consumer.plan(context, found.marks)))
     except StrandlineError as error:
-        return replace(plan, error=error)
+        failure = error
     except Exception as error:
         # Damage may raise anything; the other consumers must continue.
-        return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
+        failure = Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}")
+    # A paused consumer waits, whatever is wrong.
+    return plan if plan.is_paused else replace(plan, error=failure)
 
 
 def _empty_plan(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:

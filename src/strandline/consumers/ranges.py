@@ -37,10 +37,11 @@ Positions = Mapping[int, Position | None]
 
 class Ranges:
     """The ranges of one consumer of a table. `title` is its name in messages, `start` where it begins when it has never
-    run, `lanes` into how many lanes a large range may be cut. With `has_expiry`, an expiry of rows is work too."""
+    run, `lanes` into how many lanes a large range may be cut. For a copy of the table (`is_copy`), an expiry of rows
+    and a change of its columns are work too."""
 
     def __init__(
-        self, table: TableStore, *, name: str, title: str, start: Start, lanes: int, has_expiry: bool = False
+        self, table: TableStore, *, name: str, title: str, start: Start, lanes: int, is_copy: bool = False
     ) -> None:
         self._table = table
         self._merge = table.merge()
@@ -48,7 +49,7 @@ class Ranges:
         self._title = title
         self._start = start
         self._lanes = lanes
-        self._has_expiry = has_expiry
+        self._is_copy = is_copy
 
     def works(self, known: ConsumerState) -> tuple[Work, ...]:
         """The unfinished works, and new works for the other vnodes. Vnodes of unfinished works get new ones in a later
@@ -160,27 +161,33 @@ class Ranges:
             more = size_of(new)
             rows, size, stored = rows + more.rows, size + more.raw_bytes, stored + more.bytes
             if part and (rows > BATCH_ROWS or size > BATCH_BYTES or rate.owed_s(rows, stored) > ROUND_S):
-                yield self._log_work(after, part, vnodes, positions)
+                yield self._log_work(after, part[-1][0], part, vnodes, positions)
                 after, part, rows, size, stored = part[-1][0], [], more.rows, more.raw_bytes, more.bytes
             part += new
         if part:
-            yield self._log_work(after, part, vnodes, positions)
-            after = part[-1][0]
-        if self._has_expiry and after and horizon_at(log.snapshot.txns, after) != self._merge.horizon:
+            upto = max(part[-1][0], log.redefined if self._is_copy else 0)
+            yield self._log_work(after, upto, part, vnodes, positions)
+            after = upto
+        if self._is_copy and after and self._is_outdated(after):
             yield replace(self._make_work(after, log.head, NOTHING, vnodes), positions=positions)
 
+    def _is_outdated(self, after: int) -> bool:
+        """Whether a copy of the table at a seq has other rows or columns than the table, although no change came."""
+        log = self._merge.log
+        return after < log.redefined or horizon_at(log.snapshot.txns, after) != self._merge.horizon
+
     def _log_work(
-        self, after: int, part: Sequence[tuple[int, DataFile]], vnodes: Sequence[int], positions: Positions
+        self, after: int, upto: int, part: Sequence[tuple[int, DataFile]], vnodes: Sequence[int], positions: Positions
     ) -> Work:
         """The changes of these files; while the history is delivered, those of the keys that were."""
         size = size_of(part)
         if not positions:
-            return self._make_work(after, part[-1][0], LOG, vnodes, size)
+            return self._make_work(after, upto, LOG, vnodes, size)
         shares = [0.0 if each is None else each.share for each in positions.values()]
         about = sum(shares) / len(shares)
         size = RangeSize(size.commits, *(round(each * about) for each in (size.rows, size.bytes, size.raw_bytes)))
         at = next(iter(positions.values())) or Position()
-        work = self._make_work(after, part[-1][0], LOG, vnodes, size)
+        work = self._make_work(after, upto, LOG, vnodes, size)
         return replace(work, span=KeySpan(end=at.key), positions=positions)
 
     def _extend_works(

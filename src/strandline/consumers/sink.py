@@ -171,6 +171,11 @@ class _SinkWork:
         if work.source != NOTHING:
             feed = work.feed(self._outgoing, is_ordered=is_ordered)
             receipt.rows_read, receipt.bytes_read = feed.extent.rows, feed.extent.bytes
+        if self._expired is not None:
+            receipt.facts["expired_before"] = self._expired[1].as_py().isoformat()
+        is_change = self._sink.to.keeps_rows and work.source not in (SNAPSHOT, ROUND)
+        if is_change and work.after < work.table.log.refresh().redefined <= work.upto:
+            receipt.facts["columns"] = self._outgoing.schema.names
         batches = [self._make_batch(work, at) for at in range(len(work.lanes))]
         runs = [LaneRun(batch, self.delivery.lane(batch)) for batch in batches]
         results, receipt.jobs = deliver(

@@ -127,7 +127,7 @@ class Tour:
             rows = messages(rows=min(share, self.rows - start), start=start)
             made += write_jsonl(rows, self.inbox / f"messages-{number}.jsonl")
         size = sum(file.stat().st_size for file in self.inbox.iterdir())
-        return f"{len(os.listdir(self.inbox))} files, {size / 1e6:.0f} MB", made
+        return f"{_count_files(len(os.listdir(self.inbox)))}, {size / 1e6:.0f} MB", made
 
     def _load_files(self, lake: Lake, engine: Engine) -> tuple[str, int]:
         report = lake.ingest(TABLE, [str(self.inbox / "*.jsonl")], engine=engine)
@@ -135,7 +135,7 @@ class Tour:
             return "nothing new: each file is loaded once", 0
         self.loaded_seq = max(report.seqs)
         commits = "one commit" if len(report.seqs) == 1 else f"{len(report.seqs)} commits"
-        return f"{report.count('load')} files in {commits}, seq {self.loaded_seq}", report.rows
+        return f"{_count_files(report.count('load'))} in {commits}, seq {self.loaded_seq}", report.rows
 
     def _revise_rows(self, table: Table) -> tuple[str, int]:
         """Final ids arrive for messages with provisional ones: rows to write and keys to delete."""
@@ -169,7 +169,7 @@ class Tour:
 
     def _export(self, table: Table, engine: Engine) -> tuple[str, int]:
         done = table.export(self.mirror / "export", engine=engine)
-        return f"{done.files} files, {done.bytes / 1e6:.1f} MB", done.rows
+        return f"{_count_files(done.files)}, {done.bytes / 1e6:.1f} MB", done.rows
 
 
 def check_folder(folder: Path, *, is_fresh: bool) -> None:
@@ -218,4 +218,8 @@ def _ask_spark(table: Table) -> tuple[str, int]:
 def _compact_logs(lake: Lake, engine: Engine) -> tuple[str, int]:
     # The second table has three rows.
     reports = [lake.table(TABLE).compact(full=True, engine=engine), lake.table(ORDERS).compact(full=True)]
-    return f"{sum(report.files for report in reports)} files", sum(report.rows for report in reports)
+    return _count_files(sum(report.files for report in reports)), sum(report.rows for report in reports)
+
+
+def _count_files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"

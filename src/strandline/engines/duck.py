@@ -52,7 +52,9 @@ def is_duckdb_error(error: BaseException) -> bool:
 
 def query_error(error: BaseException) -> Invalid:
     """DuckDB's words about a query that is wrong, without the name of their class."""
-    return Invalid(f"the query failed: {_SAID.sub('', str(error).strip(), count=1)}")
+    what, _, near = _SAID.sub("", str(error).strip(), count=1).partition("\nCandidate bindings: ")
+    names = near.partition("\n")[0]
+    return Invalid(f"the query failed: {what}", hint=f"Did you mean: {names}?" if names else None)
 
 
 def translate_error(error: BaseException, root: str) -> StrandlineError:

@@ -219,8 +219,8 @@ def running_job(
 
 @contextmanager
 def named_jobs(spark: SparkSession, name: str) -> Iterator[None]:
-    """Say what the jobs of a block do, such as "fold messages, 16 vnodes": it is their description in the Spark UI, and
-    a tag of their operations in Spark Connect."""
+    """Say what the jobs of a block do, such as "compact messages, 16 vnodes": it is their description in the Spark UI,
+    and a tag of their operations in Spark Connect."""
     text = f"strandline: {name}" if name else "strandline"
     if is_connect(spark):
         tag = text.replace(",", ";")  # a comma would end the tag

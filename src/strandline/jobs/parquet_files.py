@@ -66,7 +66,11 @@ def open_parquet(storage: Storage, path: str, skip: Collection[str] = ()) -> Ite
     except Invalid as error:
         raise Invalid(f"{uri}: {error.message}", hint=error.hint, **{"file": uri, **error.fields}) from error
     except _DECODE_ERRORS as error:
-        raise Invalid(f"{uri} is not a Parquet file that can be read: {_first_line(error)}", file=uri) from error
+        raise Invalid(
+            f"{uri} is not a Parquet file that can be read: {_first_line(error)}",
+            hint="It is damaged, or another kind of file: fetch it again, or say what it is with --format.",
+            file=uri,
+        ) from error
     with file:
         yield ForeignParquet(uri, file, schema)
 

@@ -274,7 +274,11 @@ class TableDef:
             ("time column", [self.time]),
         ):
             if name in names:
-                raise Invalid(f"column {name!r} cannot be {what}: it is the table's {role}", column=name)
+                raise Invalid(
+                    f"column {name!r} cannot be {what}: it is the table's {role}",
+                    hint="A table keeps it for life. Make another table, and load the rows there.",
+                    column=name,
+                )
 
     def log_schema(self, schema_id: int) -> pa.Schema:
         """The columns inside a log file. A delete has nulls outside of its key."""
@@ -374,7 +378,8 @@ def _check_columns(columns: pa.Schema, role: str, names: Sequence[str]) -> None:
         if not isinstance(name, str) or name not in columns.names:
             shown = repr(name) if isinstance(name, str) else f"{type(name).__name__} {name!r}"
             raise Invalid(
-                f"{role} names {shown}, which is no column; the columns are: {', '.join(columns.names)}",
+                f"{role} names {shown}, which is no column",
+                hint=f"Columns: {', '.join(columns.names)}",
                 column=str(name),
             )
     if len(set(names)) != len(names):

@@ -22,7 +22,11 @@ def seconds(value: object, name: str = "time") -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value.strip())
         found = float(match.group(1)) * _UNITS[match.group(2)] if match else None
     if found is None or not 0 <= found <= _LONGEST_S:
-        raise Invalid(f"{name} is {value!r}; expected a length of time such as 90s, 30m, 1h or 7d, at most 1000 years")
+        raise Invalid(
+            f"{name} is {value!r}; expected a length of time such as 90s, 30m, 1h or 7d, at most 1000 years",
+            hint="Write a number and its unit: s, m, h or d.",
+            setting=name,
+        )
     return found
 
 

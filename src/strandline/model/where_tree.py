@@ -22,7 +22,10 @@ def parse_tree(text: str, schema: pa.Schema) -> Predicate:
     try:
         trees = sqlglot.parse(text, read="duckdb")
     except sqlglot.errors.SqlglotError as error:
-        raise Invalid(f"where {text!r} is not an SQL expression: {_explain(error)}") from error
+        raise Invalid(
+            f"where {text!r} is not an SQL expression: {_explain(error)}",
+            hint=f"A condition is like: {next(iter(schema.names), 'id')} = 5. Texts are in single quotes: 'x'.",
+        ) from error
     if len(trees) != 1 or trees[0] is None:
         raise Invalid(f"where {text!r} is not one SQL expression")
     tree = trees[0]

@@ -58,7 +58,7 @@ class TableStatus:
     log_bytes: int
     baseline_files: int
     baseline_bytes: int
-    folded_to: int
+    compacted_to: int
     lag_commits: int
     lag_rows: int
     last_commit_at: dt.datetime
@@ -222,7 +222,7 @@ def _table_statuses(context: Context, status: TableStatus) -> list[ConsumerStatu
     table = context.table(status.name)
     merge = table.merge()
     folded = dict(enumerate(merge.baseline.marks))
-    waiting_ms = [file.oldest_ms for _, file in _unfolded_files(merge, status.folded_to)]
+    waiting_ms = [file.oldest_ms for _, file in _unfolded_files(merge, status.compacted_to)]
     waits_s = round(max(0.0, time.time() - min(waiting_ms) / 1000), 1) if waiting_ms else None
     lag = Lag(status.lag_commits, status.lag_rows, waits_s)
     own = [_own_status(Compaction(table), folded, lag, "; ".join(status.degraded) or None)]
@@ -307,8 +307,8 @@ def _find_table_status(context: Context, name: str, exact: bool) -> TableStatus:
 def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
     merge = table.merge()
     log, baseline, definition = merge.log, merge.baseline, merge.definition
-    folded_to = min(baseline.marks)
-    unfolded = size_of(_unfolded_files(merge, folded_to))
+    compacted_to = min(baseline.marks)
+    unfolded = size_of(_unfolded_files(merge, compacted_to))
     rows, is_exact = bound_rows(merge)
     if exact and not is_exact:
         rows, is_exact = count_rows(table, merge), True
@@ -324,7 +324,7 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
         log_bytes=sum(file.size for _, file in log.by_seq),
         baseline_files=len(baseline.files()),
         baseline_bytes=sum(file.size for file in baseline.files()),
-        folded_to=folded_to,
+        compacted_to=compacted_to,
         lag_commits=unfolded.commits,
         lag_rows=unfolded.rows,
         last_commit_at=dt.datetime.fromtimestamp(log.snapshot.timestamp_ms / 1000, dt.UTC),
@@ -339,8 +339,8 @@ def table_status(table: TableStore, *, exact: bool = False) -> TableStatus:
     )
 
 
-def _unfolded_files(merge: TableAt, folded_to: int) -> list[tuple[int, DataFile]]:
-    return merge.log.files(max(folded_to, merge.log.trimmed_to), merge.log.head)
+def _unfolded_files(merge: TableAt, compacted_to: int) -> list[tuple[int, DataFile]]:
+    return merge.log.files(max(compacted_to, merge.log.trimmed_to), merge.log.head)
 
 
 def _count_expiring(table: TableStore) -> int:
@@ -368,7 +368,7 @@ def _expiry_blocker(table: TableStore) -> str | None:
     try:
         held = retention.find_blocker(table)
     except StrandlineError as error:
-        return error.message
+        return f"this: {error.message}"
     horizon = micros(horizon_for(retention_s, dt.datetime.now(dt.UTC)))
     if held is None or held.before >= horizon:
         return None

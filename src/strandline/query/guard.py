@@ -134,7 +134,7 @@ def _is_word_of_sql(cursor: Any, word: str) -> bool:
     return bool(json.loads(raw)["error"])
 
 
-def _hint_at_syntax(cursor: Any, text: str, said: str, tables: Container[str]) -> str | None:
+def _hint_at_syntax(cursor: Any, text: str, said: str, tables: Container[str]) -> str:
     near = re.search(r'at or near "(\w+)"', said)
     if near and near[1].lower() in tables and _is_word_of_sql(cursor, near[1]):
         return f'{near[1]} is a word of SQL. For the table of this name write it in double quotes: "{near[1]}"'
@@ -143,7 +143,9 @@ def _hint_at_syntax(cursor: Any, text: str, said: str, tables: Container[str]) -
     if re.match(r"\s*SHOW\b", text, re.I):
         return _SHOW
     is_time_travel = re.search(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", text, re.I)
-    return "Read an earlier version with: FROM table AT (VERSION => 1)" if is_time_travel else None
+    if is_time_travel:
+        return "Read an earlier version with: FROM table AT (VERSION => 1)"
+    return "Look at that place and at the word before it. A query is like: SELECT name FROM table WHERE name = 'x'"
 
 
 @dataclass

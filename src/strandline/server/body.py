@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from strandline.model.change import SEQ, VNODE
+from strandline.model.stored_names import rename_field
 from strandline.server import arrow, ndjson
 from strandline.server.memory_cost import Weight, rows_bytes, slots
 from strandline.sinks.forward.protocol import ARROW_TYPE, INDEX, NDJSON_TYPE
@@ -57,14 +58,31 @@ class Body:
         """Whether the body has the types of its columns."""
         return isinstance(self._data, pa.Table)
 
-    def rows(self, wanted: pa.Schema) -> pa.Table:
+    def rows(self, wanted: pa.Schema, former: Mapping[str, str] | None = None) -> pa.Table:
         """The rows: Arrow in its own types, JSON in the types of `wanted`. `Invalid` names the row and the column of a
-        JSON value that does not fit `wanted`."""
+        JSON value that does not fit `wanted`. `former` are names that columns of `wanted` had before; a body may use
+        them in their place."""
         if isinstance(self._data, pa.Table):
-            names = set(self._data.column_names)
+            present = _find_present_names(self._data.column_names, wanted, former or {})
+            rows = self._data.rename_columns([present.get(name, name) for name in self._data.column_names])
+            names = set(rows.column_names)
             self.weight.add(rows_bytes(self.count, slots(pa.schema([f for f in wanted if f.name not in names]))))
-            return self._data
-        return ndjson.read_lines(self._data, wanted, self.weight)
+            return rows
+        used = ndjson.first_names(self._data) if former else ()
+        given = wanted
+        for old, now in _find_present_names(used, wanted, former or {}).items():
+            given = rename_field(given, now, old)
+        return ndjson.read_lines(self._data, given, self.weight).rename_columns(wanted.names)
+
+
+def _find_present_names(used: Iterable[str], wanted: pa.Schema, former: Mapping[str, str]) -> dict[str, str]:
+    """The present names of the columns that a body calls by a former name."""
+    used = list(used)
+    return {
+        name: former[name]
+        for name in used
+        if name in former and name not in wanted.names and former[name] in wanted.names and former[name] not in used
+    }
 
 
 def decode(data: bytes | bytearray, form: BodyFormat, weight: Weight) -> Body:

@@ -59,6 +59,16 @@ def count_lines(data: Data, weight: Weight) -> int:
     return count
 
 
+def first_names(data: Data) -> list[str]:
+    """The names in the first line; none when it is no object."""
+    end = data.find(b"\n")
+    try:
+        found = json.loads(data if end < 0 else data[:end])
+    except (ValueError, RecursionError):
+        return []
+    return list(found) if isinstance(found, dict) else []
+
+
 def read_lines(data: Data, schema: pa.Schema, weight: Weight) -> pa.Table:
     """The rows of `data` in the types of `schema`, all nullable. `Invalid` names a row and a column that do not fit."""
     columns = pa.schema([field.with_nullable(True) for field in schema])

@@ -20,6 +20,7 @@ from strandline.errors import Invalid, StrandlineError, Unavailable
 from strandline.lake import Lake
 from strandline.model.change import OP
 from strandline.model.definition import TableDef
+from strandline.model.stored_names import find_former_names
 from strandline.server import body
 from strandline.server.body import Body, BodyFormat
 from strandline.server.commit import Outcome
@@ -216,7 +217,9 @@ class Receiver:
             return make_posts(content.rows(pa.schema([*hidden, *definition.schema])), definition, key=key)
         known = {*definition.schema.names, *(field.name for field in hidden)}
         try:
-            rows = content.rows(pa.schema([*hidden, *widest_fields(definition)]))
+            # A sender may not have renamed a column yet that was renamed here.
+            former = find_former_names(definition.renames)
+            rows = content.rows(pa.schema([*hidden, *widest_fields(definition)]), former)
             if not content.is_typed:
                 rows = narrow_rows(rows, definition)
             growth = find_growth(rows, definition, known, self._limits.table_columns)

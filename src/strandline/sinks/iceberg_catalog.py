@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +19,8 @@ from strandline.model.scrub import holds_secret, scrub_text
 from strandline.storage.open import Storage, open_storage
 
 _opening = threading.Lock()
+# A REST catalog names the class of its own error first.
+_CLASSES = re.compile(r"^(?:[\w.]+(?:Exception|Error): )+")
 TIMEOUT_S = 60.0
 """The time limit for an answer of a REST catalog."""
 
@@ -218,7 +221,8 @@ def _describe_error(error: Exception) -> str:
         if isinstance(inner, OSError) and inner.strerror and inner.strerror in str(found):
             return f"no connection to the catalog: {inner.strerror}"
         inner = inner.__cause__ or inner.__context__
-    return (str(found).splitlines() or [""])[0] or f"an error without words ({type(found).__name__})"
+    said = _CLASSES.sub("", (str(found).splitlines() or [""])[0])
+    return said or f"an error without words ({type(found).__name__})"
 
 
 def data_place(table: Any, options: Mapping[str, str]) -> tuple[Storage, str, str]:

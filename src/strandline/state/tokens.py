@@ -76,7 +76,7 @@ class Tokens:
                 hint="A name has letters, digits and _ . @ -, at most 128.",
             )
         if role not in ROLES:
-            raise Invalid(f"role is {role!r:.40}; expected one of: {', '.join(ROLES)}")
+            raise Invalid(f"there is no role {role!r:.40}", hint=f"Roles: {', '.join(ROLES)}")
         self._state.ensure(tokens)
         secret = f"sl_{secrets.token_urlsafe(32)}"
         kept = hash_of(secret)

@@ -171,7 +171,7 @@ class Baseline:
             live, known = (_paths_by_vnode(s) for s in (snapshot, base.snapshot))
             # A mark that moved while the files stayed means that there was nothing to fold.
             if any(live.get(v) != known.get(v) or now[v] > upto for v in vnodes):
-                raise Conflict("another process folded this table meanwhile; nothing was changed")
+                raise Conflict("another process compacted this table meanwhile; nothing was changed")
             moved = [*vnodes, *(vnode for vnode in idle if now[vnode] == base.marks[vnode])]
             if snapshot.txns.get(PURGE) != base.snapshot.txns.get(PURGE):
                 raise Conflict("rows of this table were purged meanwhile; nothing was changed")
@@ -198,7 +198,7 @@ class Baseline:
 
         def build(snapshot: Snapshot, now_ms: int) -> Draft:
             if snapshot.files.keys() != base.snapshot.files.keys():
-                raise Conflict("the table was folded meanwhile; nothing was changed")
+                raise Conflict("the table was compacted meanwhile; nothing was changed")
             draft = Draft(add=added, remove=removed, txns=dict.fromkeys((PURGE, KEPT_FROM), snapshot.version + 1))
             return self._with_schema(snapshot, definition, draft)
 

@@ -36,7 +36,7 @@ from strandline.storage.snapshot import (
     protocol,
 )
 from strandline.tables.horizon import horizon_at, horizon_txn, horizons
-from strandline.tables.log_state import EPOCH, HIDDEN, PACK, TRIM, LogState, first_seq, scan_file
+from strandline.tables.log_state import EPOCH, HIDDEN, PACK, REDEFINED, TRIM, LogState, first_seq, scan_file
 from strandline.tables.pins import Pins
 
 __all__ = ["TRIM", "Amend", "Log", "LogState", "first_seq", "scan_file"]
@@ -179,7 +179,7 @@ class Log:
             _refuse_dropped(snapshot)
             before = TableDef.from_configuration(snapshot.configuration, self.storage.url(self.folder))
             result[:] = [change(before)]
-            return None if result[0] == before else _change_definition(snapshot, Draft(), result[0])
+            return None if result[0] == before else _change_definition(snapshot, Draft(), before, result[0])
 
         self.delta.commit(operation, build)
         return result[0]
@@ -188,7 +188,7 @@ class Log:
         """The draft of a commit of rows, which also changes the definition."""
         before = TableDef.from_configuration(snapshot.configuration, self.storage.url(self.folder))
         after = change(before)
-        return draft if after == before else _change_definition(snapshot, draft, after)
+        return draft if after == before else _change_definition(snapshot, draft, before, after)
 
     def trim(self, upto: int, *, epoch: int = 0) -> None:
         """Remove the changes up to a seq from the log. Every vnode must be folded, and every consumer of the state with
@@ -296,10 +296,11 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
     return Draft(metadata=metadata, protocol=protocol(with_ntz=schemas.needs_ntz(columns)))
 
 
-def _change_definition(snapshot: Snapshot, draft: Draft, definition: TableDef) -> Draft:
-    new = _definition_draft(str(snapshot.metadata.get("name")), definition)
+def _change_definition(snapshot: Snapshot, draft: Draft, before: TableDef, after: TableDef) -> Draft:
+    new = _definition_draft(str(snapshot.metadata.get("name")), after)
     metadata = {**(new.metadata or {}), "id": snapshot.metadata["id"]}
-    return replace(draft, metadata=metadata, protocol=new.protocol)
+    txns = draft.txns if after.schemas == before.schemas else {**draft.txns, REDEFINED: snapshot.version + 1}
+    return replace(draft, metadata=metadata, protocol=new.protocol, txns=txns)
 
 
 def prepare(rows: pa.Table, definition: TableDef, op: Op | None) -> pa.Table:

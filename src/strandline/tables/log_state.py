@@ -25,6 +25,7 @@ TRIM = "trim"
 EPOCH = "epoch"
 HIDDEN = "hidden"
 PACK = "pack"
+REDEFINED = "schema"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class LogState:
     def packed(self) -> int:
         """The last commit that packed files: earlier lists of files may name files that are gone."""
         return self.snapshot.txns.get(PACK, 0)
+
+    @property
+    def redefined(self) -> int:
+        """The last commit that changed the columns; 0 when it is not known."""
+        return self.snapshot.txns.get(REDEFINED, 0)
 
     @cached_property
     def definition(self) -> TableDef:

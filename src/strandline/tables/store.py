@@ -42,6 +42,8 @@ from strandline.tables.spark_read import marks_to_fold, read_frame
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_AT_HINT = "Such as: 12, 2024-05-31 or 2024-05-31T12:00:00Z"
+
 At = int | str | dt.datetime | None
 
 
@@ -113,7 +115,7 @@ class TableStore:
         log = self.log.refresh()
         if max(baseline.marks) > log.head:
             raise Corrupt(
-                f"table {self.name!r} is folded to seq {max(baseline.marks)}, but its log ends at {log.head}",
+                f"table {self.name!r} is compacted to seq {max(baseline.marks)}, but its log ends at {log.head}",
                 hint="Commit files of the log are missing: restore them from a backup.",
                 table=self.name,
                 path=self.log.delta.chain.commits.path(log.head + 1),
@@ -316,15 +318,16 @@ class TableStore:
 
     def _seq_at(self, at: At, head: int) -> int:
         if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
-            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time")
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time", hint=_AT_HINT)
         if isinstance(at, int):
             if not 0 <= at <= head:
-                raise Invalid(f"table {self.name!r} has seqs 0 to {head}, not {at}", table=self.name, seq=at)
+                hint = f"To see them: strandline table history {self.name}"
+                raise Invalid(f"table {self.name!r} has seqs 0 to {head}, not {at}", hint=hint, table=self.name, seq=at)
             return at
         try:
             moment = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
         except ValueError as error:
-            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time") from error
+            raise Invalid(f"at is {at!r}; expected a seq, a datetime or an ISO time", hint=_AT_HINT) from error
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=dt.UTC)
         now_ms = max(time.time() * 1000, self.log.refresh().snapshot.timestamp_ms)

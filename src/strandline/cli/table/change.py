@@ -56,7 +56,8 @@ def set_(
             hidden = _confirm_retention(call, table, asked, yes=yes)
             table.configure(**asked)
         except Invalid as error:
-            if "retention" not in asked or was["time"] != "none" or "time" in asked:
+            is_about_time = "retention" in asked and was["time"] == "none" and "time" not in asked
+            if not is_about_time or "setting" in error.fields:
                 raise
             both = call.command(f"table set {name} time=COLUMN retention={asked['retention']}")
             raise Invalid(error.message, hint=f"Name one: {both}", table=name, **error.fields) from error

@@ -44,7 +44,7 @@ def _tell(call: Call, table: sl.Table, found: TableStatus) -> Iterator[Part]:
             ("version column", definition.version or "none"),
             ("time column", definition.time or "none"),
             ("vnodes", definition.vnodes),
-            ("compacted to", f"seq {found.folded_to}; {counted(found.lag_commits, 'commit')} after it"),
+            ("compacted to", f"seq {found.compacted_to}; {counted(found.lag_commits, 'commit')} after it"),
             ("readable from", f"seq {found.oldest_seq}"),
             ("pins", f"{found.pins}, see: {see}" if found.pins else "none"),
             ("settings", ", ".join(f"{key} {value}" for key, value in definition.settings.shown().items())),

@@ -109,11 +109,13 @@ def _fix_state(source: Storage, entry: Entry) -> tuple[BaselineState, LogState, 
             # The log was folded and trimmed in between, so there is a newer baseline.
             before, folded = folded, baseline.refresh()
             if folded.version == before.version:
-                what = f"is trimmed to seq {changes.trimmed_to}, but the baseline is folded only to {min(folded.marks)}"
+                what = (
+                    f"is trimmed to seq {changes.trimmed_to}, but the baseline is compacted only to {min(folded.marks)}"
+                )
                 raise corrupt(source, log.folder, entry.name, what)
             changes = log.refresh()
         if max(folded.marks) > changes.head:
-            what = f"ends at seq {changes.head}, but the baseline is folded to {max(folded.marks)}"
+            what = f"ends at seq {changes.head}, but the baseline is compacted to {max(folded.marks)}"
             raise corrupt(source, log.folder, entry.name, what)
     except NotFound as error:
         raise corrupt(source, entry.folder, entry.name, f"is in the catalog, but: {error.message}") from error

@@ -99,11 +99,11 @@ class TableExam:
         is_past = max(marks) > head and not self.log.delta.chain.commits.exists(head + 1)
         lost = f"_delta_log/{head + 1:020d}.json"
         if is_past and not self.log.has_finding(lost):
-            what = f"commit files after {head} are missing: the baseline is folded up to {max(marks)}. {RESTORE}"
+            what = f"commit files after {head} are missing: the baseline is compacted up to {max(marks)}. {RESTORE}"
             self.log.add(what, lost)
         trimmed_to = self.log.snapshot.txns.get(TRIM, 0) if self.log.snapshot else 0
         if min(marks) < trimmed_to:
-            self.log.add(f"the log is trimmed to seq {trimmed_to}, but the baseline is folded only to {min(marks)}")
+            self.log.add(f"the log is trimmed to seq {trimmed_to}, but the baseline is compacted only to {min(marks)}")
         for file in self.baseline.snapshot.files.values():
             vnode = file.partition.get(VNODE)
             if vnode is None or not vnode.isdecimal() or int(vnode) >= vnodes:

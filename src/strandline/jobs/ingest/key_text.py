@@ -15,6 +15,7 @@ from strandline.jobs.ingest.dialect import Dialect
 from strandline.jobs.ingest.json_rows import JsonRows
 from strandline.jobs.ingest.json_stream import split_objects
 from strandline.model.definition import TableDef
+from strandline.model.types import type_text
 
 _Found = tuple[pa.Table | None, tuple[str | None, str]]
 """One row, or the column and the reason why the text is none."""
@@ -36,7 +37,7 @@ def _parse_key(text: str, columns: pa.Schema) -> pa.Table:
     table, (column, reason) = _read_single(record, columns) if is_single else _read_object(record, columns)
     if table is not None:
         return table
-    hint = None
+    hint = f"The key is {columns.names[0]}: {type_text(columns.field(0).type)}"
     if not is_single:
         shape = json.dumps(dict.fromkeys(columns.names, "…"), ensure_ascii=False)
         hint = f"A key of this table is a JSON object: '{shape}'"
