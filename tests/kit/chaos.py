@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import psutil
 
 import strandline as sl
-from forks import Armed, Forks, Serving
+from forks import Armed, Forks, Serving, make_rounds
 from strandline.consumers import ranges
 from strandline.errors import StrandlineError
 from strandline.pipeline import runner
@@ -34,16 +34,20 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Running:
-    """`strandline run` of the lake at `root`. Lanes are small, so that a few hundred rows take several."""
+    """`strandline run` of the lake at `root`. Lanes are small, so that a few hundred rows take several; with
+    `round_rows` so are the rounds of a backfill."""
 
     root: str
     sinks: dict[str, dict[str, Any]]
     state: str | None = None
     every_s: float = 0.05
     lane_rows: int = 100
+    round_rows: int = 0
 
     def __call__(self) -> None:
         ranges.LANE_ROWS = self.lane_rows
+        if self.round_rows:
+            make_rounds(self.round_rows)
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)

@@ -27,23 +27,36 @@ KILLED, STOPPED, DONE = "killed", "stopped", "done"
 
 @dataclass(frozen=True)
 class Ticking:
-    """A tick of some sinks of the lake at `root`: by name, the options of `Lake.sink`."""
+    """A tick of some sinks of the lake at `root`: by name, the options of `Lake.sink`. With `round_rows` a new sink
+    gets a larger table in rounds of so many rows."""
 
     root: str
     sinks: dict[str, dict[str, Any]]
     state: str | None = None
     lease_s: float = 60.0
+    round_rows: int = 0
 
     def __call__(self) -> None:
         import strandline as sl
         from strandline.pipeline import runner
 
+        if self.round_rows:
+            make_rounds(self.round_rows)
         lake = sl.Lake(self.root, state=self.state)
         for name, options in self.sinks.items():
             lake.sink(name, **options)
         for report in runner.tick(lake, list(self.sinks), lease_s=self.lease_s).sinks:
             if report.error is not None:
                 raise report.error
+
+
+def make_rounds(rows: int) -> None:
+    """From here on, new consumers of this process get larger tables in rounds of so many rows."""
+    from strandline.consumers import ranges, rounds
+    from strandline.engines.choice import DriverLimit
+
+    ranges.SMALL = DriverLimit(rows, 1 << 40)
+    rounds.FIRST_ROWS = rounds.LEAST_ROWS = rounds.MOST_ROWS = rows
 
 
 @dataclass(frozen=True)
