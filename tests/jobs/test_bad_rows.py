@@ -1,5 +1,6 @@
 """Good rows are sorted from bad ones, whatever lies beside them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, keep_row, refuse_row, sift
+from support import refused
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
@@ -64,3 +66,16 @@ def test_a_kept_row_holds_all_that_a_retry_needs_and_can_be_printed():
     assert (kept.file, kept.line, kept.column, kept.text) == ("/in/a.csv", 7, "qty", "1,x")
     assert (kept.names, kept.dialect) == (["id", "qty"], "comma")
     assert kept.reason == "\\ud800 is no number"
+
+
+def test_an_unknown_name_in_json_can_be_left_out_or_made_a_column(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("things", "id:int64!", key=["id"])
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "More Things": 5}\n')
+    with refused(sl.Invalid, line=1, column="More Things") as caught:
+        lake.ingest("things", [tmp_path / "a.jsonl"])
+    assert "--skip 'More Things'" in str(caught.value.hint)
+    assert "table add-column TABLE more_things:TYPE" in str(caught.value.hint)
+    assert lake.ingest("things", [tmp_path / "a.jsonl"], skip=["More Things"]).rows == 1
+    table.add_column("more_things", "int64")
+    assert lake.ingest("things", [tmp_path / "a.jsonl"], again=True).rows == 1
+    assert table.to_arrow().to_pylist() == [{"id": 1, "more_things": 5}]

@@ -109,3 +109,48 @@ def test_records_are_cut_where_arrow_cuts_them(fields: list[str], is_quoted: boo
             assert parsed.to_pylist() == [
                 dict(zip(names, (field.decode() for field in records.fields(record)), strict=True))
             ]
+
+
+def test_quotes_after_spaces_enclose_fields(lake: sl.Lake, tmp_path: Path) -> None:
+    text = 'id, name, "the note"\n1, "b,c", x\n2,  "d ""e""" , "two\nlines"\n3, f, ""\n4,g,"h, ""i"", j"\n'
+    (tmp_path / "a.csv").write_text(text)
+    lake.ingest("t", [tmp_path / "a.csv"], key=["id"])
+    assert [tuple(row.values()) for row in lake.sql("select * from t order by id").to_pylist()] == [
+        (1, "b,c", " x"),
+        (2, 'd "e"', "two\nlines"),
+        (3, " f", ""),
+        (4, "g", 'h, "i", j'),
+    ]
+
+
+def test_a_bad_row_with_spaces_before_quotes_is_loaded_later(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("t", "id:int64!, v:int8, name:string", key=["id"])
+    (tmp_path / "a.csv").write_text('id, v, name\n1, "1000", "a, b"\n2, "2", "c"\n3, 3\n')
+    report = lake.ingest("t", [tmp_path / "a.csv"], rejects=True)
+    assert (report.rows, [row["line"] for row in rejects_of(table)]) == (1, [2, 4])
+    table.evolve(pa.schema([("v", pa.int64())]))
+    assert table.rejects().retry().rows == 1
+    assert table.to_arrow(where="id = 1").to_pylist() == [{"id": 1, "v": 1000, "name": "a, b"}]
+
+
+@given(
+    st.lists(st.tuples(st.text(alphabet='a", ;\n', max_size=6), st.integers(0, 2), st.integers(0, 2)), min_size=2),
+    st.integers(0, 200),
+)
+def test_spaces_around_quotes_change_nothing(fields: list[tuple[str, int, int]], cut: int) -> None:
+    def write(is_spaced: bool) -> bytes:
+        parts = []
+        for at, (text, before, after) in enumerate(fields):
+            quoted = '"' + text.replace('"', '""') + '"'
+            parts += [" " * before + quoted + " " * after if is_spaced else quoted, "\n" if at % 2 else ","]
+        return "".join([*parts[:-1], "\n"]).encode()
+
+    spaced, plain = Records(Dialect(spaced_quotes=True)), Records(Dialect())
+    data, expected = write(True), write(False)
+    assert spaced.unescape(data) == expected
+    ends, plain_ends = spaced.ends(data).tolist(), plain.ends(expected).tolist()
+    records = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    plain_records = [expected[start:end] for start, end in zip([0, *plain_ends], plain_ends, strict=False)]
+    assert [spaced.fields(record) for record in records] == [plain.fields(record) for record in plain_records]
+    # A block that ends anywhere is cut at the end of a record.
+    assert spaced.cut(data[:cut]) in [0, *ends]

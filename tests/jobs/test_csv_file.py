@@ -17,6 +17,7 @@ import bad_rows
 import strandline as sl
 from bad_rows import rejects_of
 from ingested import actions
+from strandline.jobs.ingest import infer
 from support import refused
 
 flat = bad_rows.flat
@@ -122,7 +123,10 @@ def test_a_key_of_long_digits_is_text(lake: sl.Lake, tmp_path: Path) -> None:
     assert lake.table("made").schema.field("id").type == pa.string()
 
 
-def test_a_later_file_with_other_values_says_how_to_choose_the_type(lake: sl.Lake, tmp_path: Path) -> None:
+def test_a_later_file_with_other_values_says_how_to_choose_the_type(
+    lake: sl.Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "_MOST_BYTES", 10)
     (tmp_path / "a.csv").write_text("id,v\n1,5\n")
     (tmp_path / "b.csv").write_text("id,v\n2,x\n")
     with refused(sl.Invalid, file=str(tmp_path / "b.csv"), line=2, column="v") as caught:

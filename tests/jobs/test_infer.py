@@ -1,4 +1,4 @@
-"""The schema of a table that is made from its first file."""
+"""The schema of a table that is made from files."""
 
 from __future__ import annotations
 
@@ -161,3 +161,51 @@ def test_a_file_without_a_good_row_is_not_told_to_keep_bad_rows_aside(lake: sl.L
     with refused(sl.Invalid, line=1) as caught:
         lake.ingest("t", [str(tmp_path / "a.json")], key=[], rejects=True)
     assert "no good row" in str(caught.value.hint) and "--rejects" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (("5", "6.5"), "double"),
+        (("5", ""), "int64"),
+        (("", "5"), "int64"),
+        (("", ""), "string"),
+        (("5", "abc"), "string"),
+        (("2024-01-01", "5"), "string"),
+        (("true", "", "false"), "bool"),
+        (("5", "1234567890123456789012"), "decimal128(22, 0)"),
+        (("0.5", "9007199254740993"), "decimal128(17, 1)"),
+    ],
+)
+def test_the_types_of_a_new_table_hold_the_values_of_all_its_csv_files(
+    lake: sl.Lake, tmp_path: Path, values: tuple[str, ...], kind: str
+) -> None:
+    for at, value in enumerate(values):
+        (tmp_path / f"{at}.csv").write_text(f"id,v\n{at},{value}\n")
+    assert lake.ingest("t", [tmp_path / "*.csv"], key=["id"], dry_run=True).rejects == 0
+    assert lake.ingest("t", [tmp_path / "*.csv"], key=["id"]).rows == len(values)
+    assert str(lake.table("t").schema.field("v").type) == kind
+
+
+def test_the_names_and_types_of_a_new_table_hold_the_objects_of_all_its_json_files(
+    lake: sl.Lake, tmp_path: Path
+) -> None:
+    for at, text in enumerate(('"v": 5', '"v": 6.5, "Day": "2024-01-01"', '"V": 7, "day": "x", "w": [1]', '"w": 1')):
+        (tmp_path / f"{at}.json").write_text(f'{{"id": {at}, {text}}}')
+    (tmp_path / "9.json").write_text('{"id": 9, "v": }')
+    assert lake.ingest("t", [tmp_path / "*.json"], key=["id"], rejects=True).rows == 4
+    table = lake.table("t")
+    assert [str(field.type) for field in table.schema][:3] == ["int64", "double", "string"]
+    assert sorted(tuple(row.values()) for row in table.to_arrow().to_pylist()) == [
+        (0, 5.0, None, None),
+        (1, 6.5, "2024-01-01", None),
+        (2, 7.0, "x", "[1]"),
+        (3, None, None, "1"),
+    ]
+
+
+def test_a_csv_file_with_other_columns_is_refused_by_its_name(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,v\n1,5\n")
+    (tmp_path / "b.csv").write_text("id,other\n2,5\n")
+    with refused(sl.Invalid, file=str(tmp_path / "b.csv"), column="other"):
+        lake.ingest("t", [tmp_path / "*.csv"], key=["id"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,8 @@ def types(tmp_path):
     def told(content, *, is_tolerant=False):
         (tmp_path / "a.json").write_text(content)
         (source,) = find([str(tmp_path / "a.json")], None)
-        return {name: str(kind) for name, kind in json_types.find_json_columns(source, is_tolerant=is_tolerant).items()}
+        guesses = json_types.guess_json_columns(source, is_tolerant=is_tolerant)
+        return {name: str(guess.type) for name, guess in guesses}
 
     return told
 
@@ -111,3 +113,10 @@ def test_values_after_the_first_block_count_too(types, monkeypatch):
     assert types("".join(f'{{"v": {number}}}\n' for number in range(50)) + '{"v": "x"}\n') == {
         "v": "extension<arrow.json>"
     }
+
+
+def test_a_file_with_too_many_names_says_what_to_type(lake: sl.Lake, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({f"k{at}": at for at in range(2_001)}))
+    with refused(sl.Invalid, file=str(tmp_path / "a.json")) as caught:
+        lake.ingest("t", [tmp_path / "a.json"], key=[])
+    assert "jq -c" in str(caught.value.hint)

@@ -198,3 +198,38 @@ def test_rows_under_the_old_name_of_a_column_are_loaded(lake: sl.Lake, tmp_path:
     table.evolve(pa.schema([("amount", pa.int64())]))
     assert table.rejects().retry().rows == 2
     assert table.to_arrow().sort_by("id").column("amount").to_pylist() == [1000, 2000]
+
+
+def test_a_retry_keeps_the_values_of_names_that_a_json_object_lacks(lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, v:int8, note:string", key=["id"])
+    table.upsert([{"id": at, "v": at, "note": f"n{at}"} for at in range(3)])
+    load(lake, tmp_path / "a.jsonl", '{"id": 0, "v": 1000}\n{"id": 1, "v": 2000, "note": null}\n')
+    load(lake, tmp_path / "b.jsonl", '{"v": 3000, "id": 2, "note": "new"}\n{"id": 9, "v": 4000}\n')
+    assert table.rejects().count() == 4
+    table.evolve(pa.schema([("v", pa.int64())]))
+    assert table.rejects().retry().rows == 4
+    rows = sorted(tuple(row.values()) for row in table.to_arrow().to_pylist())
+    assert rows == [(0, 1000, "n0"), (1, 2000, None), (2, 3000, "new"), (9, 4000, None)]
+
+
+def test_two_files_may_name_one_column_differently(lake: sl.Lake, items: sl.Table, tmp_path: Path) -> None:
+    load(lake, tmp_path / "a.jsonl", '{"id": 1, "note": "a", "more": 1}\n')
+    load(lake, tmp_path / "b.jsonl", '{"id": 2, "Note": "b", "more": 1}\n')
+    items.add_column("more", "int64")
+    assert items.rejects().retry().rows == 2
+    assert sorted(items.to_arrow(columns=["note"]).column("note").to_pylist()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_columns_that_were_left_out_stay_left_out(name: str, lake: sl.Lake, tmp_path: Path) -> None:
+    table = lake.create_table("items", "id:int64!, v:int8, note:string", key=["id"])
+    text = "Left Out,id,v\nx,1,1000\ny,2,2\n"
+    if name.endswith("jsonl"):
+        text = '{"Left Out": "x", "id": 1, "v": 1000}\n{"Left Out": "y", "id": 2, "v": 2}\n'
+    (tmp_path / name).write_text(text)
+    lake.ingest("items", [tmp_path / name], rejects=True, skip=["Left Out"])
+    assert ids(table) == [2]
+    table.evolve(pa.schema([("v", pa.int64())]))
+    assert table.rejects().plan_retry().rows == 1
+    assert table.rejects().retry().rows == 1
+    assert table.to_arrow(where="id = 1").to_pylist() == [{"id": 1, "v": 1000, "note": None}]

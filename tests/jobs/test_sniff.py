@@ -129,3 +129,19 @@ def test_an_empty_file_has_no_layout(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n \n")
     (source,) = find([str(tmp_path / "a.csv")], None)
     assert sniff(source, TextOptions()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_spaced"),
+    [
+        ('id, name\n1, "a, b"\n2, "c"\n', True),
+        ('id; name\n1;  "a ""b""; c" \n', True),
+        ("id, name\n1, 'a, b'\n2, 'c, d'\n", True),
+        ('id,name\n1,"a, ""b"", c"\n', False),
+        ('id,name\n1, 5" pipe\n2, "fine" pipe\n', False),
+        ('id,name\n1, "open\n2,x\n', False),
+        ("id,name\n1, a\n", False),
+    ],
+)
+def test_spaces_before_quotes_are_seen(tmp_path: Path, text: str, is_spaced: bool) -> None:
+    assert look(tmp_path, text).dialect.spaced_quotes == is_spaced

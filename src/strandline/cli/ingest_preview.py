@@ -67,6 +67,7 @@ def _describe(dialect: dict[str, Any]) -> str:
         "a header" if dialect["has_header"] else "no header",
         dialect["encoding"],
     ]
+    parts += ["spaces before quotes"] if dialect["spaced_quotes"] else []
     for word in ("escape", "comment"):
         parts += [f"{word} {dialect[word]}"] if dialect[word] else []
     if dialect["skipped_lines"]:

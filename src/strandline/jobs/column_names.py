@@ -23,6 +23,8 @@ from strandline.model.names import caseless_name, is_reserved, join_names
 DEFAULT: Rule = "snake"
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*[a-z0-9][a-z0-9_]*\Z|[a-z]\Z")
+# No column has a name that begins so.
+_SKIPPED = "\0skip "
 _SEPARATORS = re.compile(r"[\s_.:/-]+")
 
 
@@ -85,6 +87,11 @@ def find_columns(names: Iterable[str], columns: Sequence[str], known: NameMap) -
     )
 
 
+def is_skipped(label: str) -> bool:
+    """Whether a name that a `ColumnMatcher` gave is the label of a name to skip."""
+    return label.startswith(_SKIPPED)
+
+
 class ColumnMatcher:
     """Gives the names in files the columns of one table, and collects the names that the table has not met before.
 
@@ -92,8 +99,8 @@ class ColumnMatcher:
 
     def __init__(self, definition: TableDef, rule: Rule | None = None, skip: Sequence[str] = ()) -> None:
         self._columns = definition.schema.names
-        # No column has such a name.
-        self._labels = {name: f"\0skip {name}" for name in skip}
+        self._labels = {name: f"{_SKIPPED}{name}" for name in skip}
+        self._all = {*self._columns, *self._labels.values()}
         self._rule = check_rule(rule)
         self._lock = threading.Lock()
         self.known = definition.names
@@ -135,7 +142,7 @@ class ColumnMatcher:
         return list(self._labels.values())
 
     def has(self, column: str) -> bool:
-        return column in self._columns or column in self._labels.values()
+        return column in self._all
 
     def require(self, sources: Sequence[str], place: str, *, hint: str = "", **fields: object) -> list[str]:
         """As `match`; `Invalid` when the table lacks a column. `hint` follows the hint of the error."""
@@ -144,9 +151,8 @@ class ColumnMatcher:
         if missing:
             source, column = missing[0]
             message, columns_hint = self._explain_missing(source, column)
-            skip = shlex.quote(join_names(source for source, _ in missing))
-            ways = f"\nLeave out: --skip {skip}. Or add a column: strandline table add-column TABLE {column}:TYPE"
-            raise Invalid(f"{place}: {message}", hint=columns_hint + ways + hint, column=source, **fields)
+            ways = missing_hint([source for source, _ in missing], column)
+            raise Invalid(f"{place}: {message}", hint=f"{columns_hint}\n{ways}{hint}", column=source, **fields)
         return columns
 
     def _explain_missing(self, source: str, column: str) -> tuple[str, str]:
@@ -157,6 +163,14 @@ class ColumnMatcher:
         if base is not None:
             hint = f"The column {base!r} has its values from {(self.known.sources_of(base) or [base])[0]!r}.\n{hint}"
         return f"the table has no column for {source!r}; it would be {column!r}", hint
+
+
+def missing_hint(sources: Sequence[str], column: str) -> str:
+    """What to type when a table lacks the columns of these names in a file, of which `column` is the first."""
+    skip = shlex.quote(join_names(sources))
+    return (
+        f"Leave out: --skip {skip}. Or add a column: strandline table add-column TABLE {shlex.quote(f'{column}:TYPE')}"
+    )
 
 
 class _Naming:
@@ -180,7 +194,8 @@ class _Naming:
 
     def run(self) -> list[str]:
         self._take_free(self._find_known())
-        self._take_free({at: source for at, source in self._rest() if source in self._columns.values()})
+        own = set(self._columns.values())
+        self._take_free({at: source for at, source in self._rest() if source in own})
         cases = {at: self._columns.get(caseless_name(source)) for at, source in self._rest()}
         self._take_free({at: column for at, column in cases.items() if column is not None})
         ruled = {at: self._apply_rule(at, source) for at, source in self._rest()}

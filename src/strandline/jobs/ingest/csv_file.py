@@ -77,11 +77,11 @@ def _header_hint(layout: Layout) -> str:
     )
 
 
-def find_types(source: Source, options: TextOptions) -> tuple[list[str], list[pa.DataType]]:
-    """The names in a CSV file and the types of its columns. All rows are looked at, except bad ones."""
+def guess_columns(source: Source, options: TextOptions) -> list[tuple[str, ColumnGuess]]:
+    """The names in a CSV file, and what its texts can be. All rows are looked at, except bad ones."""
     layout = sniff(source, options)
     if layout is None:
-        return [], []
+        return []
     places = [str(at) for at in range(len(layout.names))]
     form = Delimited(pa.schema([(place, pa.string()) for place in places]), places, layout.dialect)
     guesses = [ColumnGuess(layout.dialect.null) for _ in places]
@@ -92,7 +92,7 @@ def find_types(source: Source, options: TextOptions) -> tuple[list[str], list[pa
                 guess.add(found.column(at))
             if all(guess.is_text for guess in guesses):
                 break
-    return layout.names, [guess.type for guess in guesses]
+    return list(zip(layout.names, guesses, strict=True))
 
 
 def _skip_prefix(reading: Reading, form: Delimited, layout: Layout) -> Iterator[Block]:

@@ -96,6 +96,17 @@ class ColumnGuess:
         self._kind = kind if self._kind in (None, kind) else pa.string()
         self._numbers = None
 
+    def merge(self, other: ColumnGuess) -> None:
+        """Take the texts of another file into account."""
+        if self._numbers is not None and other._numbers is not None:
+            self._numbers = self._numbers.add(other._numbers)
+        elif self._numbers is None and self._kind is None:
+            self._numbers, self._kind = other._numbers, other._kind
+        elif (other._numbers is not None or other._kind is not None) and (
+            self._numbers is not None or self._kind != other._kind
+        ):
+            self._numbers, self._kind = None, pa.string()
+
 
 def measure_numbers(texts: pa.ChunkedArray) -> _Numbers | None:
     """What these numbers need; None when some text is no number."""

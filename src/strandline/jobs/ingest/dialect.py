@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ class Dialect:
 
     `newline` is a carriage return in files of old Macintosh programs. `skipped_lines` stand before the header or, in a
     file without a header, before the first row. Only a comment sign that was said (`is_comment_said`) makes a comment
-    of a line that could be a row."""
+    of a line that could be a row. With `spaced_quotes`, spaces between a delimiter and a quote do not count."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -28,6 +29,7 @@ class Dialect:
     skipped_lines: int = 0
     null: tuple[str, ...] = ()
     short_rows: ShortRows = "reject"
+    spaced_quotes: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "null": list(self.null)}
@@ -40,3 +42,13 @@ class Dialect:
     def parse(text: str) -> Dialect:
         found = json.loads(text)
         return Dialect(**{**found, "null": tuple(found["null"])})
+
+
+def skip_text(skip: Sequence[str]) -> str | None:
+    """The names that a load left out, as JSON, for a JSON row that is kept without a dialect."""
+    return json.dumps({"skip": sorted(skip)}) if skip else None
+
+
+def skipped_names(text: str | None) -> tuple[str, ...]:
+    """The names of `skip_text`."""
+    return () if text is None else tuple(json.loads(text)["skip"])

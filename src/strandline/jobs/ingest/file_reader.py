@@ -13,7 +13,7 @@ from strandline.jobs.column_names import ColumnMatcher
 from strandline.jobs.ingest.bad_rows import BadRow
 from strandline.jobs.ingest.blocks import Reading, digest_of
 from strandline.jobs.ingest.csv_file import CsvFile, open_csv
-from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.dialect import Dialect, skip_text
 from strandline.jobs.ingest.json_rows import JsonRows, read_json
 from strandline.jobs.ingest.json_stream import Form, sniff_json
 from strandline.jobs.ingest.loaded_files import Loaded
@@ -117,7 +117,7 @@ class FileReader:
             pieces = read_json(reading, rows, form)
         for found in pieces:
             if isinstance(found, BadRow):
-                yield found
+                yield found if found.names is not None else replace(found, dialect=skip_text(step.source.skip))
             else:
                 masks = {name: mask for name, mask in found.lacking.items() if columns.is_read(name)}
                 yield replace(found, table=columns.finish(found.table), lacking=masks)

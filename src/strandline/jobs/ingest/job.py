@@ -364,7 +364,7 @@ def _add_loaded(error: Invalid, done: Mapping[str, StepResult], columns: Sequenc
     if not seqs and column not in columns:
         return error
     if not seqs:
-        said = f"The types are those of the first file. To choose another one: {types_option(str(column), 'string')}"
+        said = f"The types are those of the first files. To choose another one: {types_option(str(column), 'string')}"
         return type(error)(error.message, hint=f"{error.hint or ''}\n{said}".strip(), **error.fields)
     count = "1 earlier file is" if len(seqs) == 1 else f"{len(seqs)} earlier files are"
     said = f"{count} loaded, up to seq {max(seqs)}, and will not be loaded again."

@@ -21,7 +21,7 @@ import pyarrow.types as pt
 
 from strandline.engines.ahead import convert_ahead
 from strandline.errors import Invalid
-from strandline.jobs.column_names import ColumnMatcher
+from strandline.jobs.column_names import ColumnMatcher, missing_hint
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow, sift
 from strandline.jobs.ingest.blocks import Reading
 from strandline.jobs.ingest.columns import cast_columns, read_type
@@ -50,6 +50,7 @@ class JsonRows:
         self._match = None if names is None else names.one_by_one()
         self._lock = threading.Lock()
         self._met: dict[str, int | None] = {}
+        self._hints: dict[str, str] = {}
         self._keys: dict[bytes, tuple[str, int | None]] = {}
         is_own = names is None or not any(name in names.known.columns for name in schema.names)
         self._is_plain = is_own and not any(_is_read_by_hand(field.type) for field in schema)
@@ -87,7 +88,9 @@ class JsonRows:
         faults |= {int(good[at]): fault for at, fault in others.items()}
         good = np.delete(good, list(others))
         lacking = {name: mask[good] for name, mask in lacking.items() if mask[good].any()}
-        bad += [BadRow(int(records.lines[at]), *fault, _show_text(records.text(at))) for at, fault in faults.items()]
+        for at, fault in faults.items():
+            text, hint = _show_text(records.text(at)), self._hints.get(fault[0] or "", "")
+            bad.append(BadRow(int(records.lines[at]), *fault, text, hint=hint))
         return CheckedRows(rows, lacking, by_row=True), sorted(bad, key=lambda each: each.line)
 
     def _check(self, rows: pa.Table) -> tuple[pa.Table, dict[int, _Fault]]:
@@ -203,7 +206,10 @@ class JsonRows:
         with self._lock:
             if name not in self._met:
                 source = name if name in self._places else quote_blank(name)
-                self._met[name] = self._places.get(name if self._match is None else self._match(source))
+                column = name if self._match is None else self._match(source)
+                self._met[name] = self._places.get(column)
+                if self._met[name] is None and name not in self._places:
+                    self._hints[name] = missing_hint([name], column)
             return self._met[name]
 
 

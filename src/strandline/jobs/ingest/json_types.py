@@ -31,10 +31,11 @@ _LONGEST = 10**38
 _EXACT_FLOAT = 1 << 53
 
 
-def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.DataType]:
-    """The type of each name in the first `SAMPLE_BYTES` of a file. `is_tolerant` passes over bad rows."""
+def guess_json_columns(source: Source, *, is_tolerant: bool) -> list[tuple[str, JsonGuess]]:
+    """The names in the first `SAMPLE_BYTES` of a file, and what is known of their values. `is_tolerant` passes over bad
+    rows."""
     reading = Reading.whole(source, sniff_json(source))
-    columns: dict[str, _Column] = {}
+    columns: dict[str, JsonGuess] = {}
     size = 0
     for records in read_records(reading, block_bytes=_BLOCK_BYTES):
         if records.bad and not is_tolerant:
@@ -55,7 +56,7 @@ def find_json_columns(source: Source, *, is_tolerant: bool) -> dict[str, pa.Data
         size += len(records.data)
         if size >= SAMPLE_BYTES:
             break
-    return {quote_blank(name): column.type() for name, column in columns.items()}
+    return [(quote_blank(name), column) for name, column in columns.items()]
 
 
 def _read_fraction(text: str) -> float | Decimal:
@@ -74,7 +75,7 @@ def _bad_row(source: Source, line: int, reason: str) -> Invalid:
     )
 
 
-def _add_row(row: dict[str, Any], columns: dict[str, _Column], source: Source) -> None:
+def _add_row(row: dict[str, Any], columns: dict[str, JsonGuess], source: Source) -> None:
     for name, value in row.items():
         column = columns.get(name)
         if column is None:
@@ -82,16 +83,17 @@ def _add_row(row: dict[str, Any], columns: dict[str, _Column], source: Source) -
                 raise Invalid(
                     f"{source.uri} has objects with more than {MOST_COLUMNS:,} different names",
                     hint="A table that is made from a file has a column for each name. Names that are data belong into"
-                    ' one column: {"names": {…}}',
+                    " one JSON column. To put each object into a column with the name object, type:\n"
+                    "jq -c 'if type == \"array\" then .[] else . end | {object: .}' FILE > objects.jsonl",
                     file=source.uri,
                 )
-            column = columns[name] = _Column()
+            column = columns[name] = JsonGuess()
         if value is not None and not column.is_json:
             column.held.append(value)
 
 
 @dataclass
-class _Column:
+class JsonGuess:
     """What is known of a column's values; `held` are those that were not looked at yet."""
 
     held: list[Any] = field(default_factory=list)
@@ -108,9 +110,21 @@ class _Column:
             self.largest = max(self.largest, *(_magnitude(value) for value in held if type(value) is int))
         if kinds == {str} and pa.string() not in self.texts:
             self.texts.add(_find_text_type(set(held)))
-        self.is_json = bool(self.kinds & {list, dict, Decimal}) or len(self.kinds - {int, float}) > 1
+        self._decide()
+
+    def merge(self, other: JsonGuess) -> None:
+        """Take the values of another file into account."""
+        self.kinds |= other.kinds
+        self.texts |= other.texts
+        self.largest = max(self.largest, other.largest)
+        self._decide()
+        self.is_json |= other.is_json
+
+    def _decide(self) -> None:
+        self.is_json |= bool(self.kinds & {list, dict, Decimal}) or len(self.kinds - {int, float}) > 1
         self.is_json |= len(self.kinds) > 1 and bool(self.kinds & {str, bool})
 
+    @property
     def type(self) -> pa.DataType:
         if self.is_json:
             return JSON

@@ -20,6 +20,14 @@ _NEWLINE, _RETURN = ord("\n"), ord("\r")
 Places = npt.NDArray[np.intp]
 
 
+def spaced_field(delimiter: str, quote: str) -> re.Pattern[bytes]:
+    """A quoted field as groups: the spaces before it, its text, the quote that closes it, the spaces after that (None
+    when other text follows)."""
+    sign, mark = re.escape(delimiter.encode()), re.escape(quote.encode())
+    pattern = rb"(?:\A|(?<=[%b\r\n]))( *+)%b((?:[^%b]++|%b%b)*+)(?:(%b)( *+(?=[%b\r\n]|\Z))?|(?P<open>\Z))"
+    return re.compile(pattern % (sign, mark, mark, mark, mark, mark, sign))
+
+
 class Records:
     """Where the records of CSV text begin and end. A newline or a carriage return ends one, unless it is quoted."""
 
@@ -33,6 +41,7 @@ class Records:
         # A quoted part, only at the start of the field, and the text outside of it.
         quoted = rb"(?:%b(?P<quoted>[^%b]*+(?:%b%b[^%b]*+)*+)(?:%b|(?P<open>\Z)))?" % ((quote,) * 6) if quote else b""
         self._field = re.compile(quoted + rb"(?P<plain>[^%b\r\n]*+)" % sign)
+        self._spaced = spaced_field(dialect.delimiter, dialect.quote) if dialect.spaced_quotes else None
 
     def cut(self, data: bytes) -> int:
         """Where the last complete record in `data` ends; 0 when none is complete."""
@@ -85,17 +94,23 @@ class Records:
         return None
 
     def _mask_escapes(self, data: bytes) -> bytes:
-        """`data` with an escaped quote as a doubled one, and no other escapes; places stay the same."""
-        if self._escaped is None:
-            return data
-        return self._escaped.sub(lambda found: self._quote * 2 if found[1] == self._quote else b"__", data)
+        """`data` with an escaped quote as a doubled one, no other escapes, and spaces around a quoted field inside of
+        its quotes; places stay the same."""
+        if self._escaped is not None:
+            data = self._escaped.sub(lambda found: self._quote * 2 if found[1] == self._quote else b"__", data)
+        if self._spaced is not None:
+            data = self._spaced.sub(lambda f: self._quote + f[1] + f[2] + (f[4] or b"") + (f[3] or b""), data)
+        return data
 
     def unescape(self, data: bytes) -> bytes:
-        """`data` with doubled quotes instead of escaped ones, and without other escapes, as Arrow reads it."""
-        if self._escaped is None:
-            return data
-        known = {self._quote: self._quote * 2, self._escape: self._escape}
-        return self._escaped.sub(lambda found: known.get(found[1], found[0]), data)
+        """`data` with doubled quotes instead of escaped ones, without other escapes, and without spaces around quoted
+        fields, as Arrow reads it."""
+        if self._escaped is not None:
+            known = {self._quote: self._quote * 2, self._escape: self._escape}
+            data = self._escaped.sub(lambda found: known.get(found[1], found[0]), data)
+        if self._spaced is not None:
+            data = self._spaced.sub(lambda f: self._quote + f[2] + (f[3] or b""), data)
+        return data
 
     def _find_regular_quotes(self, data: bytes) -> Places | None:
         """The positions of the quotes, if each opens or closes a field or is half of a doubled quote: then it is enough

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict
-from strandline.jobs.column_names import ColumnMatcher, find_columns
+from strandline.jobs.column_names import ColumnMatcher, find_columns, is_skipped
 from strandline.jobs.ingest.bad_rows import UNFIT, BadRow
 from strandline.jobs.ingest.blocks import Block
 from strandline.jobs.ingest.csv import Delimited
-from strandline.jobs.ingest.dialect import Dialect
+from strandline.jobs.ingest.dialect import Dialect, skipped_names
 from strandline.jobs.ingest.json_rows import JsonRows
 from strandline.jobs.ingest.json_stream import Lines
 from strandline.jobs.partitions import add_partitions, partitions_of
@@ -92,8 +92,8 @@ class TableRejects(Rejects):
 
     def retry(self, *, file: str | None = None) -> RetryReport:
         """Load the refused rows that fit now, of one file or of all, in one commit; the others are kept with new
-        reasons. Rows replace those with the same key, as in every load; in the columns that their CSV file does not
-        have, they keep the table's values."""
+        reasons. Rows replace those with the same key, as in every load; in the columns that their CSV file or their
+        JSON object does not have, they keep the table's values."""
         for _ in range(_ATTEMPTS):
             self._remove_loaded()
             definition = self._store.log.refresh().definition
@@ -205,18 +205,19 @@ def _part_rows(kept: KeptRows, definition: TableDef, file: str | None) -> _Part:
             # A column may have another name by now.
             old = row.get("names")
             names = None if old is None else find_columns(old, definition.schema.names, definition.names)
-            folder = row["file"].rpartition("/")[0]
-            groups.setdefault((names, row.get("dialect"), folder), []).append(at)
+            groups.setdefault((names, row.get("dialect"), row["file"]), []).append(at)
     fitting: list[int] = []
     pieces = [CheckedRows(_make_nullable(definition).empty_table())]
-    for (names, dialect, folder), numbers in groups.items():
+    for (names, dialect, place), numbers in groups.items():
         reader = _Reader(definition, names, dialect)
-        table, bad = reader.read([rows[at]["text"] for at in numbers])
+        given, bad = reader.read([rows[at]["text"] for at in numbers])
         faults |= {numbers[at]: fault for at, fault in bad.items()}
         fitting += [number for at, number in enumerate(numbers) if at not in bad]
-        # A name that a JSON object does not have is null, as in a load.
-        lacking = [] if names is None else find_lacking(definition, [*names, *partitions_of(f"{folder}/")])
-        pieces.append(CheckedRows.of_columns(_fill_partitions(table, folder, definition.schema), lacking))
+        folder = place.rpartition("/")[0]
+        parts = partitions_of(f"{folder}/")
+        lacking = {name: mask for name, mask in given.lacking.items() if name not in parts}
+        table = _fill_partitions(given.table, folder, definition.schema)
+        pieces.append(replace(given, table=table, lacking=lacking))
     # The order of a file's rows decides which of two rows with one key counts.
     order = np.argsort(np.array(fitting, np.int64))
     return _Part(sorted(fitting), CheckedRows.concat(pieces).take(order), faults)
@@ -235,17 +236,19 @@ def _make_nullable(definition: TableDef) -> pa.Schema:
 
 
 class _Reader:
-    """Reads texts of one kind: CSV with these columns and this dialect, or JSON."""
+    """Reads texts of one file: CSV with these columns and this dialect, or JSON. The rows tell what they lack."""
 
     def __init__(self, definition: TableDef, names: Sequence[str] | None, dialect: str | None) -> None:
         self._definition = definition
-        self._none = _make_nullable(definition).empty_table()
+        self._none = CheckedRows(_make_nullable(definition).empty_table())
         self._names = names
-        self._dialect = Dialect() if dialect is None else Dialect.parse(dialect)
+        self._skipped = skipped_names(dialect) if names is None else ()
+        self._dialect = Dialect() if dialect is None or names is None else Dialect.parse(dialect)
 
-    def read(self, texts: Sequence[str]) -> tuple[pa.Table, dict[int, _Fault]]:
+    def read(self, texts: Sequence[str]) -> tuple[CheckedRows, dict[int, _Fault]]:
         """The rows that fit, in their order, and the reasons of the others by their numbers."""
-        missing = next((name for name in self._names or () if name not in self._definition.schema.names), None)
+        known = set(self._definition.schema.names)
+        missing = next((name for name in self._names or () if name not in known and not is_skipped(name)), None)
         if missing is not None:
             fault = (missing, f"the table has no column {missing!r}")
             return self._none, dict.fromkeys(range(len(texts)), fault)
@@ -253,37 +256,52 @@ class _Reader:
             return self._read_all(texts)
         except UNFIT:
             # A text that is not one row moves the others; alone it does not.
-            tables, faults = [], {}
+            pieces, faults = [self._none], {}
             for at, text in enumerate(texts):
                 try:
-                    table, bad = self._read_all([text])
-                    tables.append(table)
+                    piece, bad = self._read_all([text])
+                    pieces.append(piece)
                 except UNFIT as error:
                     bad = {0: (None, str(error).splitlines()[0])}
                 if bad:
                     faults[at] = bad[0]
-            return pa.concat_tables(tables) if tables else self._none, faults
+            return CheckedRows.concat(pieces), faults
 
-    def _read_all(self, texts: Sequence[str]) -> tuple[pa.Table, dict[int, _Fault]]:
-        schema = self._definition.schema
+    def _read_all(self, texts: Sequence[str]) -> tuple[CheckedRows, dict[int, _Fault]]:
         if self._names is None:
-            data = "".join(f"{_to_one_line(text)}\n" for text in texts).encode()
-            found, bad = JsonRows(schema, ColumnMatcher(self._definition)).convert(Lines(data, 1))
-            table = found.table
+            given, bad = self._read_json(texts)
             starts = {at + 1: at for at in range(len(texts))}
         else:
+            given, bad = self._read_csv(texts, self._names)
             lines = [1]
             for text in texts:
                 lines.append(lines[-1] + text.count("\n") + 1)
             starts = {line: at for at, line in enumerate(lines[:-1])}
-            form = Delimited(schema, self._names, replace(self._dialect, encoding="utf-8", newline="\n"))
-            pieces = list(form.read(Block("".join(f"{text}\n" for text in texts).encode(), 1)))
-            bad = [one for one in pieces if isinstance(one, BadRow)]
-            tables = [one for one in pieces if isinstance(one, pa.Table)]
-            table = pa.concat_tables(tables) if tables else self._none
-        if table.num_rows + len(bad) != len(texts) or any(one.line not in starts for one in bad):
+        if given.table.num_rows + len(bad) != len(texts) or any(one.line not in starts for one in bad):
             raise ValueError("a text is not one row")
-        return table, {starts[one.line]: (one.column, one.reason) for one in bad}
+        return given, {starts[one.line]: (one.column, one.reason) for one in bad}
+
+    def _read_json(self, texts: Sequence[str]) -> tuple[CheckedRows, list[BadRow]]:
+        names = ColumnMatcher(self._definition, skip=self._skipped)
+        data = "".join(f"{_to_one_line(text)}\n" for text in texts).encode()
+        reader = JsonRows(self._add_skipped(names.skipped), names, tells_lacking=self._definition.is_keyed)
+        given, bad = reader.convert(Lines(data, 1))
+        own = self._definition.schema.names
+        lacking = {name: mask for name, mask in given.lacking.items() if name in own}
+        return replace(given, table=given.table.select(own), lacking=lacking), bad
+
+    def _read_csv(self, texts: Sequence[str], names: Sequence[str]) -> tuple[CheckedRows, list[BadRow]]:
+        dialect = replace(self._dialect, encoding="utf-8", newline="\n")
+        form = Delimited(self._add_skipped([name for name in names if is_skipped(name)]), names, dialect)
+        found = list(form.read(Block("".join(f"{text}\n" for text in texts).encode(), 1)))
+        own = self._definition.schema.names
+        tables = [one.select(own) for one in found if isinstance(one, pa.Table)]
+        rows = pa.concat_tables(tables) if tables else self._none.table
+        lacking = find_lacking(self._definition, names)
+        return CheckedRows.of_columns(rows, lacking), [one for one in found if isinstance(one, BadRow)]
+
+    def _add_skipped(self, labels: Sequence[str]) -> pa.Schema:
+        return pa.schema([*self._definition.schema, *(pa.field(label, pa.string()) for label in labels)])
 
 
 def _to_one_line(text: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from strandline.errors import Invalid
 from strandline.jobs.ingest.decode import UTF8, sniff_encoding, text_chunks, unpacked_chunks
 from strandline.jobs.ingest.dialect import Dialect
-from strandline.jobs.ingest.records import Records
+from strandline.jobs.ingest.records import Records, spaced_field
 from strandline.jobs.ingest.source import Source
 from strandline.jobs.ingest.text_options import TextOptions
 
@@ -80,7 +80,7 @@ def sniff(source: Source, options: TextOptions, columns: Collection[str] = ()) -
         short_rows=options.short_rows,
         escape=options.escape or "",
     )
-    dialect = max(_candidates(said, source, options, text), key=lambda one: _score(text, one, is_whole))
+    dialect = max(_candidates(said, source, options, text, is_whole), key=lambda one: _score(text, one, is_whole))
     lines = list(_split(text, dialect, is_whole))
     width = _common_width(lines)
     dialect, first = _skip_lines(lines, dialect, options, text, width)
@@ -133,14 +133,20 @@ def _take_text(chunks: Iterator[bytes], is_whole: bool) -> Iterator[bytes]:
         yield from chunks
 
 
-def _candidates(said: Dialect, source: Source, options: TextOptions, text: bytes) -> list[Dialect]:
+def _candidates(said: Dialect, source: Source, options: TextOptions, text: bytes, is_whole: bool) -> list[Dialect]:
     """The dialects to choose from, the most usual ones first."""
     usual = ("\t", *_DELIMITERS) if source.stem.endswith((".tsv", ".tab")) else _DELIMITERS
     delimiters = usual if options.delimiter is None else (options.delimiter,)
     quotes = ('"', "'") if options.quote is None else (options.quote,)
     escapes = ("", "\\") if options.escape is None and b'\\"' in text else (said.escape,)
     found = [
-        replace(said, delimiter=delimiter, quote=quote, escape=escape)
+        replace(
+            said,
+            delimiter=delimiter,
+            quote=quote,
+            escape=escape,
+            spaced_quotes=_has_spaced_quotes(text, delimiter, quote, escape, is_whole),
+        )
         for quote in quotes
         for escape in escapes
         for delimiter in dict.fromkeys(delimiters)
@@ -150,6 +156,19 @@ def _candidates(said: Dialect, source: Source, options: TextOptions, text: bytes
         free = next((sign for sign in usual if sign.encode() not in text), _UNUSED)
         found += [replace(said, delimiter=free, quote=quote) for quote in quotes[:1]]
     return found
+
+
+def _has_spaced_quotes(text: bytes, delimiter: str, quote: str, escape: str, is_whole: bool) -> bool:
+    """Whether fields are quoted after spaces, as in `1, "a"`: every quote after a delimiter and spaces has another one
+    before the next delimiter."""
+    signs = re.escape(delimiter.encode()), re.escape(quote.encode())
+    if delimiter == " " or not quote or not re.search(rb"%b +%b" % signs, text):
+        return False
+    if escape:
+        text = text.replace((escape + quote).encode(), quote.encode() * 2)
+    found = [field for field in spaced_field(delimiter, quote).finditer(text) if field[1]]
+    open_end = [] if is_whole else found[-1:]
+    return bool(found) and all(field[4] is not None or (field in open_end and field[3] is None) for field in found)
 
 
 def _score(text: bytes, dialect: Dialect, is_whole: bool) -> tuple[float, ...]:
@@ -170,7 +189,7 @@ def _is_quoted_by(lines: Sequence[_Line], text: bytes, dialect: Dialect) -> bool
     sign = re.escape(dialect.delimiter.encode())
     if re.search(rb'(?:^|%b)"' % sign, text, re.M):
         return False
-    enclosed = re.compile(rb"(?:^|%b)'[^'\n]*'(?:%b|\r?$)" % (sign, sign), re.M)
+    enclosed = re.compile(rb"(?:^|%b) *'[^'\n]*' *(?:%b|\r?$)" % (sign, sign), re.M)
     count = sum(enclosed.search(text, line.start, line.end) is not None for line in lines)
     return count >= 2 and count >= 0.5 * len(lines)
 

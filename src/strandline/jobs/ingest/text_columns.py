@@ -49,7 +49,8 @@ class TextColumns:
 def add_folders(schema: pa.Schema, source: Source, others: Sequence[Source]) -> pa.Schema:
     """The columns of a new table: those of a text file, and those that the folders of all files hold, without those to
     leave out."""
-    folders = [f for f in partition_fields(each.partitions for each in [source, *others]) if f.name not in schema.names]
+    own = set(schema.names)
+    folders = [f for f in partition_fields(each.partitions for each in [source, *others]) if f.name not in own]
     fields = [*schema, *folders]
-    kept = leave_out(list(dict.fromkeys(field.name for field in fields)), source.skip, source.uri)
+    kept = set(leave_out(list(dict.fromkeys(field.name for field in fields)), source.skip, source.uri))
     return pa.schema([field for field in fields if field.name in kept])
