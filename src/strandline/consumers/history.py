@@ -19,14 +19,15 @@ def begin_positions(work: Work, vnodes: Sequence[int]) -> PositionMoves:
 def finish_positions(
     work: Work, vnodes: Sequence[int], positions: Mapping[int, Position], tally: Tally, pace: float
 ) -> PositionMoves:
-    """How the positions of a lane move when its work is done. `tally` counts its rows."""
+    """How the positions of a lane move when its work is done. `tally` counts its rows; a consumer that is no sink
+    counts them without their seqs."""
     moves: dict[int, tuple[Position | None, Position]] = {}
     for vnode in vnodes:
         at = positions.get(vnode)
         if at is None or vnode not in work.positions:
             continue
         rows, seq, at_seq = tally.get(vnode, (0, 0, 0))
-        sent = (seq, at_seq + (at.sent[1] if seq == at.sent[0] else 0)) if rows else None
+        sent = (seq, at_seq + (at.sent[1] if seq == at.sent[0] else 0)) if seq else None
         if work.source == ROUND:
             moves[vnode] = at, at.finished(rows, sent=sent, share=work.share, pace=pace)
         elif sent is not None:

@@ -316,7 +316,9 @@ class _MarkedRun:
         crash_point("loop.lanes_done")
         consumer.finish(intent)
         crash_point("loop.finished")
-        self._advance_marks(work, intent, end.tally, is_last=is_last and not self._report.errors)
+        # A consumer that does not count by vnode has one lane, and the rows of its receipt.
+        tally = end.tally or ({lane[0]: (receipt.rows, 0, 0)} if receipt.rows and len(work.lanes) == 1 else {})
+        self._advance_marks(work, intent, tally, is_last=is_last and not self._report.errors)
         return None
 
     def _advance_marks(self, work: Work, intent: Intent, tally: Tally, *, is_last: bool = False) -> None:

@@ -170,9 +170,11 @@ def find_blocker(table: TableStore) -> ExpiryBlocker | None:
         return None
     merge = table.merge()
     found = []
-    for seq, who in table.readers.marks():
+    unfinished = table.readers.backfilling()
+    for mark, who in table.readers.marks():
+        seq = 0 if who in unfinished else mark
         files = [file for number, file in merge.log.by_seq if number > seq]
-        # A consumer that has not begun lacks the folded rows too.
+        # A consumer that has not begun, or not got the whole history, lacks the folded rows too.
         files += merge.base_files() if not seq else []
         times = [at for at in (_earliest_time(file, time) for file in files) if at is not None]
         if times:
