@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.consumers.tally import count_rows
-from strandline.engines.spark import collect, run_lane, running_job, session, tasks_for
+from strandline.engines.spark import collect, parallelism, run_lane, running_job, session, tasks_for
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
 from strandline.model.names import backticked
@@ -114,10 +114,14 @@ def _deliver_on_spark(
     elif is_by_key and feed.definition.key and not feed.outgoing.cluster_by:
         key = list(map(backticked, feed.definition.key))
         frame = frame.repartitionByRange(tasks_for(spark, feed.extent.raw_bytes), *key)
+    elif feed.is_laid:
+        # The rows of a file are in the order of their keys already: neither a shuffle nor a sort would help.
+        frame = frame.coalesce(max(parallelism(spark), tasks_for(spark, feed.extent.raw_bytes)))
     else:
         by = list(map(backticked, feed.outgoing.cluster_by)) or [VNODE]
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
-    frame = frame.sortWithinPartitions(*map(backticked, feed.order))
+    if is_ordered or is_by_key or not feed.is_laid:
+        frame = frame.sortWithinPartitions(*map(backticked, feed.order))
     by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
     with running_job(spark, row_bytes, name=f"send {table.name} to {to}") as job:
         try:

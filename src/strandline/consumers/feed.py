@@ -157,6 +157,12 @@ class Feed:
         self.order = [VNODE, *own] if is_ordered else list(dict.fromkeys([*outgoing.cluster_by, *own]))
         self.schema = lane_schema(outgoing.schema, self.definition.key)
 
+    @property
+    def is_laid(self) -> bool:
+        """Whether its rows come from files in the order in which they are sent: those of a table without cluster
+        columns, not changes."""
+        return self._merge is not None and not self.outgoing.cluster_by
+
     @contextmanager
     def hold_files(self) -> Iterator[None]:
         """Protects the files of a long read from clean-up; the marks protect them from trimming."""
