@@ -6,7 +6,7 @@ import pytest
 
 import strandline as sl
 from folding import again
-from strandline.consumers import packing
+from strandline.consumers import compaction, packing
 from strandline.consumers.packing import plan_packs
 from support import data_files, rows_of
 
@@ -86,6 +86,26 @@ def test_a_damaged_file_is_left_alone_and_the_others_are_packed(few):
     report = few.compact()
     assert (report.packed_files, tiers(few)) == (4, [0, 0, 0, 0, (1, 4)])
     assert again(few).plan_compaction().packed_files == 4
+
+
+def test_a_compaction_ends_although_writers_are_quicker_than_it_packs(few, monkeypatch):
+    rounds = []
+
+    def pack_and_write(log, bundles):
+        rounds.append(len(bundles))
+        assert len(rounds) < 5, "it goes on as long as somebody writes"
+        done = pack_files(log, bundles)
+        put(few, 5)
+        return done
+
+    pack_files = compaction.pack_files
+    monkeypatch.setattr(compaction, "pack_files", pack_and_write)
+    put(few, 5)
+    report = few.compact(full=True)
+    assert (report.packed_files, report.packs, rounds) == (5, 1, [1])
+    assert report.vnodes == 2, "then it folds"
+    (need,) = few.plan_compaction().packs
+    assert need.files == 5
 
 
 def test_a_tick_packs_and_says_so(few):

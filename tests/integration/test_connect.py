@@ -66,15 +66,23 @@ report = lake.tick(only=["files", "central"])
 assert report.is_well, report
 answers["sent"] = {sink.name: sink.rows for sink in report.sinks}
 answers["kept"] = sorted(pq.read_table(sys.argv[3] + "/data").column("id").to_pylist())
+report = lake.ingest("loaded", sys.argv[5], key=["id"], rejects=True, engine="spark")
+answers["loaded"] = [report.rows, report.rejects, report.seqs, lake.table("loaded").to_spark().count()]
+answers["again"] = lake.ingest("loaded", sys.argv[5], engine="spark").count("skip")
 print(json.dumps(answers))
 """
 
 
 def test_the_core_runs_on_spark_connect(tmp_path):
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for part in range(3):
+        lines = (json.dumps({"id": n, "name": f"n{n}"}) for n in range(part * 20, part * 20 + 30))
+        (inbox / f"{part}.jsonl").write_text("\n".join(lines) + "\nbad\n")
     with one_connect_server(), foreign_receiver(tmp_path) as address:
         endpoint = Endpoint(address, "/clustered")
         places = [str(tmp_path / name) for name in ("lake", "out", "files")]
-        done = python(CODE, *places, endpoint.url, timeout_s=240)
+        done = python(CODE, *places, endpoint.url, str(inbox), timeout_s=240)
         received = sorted(row["id"] for row in endpoint.rows())
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
@@ -86,6 +94,7 @@ def test_the_core_runs_on_spark_connect(tmp_path):
     assert answers["marks"] == [4, 4]
     assert answers["exported_False"] == answers["exported_True"] == list(range(20))
     assert answers["rising"]
+    assert (answers["loaded"], answers["again"]) == ([90, 3, [1], 70], 3)
     assert answers["sent"] == {"files": 65, "central": 20}
     assert answers["kept"] == sorted([*range(5, 50), *range(100, 120)])
     assert received == list(range(20))

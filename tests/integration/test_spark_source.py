@@ -1,5 +1,6 @@
 """`format("strandline")` inside Spark: its processes, Connect, pipelines, S3, and queries that are killed."""
 
+import contextlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from strandline.spark_source import register
@@ -158,6 +160,24 @@ assert query.exception() is None
 """
 
 
+@contextlib.contextmanager
+def killed_at_end(code, *arguments, **more):
+    """A process of its own group, which is killed if it still runs at the end."""
+    query = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(**more),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield query
+    finally:
+        if query.poll() is None:
+            os.killpg(query.pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def bare_python(tmp_path):
     """A Python for Spark's workers that has the libraries and not this package."""
@@ -180,15 +200,7 @@ def test_a_killed_query_writes_each_batch_once(tmp_path, lake, bare_python, kill
     arguments = [lake.storage.uri, str(folder), str(tmp_path / "ck")]
     chance = random.Random(0)
     for life in [*range(kills), "last"]:
-        query = subprocess.Popen(
-            [sys.executable, "-c", QUERY, *arguments, str(life)],
-            env=environment(PYSPARK_PYTHON=bare_python),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
+        with killed_at_end(QUERY, *arguments, str(life), PYSPARK_PYTHON=bare_python) as query:
             if life != "last":
                 seen = table.head
                 while table.head < min(seen + 2, files) and query.poll() is None:
@@ -196,9 +208,107 @@ def test_a_killed_query_writes_each_batch_once(tmp_path, lake, bare_python, kill
                 time.sleep(chance.random())
                 os.killpg(query.pid, signal.SIGKILL)
             _, said = query.communicate(timeout=250)
-        finally:
-            if query.poll() is None:
-                os.killpg(query.pid, signal.SIGKILL)
         assert (query.returncode == 0) == (life == "last"), said[-2000:]
     assert table.head == files
     assert sorted(table.to_arrow().column("n").to_pylist()) == list(range(10 * files))
+
+
+FOLLOW = """
+import sys
+from strandline.spark_source import register
+spark = register()
+spark.conf.set("spark.sql.shuffle.partitions", "2")
+lake, place, life = sys.argv[1:]
+
+def source(reader, name, **options):
+    return reader.format("strandline").options(lake=lake, table=name, **options)
+
+def start(frame, name, **options):
+    query = source(frame.writeStream, name, **options).option("checkpointLocation", f"{place}/{name}")
+    query = query.trigger(availableNow=True) if life == "last" else query.trigger(processingTime="0 seconds")
+    return query.start()
+
+# Whoever cares for the table holds its log.
+changes = source(spark.readStream, "items", start="0", maxRowsPerTrigger="60", pin="0s").load()
+changes = changes.withColumn("seq", changes["_seq"])
+rows = changes.selectExpr("seq", "_op AS op", "id", "name").repartition(2)
+queries = [start(changes, "copy", orderBy="_seq"), start(rows, "journal")]
+for query in queries:
+    query.awaitTermination()
+    assert query.exception() is None
+"""
+
+
+class Followed:
+    """A table that is written, packed, folded and trimmed while two queries follow it."""
+
+    def __init__(self, lake, table):
+        self.table = table
+        table.configure(compact_files=2)
+        columns = pa.schema([("seq", pa.int64()), *table.schema])
+        self.copy = lake.create_table("copy", columns, key=["id"], vnodes=2)
+        self.journal = lake.create_table("journal", "seq:int64, op:string, id:int64, name:string", vnodes=2)
+        self.chance = random.Random(0)
+        self.changes, self.extra = [], {}
+        self.number = self.held = 0
+        self.places = {each.name: [0, 0] for each in (self.copy, self.journal)}
+
+    def work(self):
+        self.number += 1
+        number, table = self.number, self.table
+        if number % 5 == 4:
+            seq = table.delete([self.chance.randrange(90) for _ in range(9)]).seq
+        else:
+            row = {"name": str(number), "qty": number, **self.extra}
+            seq = table.upsert([{"id": self.chance.randrange(90), **row} for _ in range(40)]).seq
+        self.changes.append(table.changes(after=seq - 1, upto=seq))
+        if number % 3 == 0:
+            (self.copy if number % 9 == 0 else table).compact(full=number % 2 == 0)
+        self.hold()
+        if number % 4 == 0:
+            table.vacuum(keep=0, grace=0)
+
+    def hold(self):
+        """Keep what a batch that is repeated needs: the changes after the batch before it."""
+        for each in (self.copy, self.journal):
+            seen = max(each.to_arrow(columns=["seq"])["seq"].to_pylist(), default=0)
+            if seen != self.places[each.name][-1]:
+                self.places[each.name].append(seen)
+        self.held = max(self.held, min(places[-2] for places in self.places.values()))
+        self.table.pin(self.held, name="queries")
+
+    def add_column(self):
+        name = f"extra_{self.number}"
+        for each in (self.copy, self.table):
+            each.add_column(name, "int64")
+        self.extra[name] = self.number
+
+    @property
+    def is_trimmed(self):
+        return self.table.log.refresh().trimmed_to > 0
+
+    def check(self):
+        assert self.is_trimmed and self.table.log.refresh().snapshot.txns["pack"]
+        assert rows_of(self.copy.to_arrow(columns=self.table.schema.names)) == rows_of(self.table.to_arrow())
+        every = pa.concat_tables([each.select(["_seq", "_op", "id", "name"]) for each in self.changes])
+        assert rows_of(self.journal.to_arrow(columns=["seq", "op", "id", "name"])) == rows_of(every)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.chaos)])
+def test_a_killed_query_follows_a_table_in_any_care(tmp_path, lake, items, bare_python, kills):
+    followed = Followed(lake, items)
+    arguments = [lake.storage.uri, str(tmp_path)]
+    for life in [*range(kills), "last"]:
+        with killed_at_end(FOLLOW, *arguments, str(life), PYSPARK_PYTHON=bare_python) as query:
+            if life != "last":
+                seen = followed.journal.head
+                while (followed.journal.head < seen + 4 or not followed.is_trimmed) and query.poll() is None:
+                    followed.work()
+                    time.sleep(followed.chance.random() / 2)
+                time.sleep(followed.chance.random() / 2)
+                os.killpg(query.pid, signal.SIGKILL)
+            _, said = query.communicate(timeout=250)
+        assert (query.returncode == 0) == (life == "last"), said[-2000:]
+        if life != "last":
+            followed.add_column()
+    followed.check()

@@ -24,6 +24,8 @@ ROWS = 4000
 CALLS = {
     "upsert": "strandline: upsert into upserted",
     "save": None,
+    # A query's jobs have its own name.
+    "stream": "streaming",
     "ingest": "strandline: ingest 4 files into ingested",
     "sift": "strandline: ingest 1 file into sifted",
     "fold": "strandline: compact saved, 4 vnodes",
@@ -31,7 +33,7 @@ CALLS = {
     "send": "strandline: send upserted to out",
 }
 
-TABLES = {"upsert": "upserted", "save": "saved", "ingest": "ingested"}
+TABLES = {"upsert": "upserted", "save": "saved", "stream": "streamed", "ingest": "ingested"}
 FOLDERS = {"export": "export", "send": "sent"}
 
 CHILD = """
@@ -45,14 +47,25 @@ spark = builder.getOrCreate()
 import strandline as sl
 from strandline.spark_source import register
 register(spark)
+
+def source(reader, name, **options):
+    return reader.format("strandline").options(lake=folder + "/lake", table=name, **options)
+
+def stream():
+    changes = source(spark.readStream, "saved", start="0").load().repartition(4, "id")
+    target = source(changes.writeStream.queryName("streaming"), "streamed", orderBy="_seq")
+    query = target.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.exception() is None
+
 lake = sl.Lake(folder + "/lake", spark=spark)
 table = lake.table("upserted")
 lake.sink("out", "upserted", to=sl.ParquetSink(folder + "/sent"), start="backfill")
 frame = spark.range(ROWS).selectExpr("id", "concat('n', id) AS name", "CAST(1 AS int) AS qty").repartition(4)
-saved = frame.write.format("strandline").option("lake", folder + "/lake").option("table", "saved").mode("append")
 work = {
     "upsert": lambda: table.upsert(frame),
-    "save": saved.save,
+    "save": source(frame.write, "saved").mode("append").save,
+    "stream": stream,
     "ingest": lambda: lake.ingest("ingested", folder + "/files/*.jsonl", key=["id"], engine="spark"),
     "fold": lambda: lake.table("saved").compact(full=True, engine="spark"),
     "sift": lambda: lake.ingest("sifted", folder + "/sift.jsonl", key=["id"], rejects=True, engine="spark"),
@@ -72,7 +85,7 @@ spark.stop()
 @pytest.fixture
 def place(tmp_path):
     lake = sl.Lake(tmp_path / "lake")
-    for name in ("upserted", "saved", "sifted"):
+    for name in ("upserted", "saved", "streamed", "sifted"):
         lake.create_table(name, "id:int64,name:string,qty:int32", key=["id"], vnodes=4)
     for folder in ("files", "events"):
         (tmp_path / folder).mkdir()
@@ -114,6 +127,7 @@ def task_ends(events):
     for event in events:
         if event["Event"] == "SparkListenerJobStart":
             name = event["Properties"].get("spark.job.description")
+            name = name and name.partition("\n")[0]
             names |= dict.fromkeys(event["Stage IDs"], name)
         if event["Event"] == "SparkListenerTaskEnd":
             end = (event["Task End Reason"]["Reason"], event["Task Info"]["Speculative"])
@@ -179,7 +193,7 @@ def machines(folder, monkeypatch):
 
 
 def test_a_second_attempt_beside_one_that_hangs_changes_nothing(place, monkeypatch):
-    calls = ["save", "fold"]
+    calls = ["save", "stream", "ingest", "fold"]
     settings = {
         "spark.executor.memory": "600m",
         "spark.executor.extraJavaOptions": QUICK,

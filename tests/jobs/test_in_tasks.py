@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import shapes
 import strandline as sl
 from ingested import actions, lines, rows_in
 from strandline.engines import choice
@@ -86,6 +88,35 @@ def test_tasks_load_what_the_driver_loads(tmp_path: Path, key: list[str]) -> Non
     assert actions(reports["spark"]) == ["continue", *["skip"] * 4]
     assert told(reports["spark"]) == told(reports["driver"])
     assert contents(lakes["spark"]) == contents(lakes["driver"])
+
+
+@pytest.mark.usefixtures("spark", "tiny_parts")
+@pytest.mark.parametrize("shape", shapes.OPTIONS)
+def test_text_of_every_type_is_read_as_on_the_driver(tmp_path: Path, shape: str) -> None:
+    """Values as people write them, some of which do not fit their column."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = [shapes.row(n) | {"raw": "00ff", "doc": {"n": n}} for n in range(60)]
+    for at, row in enumerate(rows):
+        name = shapes.SCHEMA.names[at % len(shapes.SCHEMA)]
+        rows[at] = row | ({name: "odd"} if at % 3 == 0 else {})
+    half = [json.dumps(row, default=str) + "\n" for row in rows[:40]]
+    (folder / "a.jsonl").write_text("".join(half[:30]))
+    (folder / "b.json").write_text("[" + ",".join(half[30:]) + "]")
+    plain = [name for name in shapes.SCHEMA.names if name not in ("tags", "point")]
+    with open(folder / "c.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, plain, extrasaction="ignore")
+        table.writeheader()
+        for row in rows[20:]:
+            table.writerow(row | {"doc": json.dumps(row["doc"])})
+    found = {}
+    for engine in ("driver", "spark"):
+        lake = sl.Lake(tmp_path / engine)
+        lake.create_table("items", shapes.SCHEMA, **shapes.OPTIONS[shape])
+        report = lake.ingest("items", folder, rejects=True, missing="null", engine=engine)
+        assert 10 < report.rejects < report.rows + report.rejects
+        found[engine] = told(report), contents(lake), shapes.plain(lake.table("items").to_arrow())
+    assert found["driver"] == found["spark"]
 
 
 @pytest.mark.usefixtures("spark", "tiny_parts")

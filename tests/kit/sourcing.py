@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -20,7 +21,7 @@ from strandline.spark_source.rows import change_schema, pick_columns
 
 def make_source(table: sl.Table, **options: str) -> sources.StrandlineSource:
     named = CaseInsensitiveDict(lake=table.log.storage.uri, table=table.name, **options)
-    return pickle.loads(pickle.dumps(sources.StrandlineSource(named)))
+    return cloudpickle.loads(cloudpickle.dumps(sources.StrandlineSource(named)))
 
 
 def spark_struct(table: sl.Table, *, changes: bool = False, columns: str | None = None) -> StructType:

@@ -165,6 +165,26 @@ def test_a_running_stream_holds_the_log(items):
     assert Stream(items, start="backfill", pin="0s").plan()
 
 
+@pytest.mark.parametrize("start", ["0", "head", "backfill"])
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_table_that_was_created_again_is_not_read_from_an_earlier_position(lake, items, start, is_planned):
+    items.upsert([{"id": n, "name": "a"} for n in range(3)])
+    stream = Stream(items, start=start)
+    drain(stream)
+    items.upsert([{"id": 3, "name": "a"}])
+    assert not is_planned or stream.plan()
+    lake.drop("items")
+    again = lake.create_table("items", items.schema, key=["id"])
+    for n in range(5):
+        again.upsert([{"id": n, "name": "other"}])
+    stream.table = again
+    stream.restart()
+    with refused(sl.NotFound, table="items"):
+        stream.plan()
+        stream.run()
+    assert sum(batch.num_rows for batch in drain(Stream(again, start="0"))) == 5
+
+
 def test_what_a_stream_cannot_do_is_said(items):
     for start in (None, "first", "-1"):
         with refused(sl.Invalid, table="items"):

@@ -63,7 +63,7 @@ class Query:
 
 
 DEATHS = ["in a task", "before the commit", "after the commit"]
-CARE = ["compact", "vacuum", "compact copy", "vacuum copy", "evolve"]
+CARE = ["compact", "vacuum", "compact copy", "vacuum copy", "configure", "evolve"]
 STEPS = st.sampled_from(["upsert", "upsert", "delete", "run", *DEATHS, *CARE])
 
 
@@ -103,6 +103,10 @@ def follow(source, copy, query, steps):
             (copy if step.endswith("copy") else source).compact(full=True)
         elif step.startswith("vacuum"):
             (copy if step.endswith("copy") else source).vacuum(grace=0, keep=0)
+        elif step == "configure":
+            # From so many files on, a compaction packs the log.
+            for table in (copy, source):
+                table.configure(compact_files=1 + number % 4)
         elif step == "evolve":
             for table in (copy, source):
                 table.add_column(f"c{number}", "int64")

@@ -120,9 +120,10 @@ class Compaction:
         why = describe_packs(sum(need.files for need in needs))
         return [Work(self._table, after, upto, LOG, (), extent, merge.definition.schema_id, "driver", why=why)]
 
-    def _find_packs(self, log: LogState) -> list[Bundle]:
-        """The packs that are due, without those with a damaged file."""
-        return [bundle for bundle in plan_packs(log) if self._unpackable.isdisjoint(f.path for _, f in bundle.files)]
+    def _find_packs(self, log: LogState, upto: int | None = None) -> list[Bundle]:
+        """The packs that are due, of changes up to a seq, without those with a damaged file."""
+        due = plan_packs(log, upto)
+        return [bundle for bundle in due if self._unpackable.isdisjoint(f.path for _, f in bundle.files)]
 
     def _find_due(self, merge: TableAt) -> list[VnodeNeed]:
         """The due vnodes that no other process is folding, the neediest first."""
@@ -185,9 +186,11 @@ class Compaction:
             self.degraded |= found
 
     def _pack_log(self, receipt: Receipt) -> None:
-        """Pack the log until nothing is due: packs may make a larger one due. A damaged file is left alone."""
+        """Pack the log until nothing is due: packs may make a larger one due. Later commits are left to the next
+        compaction: while writers are quick, this one would not end. A damaged file is left alone."""
         log, packed, packs = self._table.log, 0, 0
-        while bundles := self._find_packs(log.refresh()):
+        upto = log.refresh().head
+        while bundles := self._find_packs(log.refresh(), upto):
             try:
                 added = pack_files(log, bundles)
             except Corrupt as error:

@@ -50,16 +50,17 @@ def describe_packs(files: int) -> str:
     return f"pack {files:,} files of the log"
 
 
-def plan_packs(log: LogState) -> list[Bundle]:
-    """The packs that are due."""
+def plan_packs(log: LogState, upto: int | None = None) -> list[Bundle]:
+    """The packs that are due, of changes up to a seq."""
     most = max(2, log.definition.settings.compact_files)
     found: list[Bundle] = []
-    for (is_small, _, tier), group in groupby(log.by_seq, key=_kind_of):
+    files = [pair for pair in log.by_seq if upto is None or pair[0] <= upto]
+    for (is_small, _, tier), group in groupby(files, key=_kind_of):
         run = list(group)
         if is_small and tier < MAX_TIER and len(run) > most:
-            for files in _cut_run(run):
-                tiers = max(1, int(math.log(len(files)) / math.log(most + 1)))
-                found.append(Bundle(tuple(files), tier + tiers))
+            for part in _cut_run(run):
+                tiers = max(1, int(math.log(len(part)) / math.log(most + 1)))
+                found.append(Bundle(tuple(part), tier + tiers))
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import os
+import pickle
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+import strandline
 from strandline.errors import Invalid
 from strandline.spark_source import options as known
 from strandline.spark_source.batch_reader import TableReader
@@ -16,6 +19,28 @@ from strandline.spark_source.options import Place, check_names
 from strandline.spark_source.rows import change_schema, pick_columns, spark_ddl
 from strandline.spark_source.stream_reader import ChangeReader
 from strandline.spark_source.stream_writer import BatchStreamWriter
+
+# The folder or the zip file that holds the package.
+_PACKAGE = os.path.dirname(os.path.dirname(strandline.__file__))
+
+
+def _make_load() -> Callable[[str, bytes], Any]:
+    def load(package: str, state: bytes) -> Any:
+        """A function inside of a function travels with its code, so it may run before the package is found."""
+        import importlib
+        import pickle
+        import sys
+
+        try:
+            module = importlib.import_module("strandline.spark_source.source")
+        except ModuleNotFoundError:
+            sys.path.append(package)
+            module = importlib.import_module("strandline.spark_source.source")
+        source = object.__new__(module.StrandlineSource)
+        source.__dict__.update(pickle.loads(state))
+        return source
+
+    return load
 
 
 class StrandlineSource(DataSource):  # type: ignore[misc]
@@ -29,6 +54,11 @@ class StrandlineSource(DataSource):  # type: ignore[misc]
         at = options.get("at")
         self.seq = table.merge(int(at) if at and at.isdecimal() else at or None).seq
         """A DataFrame stays at the seq that it was loaded at."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, bytes]]:
+        """Spark plans a stream in a Python to which it sends this source, but not the package. It is on the same
+        machine as this process, which names the package's place there."""
+        return _make_load(), (_PACKAGE, pickle.dumps(self.__dict__))
 
     @classmethod
     def name(cls) -> str:

@@ -1,7 +1,8 @@
 """`spark.readStream`: the changes of a table, from a seq, from the head, or after the rows that it has.
 
 An offset names its whole range, `(after, seq]`, or the vnodes `[first, end)` of the table at `seq`. So a batch that
-Spark repeats has the same rows, also the first one, whose beginning Spark does not save.
+Spark repeats has the same rows, also the first one, whose beginning Spark does not save. It also names the table's
+generation: the seqs of one that was dropped say nothing of the next one.
 
 A running stream keeps a pin on the log. After a crash the pin expires; a stream that comes later than that may find
 the log trimmed, and says so.
@@ -25,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from strandline.errors import Invalid, NotRetained, StrandlineError
+from strandline.errors import Invalid, NotFound, NotRetained, StrandlineError
 from strandline.model import duration
 from strandline.spark_source.options import Place, whole_number
 from strandline.spark_source.rows import Output, change_schema, read_changes, read_slice
@@ -36,6 +37,7 @@ from strandline.tables.store import TableStore
 Offset = dict[str, Any]
 _BACKFILL = "backfill"
 _HEAD = "head"
+_GENERATION = "generation"
 _PIN = "1d"
 # A pin moves at most this often: it may lie behind the stream.
 _PIN_MOVES_S = 60.0
@@ -63,9 +65,22 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             return {"start": _BACKFILL}
         table = self._open()
         if self.start == _HEAD:
-            return {"seq": table.head}
+            return self._offset(seq=table.head)
         self._check_range(table, int(self.start))
-        return {"seq": int(self.start)}
+        return self._offset(seq=int(self.start))
+
+    def _offset(self, **place: int) -> Offset:
+        return {_GENERATION: self.generation, **place}
+
+    def _check_generation(self, offset: Offset) -> None:
+        """`NotFound` for an offset of a table that had the same name."""
+        if offset.get(_GENERATION, self.generation) != self.generation:
+            raise NotFound(
+                f"table {self.place.table!r} was dropped and created again since the stream read it",
+                hint="Start a new stream, with another checkpoint and start='backfill' for the rows of the table, or"
+                " start='0' for all of its changes.",
+                table=self.place.table,
+            )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.max_rows is not None:
@@ -80,6 +95,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next batch; `start` itself when there is nothing new. A batch ends with a whole commit."""
+        self._check_generation(start)
         table = self._open()
         self.output.check(change_schema(table.definition), table.name)
         most = self._limits(limit)
@@ -108,7 +124,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             if end > first and (taken[0] > most[0] or taken[1] > most[1]):
                 break
             end += 1
-        return {"seq": seq, "first": first, "end": end, "vnodes": len(rows)}
+        return self._offset(seq=seq, first=first, end=end, vnodes=len(rows))
 
     def _take_commits(self, table: TableStore, start: Offset, most: tuple[float, float]) -> Offset:
         """The next commits, at least one."""
@@ -130,9 +146,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if seq == after:
             self._free_of_data = (start["seq"], upto)
             return start
-        return {"seq": seq, "after": after}
+        return self._offset(seq=seq, after=after)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        self._check_generation(end)
         table = self._open()
         if "end" in end:
             _, sizes = table_sizes(table.merge(end["seq"]))
