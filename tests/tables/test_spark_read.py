@@ -13,7 +13,7 @@ from shapes import OPTIONS, SCHEMA, plain, row
 from strandline.engines.choice import DriverLimit
 from strandline.engines.lanes import files_of
 from strandline.engines.log_lane import LogLane
-from strandline.tables import spark_read
+from strandline.tables import live_rows, spark_read
 from strandline.tables.packing import Bundle, pack_files
 from strandline.tables.spark_files import log_scan
 from support import ITEMS, no_job, plan_of, prepare_both, rows_of
@@ -33,7 +33,40 @@ def loaded(items):
     return items
 
 
-def test_a_large_commit_with_small_ones_after_it_is_two_scans_and_no_shuffle(spark, loaded):
+# The ways to find the rows that count, by the limits of rows that choose them: the most rows of a table whose keys the
+# driver looks up, and the most changes that it folds.
+WAYS = {"live rows": (1000, 2_000_000), "driver's fold": (0, 2_000_000), "layers": (0, 8), "Spark's fold": (0, 0)}
+
+
+def read_by(patch, way):
+    keys, changes = WAYS[way]
+    patch.setattr(live_rows, "KEYS", DriverLimit(keys, 1 << 30))
+    patch.setattr(spark_read, "BULK", DriverLimit(changes, 1 << 30))
+
+
+@pytest.fixture
+def join(monkeypatch):
+    read_by(monkeypatch, "driver's fold")
+
+
+def test_a_large_commit_with_small_ones_after_it_is_one_scan_without_a_join(spark, loaded):
+    with no_job(spark):
+        frame = loaded.to_spark()
+        some = loaded.to_spark(columns=["name"], where="qty > 3")
+        one = loaded.to_spark(where="id = 7")
+    text = plan_of(frame)
+    assert text.count("FileScan") == 1 and "Join" not in text and "Union" not in text and "Exchange" not in text
+    assert plan_of(some).count("GreaterThan(qty,3)") == 1, "the filter reaches the scan"
+    assert "ReadSchema: struct<name:string,qty:" in plan_of(some), "the key is not read"
+    assert plan_of(frame.where("name = 'new'").select("id")).count("EqualTo(name,new)") == 1
+    assert "ReadSchema: struct<_tmp_metadata_row_index:bigint>" in plan_of(frame.groupBy().count()), "no column is read"
+    assert "(1 paths)" in plan_of(one) and "EqualTo(_hash," in plan_of(one)
+    for read in ({}, {"at": 1}, {"at": 2}, {"where": "qty > 3", "columns": ["name"]}):
+        assert_equal_reads(loaded, **read)
+    assert frame.count() == loaded.count()
+
+
+def test_a_large_commit_with_small_ones_after_it_is_two_scans_and_no_shuffle(spark, loaded, join):
     with no_job(spark):
         frame = loaded.to_spark()
         some = loaded.to_spark(columns=["name"], where="qty > 3")
@@ -54,7 +87,7 @@ def test_a_large_commit_with_small_ones_after_it_is_two_scans_and_no_shuffle(spa
 
 def test_a_readable_plan_names_the_folders_of_the_table(spark, loaded, capsys):
     loaded.to_spark().explain("formatted")
-    assert capsys.readouterr().out.count(f"{loaded.entry.folder}/log/") == 2
+    assert capsys.readouterr().out.count(f"{loaded.entry.folder}/log/") == 1
     loaded.compact(full=True)
     loaded.to_spark().explain("formatted")
     assert f"{loaded.entry.folder}/baseline/" in capsys.readouterr().out
@@ -79,7 +112,7 @@ def test_many_files_start_no_job_in_a_session_that_would_list_them_by_one(spark,
             items.upsert([{"id": at % 5, "name": str(at)}])
         with no_job(spark):
             frame = items.to_spark()
-        assert plan_of(frame).count("FileScan") == 2
+        assert plan_of(frame).count("FileScan") == 1
         assert spark.conf.get(name) == "4"
         assert_equal_reads(items)
     finally:
@@ -93,11 +126,11 @@ def test_files_of_several_schemas_are_one_scan_unless_a_type_differs(spark, item
     items.rename_column("name", "title")
     items.evolve(pa.schema([("name2", pa.string())]))
     items.upsert([{"id": 2, "title": "c", "qty": 1, "more": "y", "name2": "z"}])
-    assert plan_of(items.to_spark()).count("FileScan") == 2
+    assert plan_of(items.to_spark()).count("FileScan") == 1
     assert_equal_reads(items)
     items.evolve(pa.schema([("qty", pa.int64())]))
     items.upsert([{"id": 3, "title": "d", "qty": 1 << 40, "more": "y", "name2": None}])
-    assert plan_of(items.to_spark()).count("FileScan") == 3
+    assert plan_of(items.to_spark()).count("FileScan") == 2
     assert_equal_reads(items)
     items.drop_column("more")
     assert_equal_reads(items)
@@ -183,11 +216,11 @@ def write_lane(table, changes):
     return files
 
 
-@pytest.mark.parametrize("rows", [2_000_000, 0], ids=["driver's fold", "Spark's fold"])
+@pytest.mark.parametrize("way", ["live rows", "driver's fold", "Spark's fold"])
 @pytest.mark.parametrize("version", [None, "qty"])
 @pytest.mark.parametrize("first", [0, 2])
-def test_packs_beside_files_of_one_commit(spark, make_table, monkeypatch, rows, version, first):
-    monkeypatch.setattr(spark_read, "BULK", DriverLimit(rows, 1 << 30))
+def test_packs_beside_files_of_one_commit(spark, make_table, monkeypatch, way, version, first):
+    read_by(monkeypatch, way)
     table = make_table(key=["id"], vnodes=2, version=version)
     for at in range(6):
         table.upsert([{"id": n, "name": str(at), "qty": 0} for n in (at % 2, 2)])
@@ -201,14 +234,14 @@ def test_packs_beside_files_of_one_commit(spark, make_table, monkeypatch, rows, 
     assert rows_of(changes) == rows_of(table.changes().select(["id", "name", "_seq"]))
 
 
-@pytest.mark.parametrize("rows", [2_000_000, 8, 0], ids=["driver's fold", "layers", "Spark's fold"])
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=4)
 @given(steps=st.lists(STEP, min_size=3, max_size=8), has_version=st.booleans())
-def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_factory, rows, steps, has_version):
+def test_spark_reads_what_the_driver_reads_after_any_history(spark, tmp_path_factory, way, steps, has_version):
     lake = sl.Lake(tmp_path_factory.mktemp("histories"))
     table = lake.create_table("t", ITEMS, key=["id"], version="qty" if has_version else None, vnodes=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spark_read, "BULK", DriverLimit(rows, 1 << 30))
+        read_by(patch, way)
         for at, (verb, ids, number) in enumerate(steps):
             if verb.startswith("fold"):
                 fold_vnodes(table, [number] if verb == "fold one" else range(4))

@@ -73,3 +73,5 @@ BULK = DriverLimit(2_000_000, 512 << 20)
 DELIVERY = DriverLimit(200_000, 64 << 20)
 # Other people's files, whose rows are not counted: the bytes of their text.
 INGEST = DriverLimit(sys.maxsize, 512 << 20, 5_000)
+# Rows of a table whose keys the driver looks up to find those that no longer count, once a seq.
+KEYS = DriverLimit(16_000_000, sys.maxsize, 1_000)

@@ -16,6 +16,9 @@ from strandline.model.types import is_json
 
 _RUNS = 64
 _FILE = "_sl_file"
+PLACE, PLACE_ROW = "_sl_place", "_sl_row"
+"""The place of a row: the number of its file, as the caller counts, and the row's own number in there."""
+_DUCKS_OWN = frozenset({"file_index", "file_row_number"})
 _DUCK = {
     pa.bool_(): "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER",
     pa.int64(): "BIGINT", pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
@@ -155,17 +158,25 @@ def _number_sql(numbers: Sequence[int]) -> str:
     return f"CASE {cases}ELSE {exprs[-1]} END" if cases else exprs[-1]
 
 
+def has_places(schemas: Iterable[pa.Schema]) -> bool:
+    """Whether DuckDB tells the places of rows in files of these schemas: a column of the name hides its own."""
+    names = {name for columns in schemas for name in (*columns.names, *map(stored_name, columns))}
+    return _DUCKS_OWN.isdisjoint(map(caseless_name, names))
+
+
 def duck_scan(
     files: Sequence[ScanFile],
     schemas: Sequence[pa.Schema],
     columns: Sequence[str],
     *,
     number_as: str | None = None,
+    places: Mapping[str, int] | None = None,
 ) -> str:
     """SQL that reads `columns` of the newest of `schemas` from files written under any of them.
 
     `schemas[i]` are the columns inside files of schema id i. Columns that a file lacks are null, narrower ones are
-    cast. `number_as` names a column for the number of each row: its file's, or its own (see `Inside`)."""
+    cast. `number_as` names a column for the number of each row: its file's, or its own (see `Inside`). `places`, which
+    numbers the files by their URLs, adds the place of each row; the files must allow that (see `has_places`)."""
     wanted = [schemas[-1].field(name) for name in columns]
     parts = []
     for schema_id, group in by_schema(files):
@@ -193,11 +204,16 @@ def duck_scan(
             exprs.append(f"map([{urls}], CAST([{','.join(map(str, numbers))}] AS BIGINT[]))[{_FILE}] AS {number_as}")
         elif number_as:
             exprs.append(f"CAST({_number_sql(numbers)} AS BIGINT) AS {number_as}")
+        if places is not None:
+            exprs.append(f"CAST({_number_sql([places[file.url] for file in group])} AS BIGINT) AS {PLACE}")
+            exprs.append(f"file_row_number AS {PLACE_ROW}")
         where = f" WHERE {own.condition}" if own is not None and own.condition else ""
         parts.append(f"SELECT {', '.join(exprs)} FROM read_parquet([{urls}], {options}){where}")
     if not parts:
         empty = [f"CAST(NULL AS {duck_type(field.type)}) AS {quoted(field.name)}" for field in wanted]
         if number_as:
             empty.append(f"CAST(NULL AS BIGINT) AS {number_as}")
+        if places is not None:
+            empty += [f"CAST(NULL AS BIGINT) AS {name}" for name in (PLACE, PLACE_ROW)]
         parts.append(f"SELECT {', '.join(empty)} WHERE false")
     return " UNION ALL ".join(parts)

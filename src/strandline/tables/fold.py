@@ -89,7 +89,7 @@ class FoldCache:
         definition = log.definition
         key = listed(definition.key)
         if marks != entry.marks:
-            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {_mark_sql(marks)}")
+            statements.append(f"DELETE FROM {entry.name} WHERE {SEQ} <= {mark_sql(marks)}")
         files = log.files(max(entry.seq, min(marks)), seq)
         if files:
             fresh = winners(log, files, marks)
@@ -122,7 +122,7 @@ def _is_at_or_after(marks: Sequence[int], older: Sequence[int]) -> bool:
     return all(new >= old for new, old in zip(marks, older, strict=True))
 
 
-def _mark_sql(marks: Sequence[int]) -> str:
+def mark_sql(marks: Sequence[int]) -> str:
     """SQL for the mark of a change's vnode."""
     if len(set(marks)) == 1:
         return str(marks[0])
@@ -143,7 +143,7 @@ def changes_sql(
     scan = duck_scan(log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
     if marks is None or not files:
         return scan
-    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {_mark_sql(marks)}"
+    return f"SELECT * FROM ({scan}) WHERE {SEQ} > {mark_sql(marks)}"
 
 
 def winners(log: LogState, files: LogFiles, marks: tuple[int, ...], loaded: str | None = None) -> str:

@@ -301,18 +301,26 @@ def _keyed_sql(merge: TableAt, fold: str, base: str, log: str, whole: Files) -> 
     whole base."""
     definition = merge.definition
     key = listed(definition.key)
-    if definition.version is None:
-        return (
-            f"({base}) ANTI JOIN {fold} USING ({key})",
-            f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} WHERE {OP} = '{UPSERT}') USING ({key}, {SEQ})",
-        )
-    # A row of the base beats older versions in the log, unless a delete lies between.
-    version = quoted(definition.version)
+    won = f"({log}) SEMI JOIN ({winning_sql(merge, fold, whole)}) USING ({key}, {SEQ})"
+    return f"({base}) b ANTI JOIN {fold} f ON {beats_base_sql(definition)}", won
+
+
+def beats_base_sql(definition: TableDef) -> str:
+    """SQL for a change `f` in a fold that replaces or deletes the row `b` of the base."""
     equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
-    every = _base_sql(merge, whole, [*definition.key, definition.version])
-    return (
-        f"({base}) b ANTI JOIN {fold} f ON {equal} AND (f._sl_reset OR f._sl_version >= b.{version})",
-        f"({log}) SEMI JOIN (SELECT {key}, {SEQ} FROM {fold} f ANTI JOIN ({every}) b"
-        f" ON {equal} AND NOT f._sl_reset AND b.{version} > f._sl_version WHERE {OP} = '{UPSERT}')"
-        f" USING ({key}, {SEQ})",
-    )
+    if definition.version is None:
+        return equal
+    # A row of the base beats older versions in the log, unless a delete lies between.
+    return f"{equal} AND (f._sl_reset OR f._sl_version >= b.{quoted(definition.version)})"
+
+
+def winning_sql(merge: TableAt, fold: str, whole: Files) -> str:
+    """SQL for the upserts in a fold that are rows: their keys and seqs. `whole` are the files of the whole base."""
+    definition = merge.definition
+    found = f"SELECT {listed(definition.key)}, {SEQ} FROM {fold} f"
+    if definition.version is not None:
+        equal = " AND ".join(f"f.{quoted(k)} = b.{quoted(k)}" for k in definition.key)
+        every = _base_sql(merge, whole, [*definition.key, definition.version])
+        found += f" ANTI JOIN ({every}) b ON {equal} AND NOT f._sl_reset"
+        found += f" AND b.{quoted(definition.version)} > f._sl_version"
+    return f"{found} WHERE {OP} = '{UPSERT}'"

@@ -26,8 +26,9 @@ from strandline.model.types import canonical_field
 from strandline.storage import digest, os_errors
 from strandline.storage.open import Storage
 from strandline.storage.snapshot import DataFile
+from strandline.tables.live_rows import LiveRows
 from strandline.tables.log import LogState
-from strandline.tables.merge import TableAt
+from strandline.tables.merge import Files, TableAt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -128,6 +129,14 @@ def log_scan(
     return spark_scan(spark, log.storage, log.scans(files), log.definition.log_schemas, columns, number_as=SEQ)
 
 
+def live_scan(spark: SparkSession, merge: TableAt, files: Files, columns: Sequence[str], live: LiveRows) -> DataFrame:
+    """The rows that count, of baseline and log in one scan."""
+    scans = live.files(merge, files)
+    # Inside of a log file there are the columns of a baseline file, and hidden ones.
+    schemas = merge.definition.log_schemas
+    return spark_scan(spark, merge.log.storage, scans, schemas, columns, number_as=None, live=live)
+
+
 def equal_keys(left: str, right: str, key: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
@@ -156,8 +165,10 @@ def spark_scan(
     columns: Sequence[str],
     *,
     number_as: str | None,
+    live: LiveRows | None = None,
 ) -> DataFrame:
-    """A DataFrame over files of any of `schemas`: by Spark's own reader, or by ours where Spark has no client."""
+    """A DataFrame over files of any of `schemas`: by Spark's own reader, or by ours where Spark has no client. With
+    `live`, which needs Spark's own reader, the rows that count."""
     fields = [schemas[-1].field(name) for name in columns]
     wanted = pa.schema([*fields, *([pa.field(number_as, pa.int64())] if number_as else [])])
     if not files:
@@ -170,7 +181,7 @@ def spark_scan(
         if _file_size(file.url) != file.size:
             raise Corrupt(f"file {file.url} is missing or does not have its {file.size} bytes", path=file.path)
     groups = _group_by_columns(files, schemas, fields)
-    return reduce(lambda a, b: a.union(b), (_native_scan(spark, *group, fields, number_as) for group in groups))
+    return reduce(lambda a, b: a.union(b), (_native_scan(spark, *group, fields, number_as, live) for group in groups))
 
 
 def _group_by_columns(
@@ -243,6 +254,7 @@ def _native_scan(
     inside: pa.Schema,
     fields: Sequence[pa.Field],
     number_as: str | None,
+    live: LiveRows | None,
 ) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -253,6 +265,8 @@ def _native_scan(
         frame = spark.read.options(**_EXACT).schema(spark_schema(stored_columns)).parquet(*urls)
     if own is not None and own.condition:
         frame = frame.where(own.condition)
+    if live is not None:
+        frame = live.keep(frame, files)
     kinds = {field.name: field.type for field in inside}
     exprs = []
     for field in fields:

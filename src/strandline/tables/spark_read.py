@@ -21,9 +21,10 @@ from strandline.model.condition import Predicate
 from strandline.model.keys import shift_for
 from strandline.model.names import backticked
 from strandline.tables.fold import LogFiles
+from strandline.tables.live_rows import LiveRows
 from strandline.tables.log import first_seq
 from strandline.tables.merge import Files, TableAt, has_only_upserts, is_packed, needed_columns, raise_marks
-from strandline.tables.spark_files import base_scan, drop_folded, equal_keys, find_winners, log_scan
+from strandline.tables.spark_files import base_scan, drop_folded, equal_keys, find_winners, live_scan, log_scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,6 +61,20 @@ def read_frame(
     if predicate is not None:
         frame = frame.where(F.expr(predicate.spark))
     return frame.select(*_quote_names([*columns, *extra]))
+
+
+def read_live(
+    spark: SparkSession, merge: TableAt, live: LiveRows, columns: Sequence[str], predicate: Predicate | None = None
+) -> DataFrame:
+    """The merged rows of a table of which the driver knows the rows that count."""
+    from pyspark.sql import functions as F
+
+    files, predicate = merge.candidates(predicate), merge.filter(predicate)
+    needed = list(dict.fromkeys([*columns, *(sorted(predicate.columns) if predicate else ())]))
+    frame = live_scan(spark, merge, files, needed, live)
+    if predicate is not None:
+        frame = frame.where(F.expr(predicate.spark))
+    return frame.select(*_quote_names(columns))
 
 
 def marks_to_fold(merge: TableAt) -> tuple[int, ...] | None:

@@ -32,12 +32,13 @@ from strandline.tables import fold as folds
 from strandline.tables.baseline import Baseline, BaselineState
 from strandline.tables.catalog import Entry
 from strandline.tables.horizon import horizon_at
+from strandline.tables.live_rows import LiveRows, find_live_rows, may_mark_rows
 from strandline.tables.log import Log, LogState
 from strandline.tables.merge import Files, TableAt, duck_sql
 from strandline.tables.pins import Pins, new_pin
 from strandline.tables.readers import NoReaders, Readers
 from strandline.tables.spark_files import check_files, fold_frame, winners_sql
-from strandline.tables.spark_read import marks_to_fold, read_frame
+from strandline.tables.spark_read import marks_to_fold, read_frame, read_live
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,6 +71,7 @@ class TableStore:
         self._folds = folds.FoldCache(duck)
         self._spark_fold: tuple[object, DataFrame] | None = None
         self._spark_frame: tuple[object, DataFrame] | None = None
+        self._live_rows: tuple[object, LiveRows | None] | None = None
 
     @property
     def name(self) -> str:
@@ -183,20 +185,39 @@ class TableStore:
         spark = session(self.spark)
         if predicate is not None:
             files = self._find_files(merge, predicate)
-            fold = self.fold_frame(spark, merge) if files is None else None
-            return read_frame(spark, merge, fold, names, predicate, files=files, is_settled=files is not None)
+            if files is not None:
+                return read_frame(spark, merge, None, names, predicate, files=files, is_settled=True)
+            return self._read_frame(spark, merge, names, predicate)
         frame = self._whole_frame(spark, merge)
         return frame if columns is None else frame.select(*map(backticked, names))
 
     def _whole_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
         """All columns at a seq, kept for the next read: planning takes Spark longer than many reads."""
-        past = (merge.log.purged, merge.log.packed)
-        place = (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, past)
+        place = _place_of(spark, merge)
         with self.lock:
             if self._spark_frame is None or self._spark_frame[0] != place:
-                fold = self.fold_frame(spark, merge)
-                self._spark_frame = (place, read_frame(spark, merge, fold, merge.definition.schema.names))
+                self._spark_frame = (place, self._read_frame(spark, merge, merge.definition.schema.names))
             return self._spark_frame[1]
+
+    def _read_frame(
+        self, spark: SparkSession, merge: TableAt, names: Sequence[str], predicate: Predicate | None = None
+    ) -> DataFrame:
+        live = self._find_live_rows(spark, merge)
+        if live is not None:
+            return read_live(spark, merge, live, names, predicate)
+        return read_frame(spark, merge, self.fold_frame(spark, merge), names, predicate)
+
+    def _find_live_rows(self, spark: SparkSession, merge: TableAt) -> LiveRows | None:
+        """The rows that count, kept for the next read; None when only a join finds them, or all count."""
+        if marks_to_fold(merge) != merge.marks or not may_mark_rows(merge):
+            return None
+        place = _place_of(spark, merge)
+        with self.duck.transaction() as cursor, self.lock:
+            if self._live_rows is None or self._live_rows[0] != place:
+                fold = self.fold_name(merge)
+                found = None if fold is None else find_live_rows(spark, cursor, merge, fold)
+                self._live_rows = (place, found)
+            return self._live_rows[1]
 
     def _find_files(self, merge: TableAt, predicate: Predicate) -> Files | None:
         """For a condition that fixes the key: the files with its one row. None when only a merge finds it."""
@@ -292,7 +313,7 @@ class TableStore:
         """Drop the folds that reads have kept."""
         with self.lock:
             self._folds.forget()
-            self._spark_fold = self._spark_frame = None
+            self._spark_fold = self._spark_frame = self._live_rows = None
 
     def plan_read(
         self, at: At = None, columns: Sequence[str] | None = None, where: str | None = None
@@ -359,6 +380,12 @@ def _find_winner_files(cursor: Any, fold: str, merge: TableAt, key: Sequence[Any
     # A pack may hold other changes of the key: it is limited to the commit.
     changed = merge.log.files(seq - 1, seq) if op == UPSERT else []
     return Files((), [pair for pair in changed if pair[1].path in candidates])
+
+
+def _place_of(spark: SparkSession, merge: TableAt) -> object:
+    """What the rows of a read in Spark depend on."""
+    past = (merge.log.purged, merge.log.packed)
+    return (spark, merge.baseline.version, merge.seq, merge.definition.schema_id, past)
 
 
 def _select_schema(merge: TableAt, names: Sequence[str]) -> pa.Schema:

@@ -1,0 +1,155 @@
+"""Which rows of a table's files count at a seq: for Spark, a bit for each row that does not.
+
+The driver looks up the keys of its fold in the files of the table, once a seq, and finds the rows that are replaced,
+deleted or no upserts. Spark then reads all files in one scan and drops these rows by their number in the file. It reads
+no key for that, joins nothing and broadcasts nothing.
+
+The bits of all files are one array of longs, the only value of a local relation, which a scalar subquery hands to the
+filter. The array begins with a directory: a slot for each hash of a file's name, with the place where its bits begin.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.engines.choice import KEYS
+from strandline.engines.scan import PLACE, PLACE_ROW, Inside, ScanFile, duck_scan, has_places, listed
+from strandline.model.change import HASH, OP, SEQ, UPSERT
+from strandline.tables.fold import LogFiles, mark_sql
+from strandline.tables.merge import Files, TableAt, beats_base_sql, winning_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_WORD = 64
+_WORDS = "_sl_words"
+_HASH_BITS = 32
+# Slots for the names of 1,000 files: 2 MiB.
+_MOST_SLOT_BITS = 18
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """The rows that count, of all files of a table at a seq. `shift` and `bits` say which bits of the hash of a name
+    are its slot; files outside of `partial` have no row that does not count, those in `dead` no other."""
+
+    words: DataFrame
+    shift: int
+    bits: int
+    partial: frozenset[str]
+    dead: frozenset[str]
+
+    def files(self, merge: TableAt, files: Files) -> list[ScanFile]:
+        """The files to scan, without those that have no row that counts. Packs are scanned as a whole."""
+        scans = _scan_all(merge, files.baseline, files.log)
+        return [replace(scan, inside=None) for scan in scans if _name(scan) not in self.dead]
+
+    def keep(self, frame: DataFrame, files: Iterable[ScanFile]) -> DataFrame:
+        """The rows of a scan of these files that count."""
+        from pyspark.sql import functions as F
+
+        if self.partial.isdisjoint(map(_name, files)):
+            return frame
+        # The table may have a column `_metadata` of its own.
+        place, words = frame.metadataColumn("_metadata"), self.words.scalar()
+        row = place["row_index"]
+        slot = F.shiftright(F.crc32(place["file_name"].cast("binary")), self.shift).bitwiseAND((1 << self.bits) - 1)
+        begin = F.get(words, slot.cast("int"))
+        word = F.get(words, (begin + F.shiftright(row, 6)).cast("int"))
+        bit = F.getbit(word, row.bitwiseAND(_WORD - 1).cast("int"))
+        # Files of which all rows count begin behind the end of the array, where there is no bit.
+        return frame.where(F.coalesce(bit, F.lit(0)) == 0)
+
+
+def may_mark_rows(merge: TableAt) -> bool:
+    """Whether the driver looks up the rows that count: for tables of moderate size on a disk, where Spark's own reader
+    tells the number of each row."""
+    files = merge.files()
+    is_held = KEYS.holds(rows=sum(file.rows for file in files), files=len(files))
+    is_told = merge.log.storage.is_local and has_places([*merge.definition.log_schemas, *merge.baseline_schemas])
+    return is_held and is_told and merge.only is None
+
+
+def find_live_rows(spark: SparkSession, cursor: Any, merge: TableAt, fold: str) -> LiveRows | None:
+    """The rows of the table that count; `fold` names the fold in DuckDB. None when the names of files do not differ in
+    enough bits of their hashes."""
+    base, log = merge.base_files(), merge.log_files()
+    names = [_name(scan) for scan in _scan_all(merge, base, log)]
+    slots = _find_slots([zlib.crc32(name.encode()) for name in names])
+    if slots is None:
+        return None
+    counts = np.array([file.rows for file in (*base, *(file for _, file in log))], dtype=np.int64)
+    begins = np.concatenate([[0], np.cumsum(-(-counts // _WORD))])
+    found = cursor.sql(dead_rows_sql(merge, fold)).to_arrow_table()
+    place, row = (found[name].to_numpy() for name in (PLACE, PLACE_ROW))
+    bits = np.zeros(int(begins[-1]) * _WORD, dtype=bool)
+    bits[begins[place] * _WORD + row] = True
+    gone = np.array([int(bits[a * _WORD : b * _WORD].sum()) for a, b in pairwise(begins)])
+    shift, size, at = slots
+    directory = np.zeros(1 << size, dtype=np.int64)
+    directory[at] = np.where(gone > 0, begins[:-1], begins[-1]) + len(directory)
+    words = np.concatenate([directory, np.packbits(bits, bitorder="little").view("<i8")])
+    column = pa.ListArray.from_arrays(pa.array([0, len(words)], pa.int32()), pa.array(words))
+    return LiveRows(
+        spark.createDataFrame(pa.table({_WORDS: column}), schema=f"{_WORDS} array<bigint>"),
+        shift,
+        size,
+        frozenset(name for name, count in zip(names, gone, strict=True) if count),
+        frozenset(name for name, count, rows in zip(names, gone, counts, strict=True) if count == rows),
+    )
+
+
+def dead_rows_sql(merge: TableAt, fold: str) -> str:
+    """SQL for the places (see `duck_scan`) of all rows that do not count. Files are numbered in the order of the table:
+    those of the baseline, then those of the log."""
+    definition = merge.definition
+    base, log = merge.base_files(), merge.log_files()
+    places = {scan.url: at for at, scan in enumerate(_scan_all(merge, base, log))}
+    deciding = [*definition.key, *([definition.version] if definition.version else [])]
+    place, beaten = f"SELECT {PLACE}, {PLACE_ROW} FROM", f"SEMI JOIN {fold} f ON {beats_base_sql(definition)}"
+    parts = []
+    if base:
+        scan = duck_scan(merge.baseline.scans(base), merge.baseline_schemas, deciding, places=places)
+        parts.append(f"{place} ({scan}) b {beaten}")
+    first, later = merge.split(log)
+    if first:
+        parts.append(f"{place} ({_log_sql(merge, first, deciding, places)}) b {beaten}")
+        other = f"{OP} <> '{UPSERT}' OR {SEQ} <= {mark_sql(merge.baseline.marks)}"
+        parts.append(f"{place} ({_log_sql(merge, first, [HASH, OP], places)}) WHERE {other}")
+    key = listed([*definition.key, SEQ])
+    won = winning_sql(merge, fold, Files(base, log))
+    parts.append(f"{place} ({_log_sql(merge, later, definition.key, places)}) ANTI JOIN ({won}) USING ({key})")
+    return " UNION ALL ".join(parts)
+
+
+def _log_sql(merge: TableAt, files: LogFiles, columns: Sequence[str], places: Mapping[str, int]) -> str:
+    scans = _scan_all(merge, [], files)
+    return duck_scan(scans, merge.definition.log_schemas, columns, number_as=SEQ, places=places)
+
+
+def _scan_all(merge: TableAt, base: Iterable[Any], log: LogFiles) -> list[ScanFile]:
+    """The files as a whole: changes in a pack that lie outside of the range are not in the fold."""
+    packs = (replace(s, inside=s.inside and Inside(s.inside.column)) for s in merge.log.scans(log))
+    return [*merge.baseline.scans(base), *packs]
+
+
+def _find_slots(hashes: Sequence[int]) -> tuple[int, int, np.ndarray] | None:
+    """The fewest bits of hashes that tell them apart: how far to shift, the number of bits, and the slot of each."""
+    known = np.array(hashes, dtype=np.int64)
+    for size in range(max(1, len(known).bit_length()), _MOST_SLOT_BITS + 1):
+        for shift in range(_HASH_BITS - size + 1):
+            slots = (known >> shift) & ((1 << size) - 1)
+            if len(np.unique(slots)) == len(slots):
+                return shift, size, slots
+    return None
+
+
+def _name(file: ScanFile) -> str:
+    return file.url.rsplit("/", 1)[1]
