@@ -97,7 +97,8 @@ def _tell_consumer(call: Call, report: ConsumerReport) -> Iterator[Part]:
     if report.is_busy:
         yield warning(f"{name}: left to another runner: {report.why}")
         return
-    what = f"sent {'the table' if report.is_full else 'changes of'} {report.table} to {report.destination}: "
+    part = "the table" if report.is_full else "history of" if report.rounds else "changes of"
+    what = f"sent {part} {report.table} to {report.destination}: "
     done = describe_run(report, what if report.kind in KINDS else "")
     if done:
         yield f"{name}: {done}."
@@ -126,6 +127,7 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
     if report.kind == Retention.kind:
         return _describe_expiry(report.facts) if "seq" in report.facts else ""
     extras = [
+        *([counted(report.rounds, "round")] if report.rounds else []),
         *([f"{counted(report.withheld, 'row')} withheld"] if report.withheld else []),
         *([f"{counted(report.dead, 'row')} refused"] if report.dead else []),
         *([f"repeated {counted(report.replays, 'batch', 'batches')} begun earlier"] if report.replays else []),
