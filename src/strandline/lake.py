@@ -29,6 +29,7 @@ from strandline.model.name_map import Rule
 from strandline.model.names import name_list
 from strandline.pipeline import commands, notebook, pausing, redelivery, runner
 from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, declare_consumer, declare_sink, plan_sink
+from strandline.pipeline.backfill import Backfill
 from strandline.pipeline.commands import ResetReport, RetireReport
 from strandline.pipeline.pausing import PauseReport, RemoveReport
 from strandline.pipeline.plan import Plan, plan_of
@@ -276,15 +277,7 @@ class Lake(Context):
         sink begins: with the current table (`backfill`), with the next change (`head`), or with the changes after a
         seq."""
         declared = SinkDef.declare(
-            name,
-            table,
-            to,
-            where=where,
-            columns=columns,
-            mask=mask,
-            salt=salt,
-            deletes=deletes,
-            start=start,
+            name, table, to, where=where, columns=columns, mask=mask, salt=salt, deletes=deletes, start=start
         )
         return declare_sink(self, declared)
 
@@ -344,6 +337,10 @@ class Lake(Context):
     def remove_sink(self, name: str, *, dry_run: bool = False) -> RemoveReport:
         """End a sink and forget it, with its marks and dead letters. What it has sent stays there."""
         return pausing.remove(self, name, dry_run=dry_run)
+
+    def backfill(self, name: str) -> Backfill:
+        """The history of a large table that a sink delivers in rounds: how far it is, its rate, pause and restart."""
+        return Backfill(self, name)
 
     def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
         """After the state was lost or restored from an old copy: ask every destination how far it has come, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from strandline.model.name_map import RenamedColumn
 
 VNODES = 16
+_SIZE = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?) ?(?P<unit>|[kmg]?b)", re.I)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 TableName = Annotated[str, typer.Argument(metavar="NAME", help="The table.", autocompletion=complete_tables)]
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="The new table.")]
@@ -103,6 +106,26 @@ def parse_length(text: str | None, option: str) -> float | None:
         return None if text is None else duration.seconds(text, option)
     except Invalid as error:
         raise typer.BadParameter(error.message) from error
+
+
+def parse_amount(text: str | None, option: str) -> float | None:
+    """A number of things a second; None for `none`, and when none is given."""
+    if text in (None, "none"):
+        return None
+    try:
+        return float(text.replace(",", ""))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} is {text!r}; expected a number, such as 1000, or none") from error
+
+
+def parse_size(text: str | None, option: str) -> float | None:
+    """The bytes of a size such as `10MB`; None for `none`, and when none is given."""
+    if text in (None, "none"):
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{option} is {text!r}; expected a size such as 500kB, 10MB or 1GB, or none")
+    return float(found["number"]) * _UNITS[found["unit"].lower()]
 
 
 def parse_seq_or_time(text: str | None) -> int | str | None:

@@ -46,7 +46,7 @@ def _tell(call: Call, found: Plan, is_all: bool) -> Iterator[Part]:
         yield sinks.no_sinks(call)
     yield from broken_parts(call, found.broken)
     if found.is_idle:
-        is_waiting = any(each.is_paused for each in found.consumers)
+        is_waiting = any(each.is_paused or _is_stopped(each) for each in found.consumers)
         yield f"A tick would do nothing{'' if is_waiting else ': everything is up to date'}."
     yield note("Nothing was written.")
 
@@ -58,13 +58,15 @@ def _make_row(plan: ConsumerPlan) -> tuple[object, ...]:
     if not plan.works:
         return *who, "", "", "", "", _explain(plan)
     moved = [work for work in plan.works if work.source != NOTHING] or plan.works
-    seqs = f"{min(work.after for work in moved):,} → {max(work.upto for work in moved):,}"
+    after, upto = min(work.after for work in moved), max(work.upto for work in moved)
+    # A round brings rows of the table at the mark.
+    seqs = f"{after:,} → {upto:,}" if after < upto else f"{upto:,}"
     engine = "spark" if any(work.engine == "spark" for work in plan.works) else "driver"
     return *who, seqs, plan.rows, size(plan.bytes), engine, _explain(plan)
 
 
 def _explain(plan: ConsumerPlan) -> str:
-    from strandline.consumers.work import NOTHING, SNAPSHOT
+    from strandline.consumers.work import NOTHING, ROUND, SNAPSHOT
 
     if plan.is_retired:
         return "retired"
@@ -76,6 +78,22 @@ def _explain(plan: ConsumerPlan) -> str:
         *([f"new: {plan.why}" if plan.is_new else plan.why] if plan.why else []),
         *(["repeats what an earlier run began"] if len(new) < len(plan.works) else []),
         *([f"{does} the table as it is"] if any(work.source == SNAPSHOT for work in new) else []),
+        *([f"{does} the {_part_left(plan)} history in rounds"] if any(work.source == ROUND for work in new) else []),
+        *(["its history is paused"] if _is_stopped(plan) else []),
         *(work.why or f"starts after seq {work.upto:,}" for work in new if work.source == NOTHING or work.why),
     ]
     return "; ".join(parts) or ("new changes" if plan.works else "up to date")
+
+
+def _part_left(plan: ConsumerPlan) -> str:
+    """Which part of its history a consumer begins with."""
+    return "rest of its" if any(each.round for each in plan.known.positions.values()) else "table's"
+
+
+def _is_stopped(plan: ConsumerPlan) -> bool:
+    """Whether a person has paused a history that is not delivered yet."""
+    known = plan.known
+    if plan.is_retired or not known.rate.is_stopped or plan.start != "backfill":
+        return False
+    is_new = plan.is_new or not any(known.marks.values())
+    return is_new or any(not each.is_done for each in known.positions.values())

@@ -13,7 +13,7 @@ from strandline.cli import sinks
 from strandline.cli.answer import Answer, Part, Rows, counted, facts, fault, preview, warning
 from strandline.cli.completion import complete_sinks
 from strandline.cli.destination import BACKFILL, make_sink, parse_start
-from strandline.cli.options import DryRun, ShowAll, Where, Yes, parse_names, parse_pairs
+from strandline.cli.options import DryRun, ShowAll, Where, Yes, parse_amount, parse_names, parse_pairs, parse_size
 from strandline.cli.verb import Call
 from strandline.errors import Invalid, StrandlineError
 
@@ -67,6 +67,13 @@ def add(
     catalog: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="iceberg: a setting of its catalog. Repeatable.")
     ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS", help="Rows a second that it sends at most. Later: strandline backfill rate."),
+    ] = None,
+    rate_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes a second that it sends at most, such as 10MB.")
+    ] = None,
     yes: Yes = False,
 ) -> Answer:
     """Add a sink, or change one. Every tick of the lake then serves it.
@@ -74,6 +81,7 @@ def add(
     Asks before it changes one. Options that are not given take their defaults, not their earlier values. With another
     destination, table or mode the sink begins a new generation: it starts again."""
     begin, masks = parse_start(start), parse_pairs(mask or (), "--mask", "email=hash")
+    rows_per_s, bytes_per_s = parse_amount(rate, "--rate"), parse_size(rate_bytes, "--rate-bytes")
     lake = call.lake()
     if name in lake.declared:
         raise Invalid(f"sink {name!r} is declared in {call.app}", hint="Change it there.", consumer=name)
@@ -91,6 +99,9 @@ def add(
     planned = lake.plan_sink(made)
     if planned.is_change and not yes:
         _confirm_change(call, planned)
+    if rate is not None or rate_bytes is not None:
+        # Before the sink is there: another process may tick at once.
+        lake.backfill(name).rate(rows_per_s, bytes_per_s)
     done = lake.add_sink(made)
     return Answer(done, _tell(call, done, begin))
 

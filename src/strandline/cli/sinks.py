@@ -15,8 +15,10 @@ from strandline.errors import Conflict, NotFound, StrandlineError
 
 if TYPE_CHECKING:
     import strandline as sl
+    from strandline.pipeline.backfill import BackfillStatus
     from strandline.pipeline.lag import Lag
     from strandline.pipeline.status import ConsumerStatus
+    from strandline.state.rates import Rate
     from strandline.state.receipts import SavedReceipt
 
 
@@ -64,6 +66,7 @@ def progress_of(sink: ConsumerStatus) -> list[tuple[str, str]]:
         ("generation", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
         ("mark", marks_text(sink.marks)),
         ("lag", lag_text(sink.lag) + (", never sent" if sink.is_retired and not sink.lag.is_none else "")),
+        *([("history", history_text(sink.backfill))] if sink.backfill is not None else []),
         ("under way", begun),
         ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
         ("last", last_text(sink.last) or "nothing yet"),
@@ -126,11 +129,31 @@ def state_text(sink: ConsumerStatus) -> str:
         return "retired" if sink.error is None else "waits for you"
     if sink.is_paused:
         return "paused" if sink.owner is None else f"paused, finishing ({place_of(sink.owner)})"
-    if sink.owner is not None:
+    history = "" if sink.backfill is None or not sink.backfill.is_open else history_text(sink.backfill)
+    is_running = bool(history) and sink.backfill is not None and sink.backfill.condition == "running"
+    if sink.owner is not None and not is_running:
         return f"working ({place_of(sink.owner)})"
-    if sink.error is not None:
+    if sink.error is not None and not is_running:
         return "failed"
-    return "never ran" if sink.last is None else "ok"
+    return history or ("never ran" if sink.last is None else "ok")
+
+
+def history_text(backfill: BackfillStatus) -> str:
+    """How far the history of a sink is, in a few words; empty when it has none."""
+    done = f"{backfill.percent:.1f} %"
+    if backfill.condition == "running":
+        return f"history {done}" + (f", {length(backfill.eta_s)} left" if backfill.eta_s else "")
+    texts = {"waiting": f"history {done}, waits for a tick", "paused": f"history paused at {done}"}
+    return texts.get(backfill.condition, "history delivered" if backfill.condition == "done" else "")
+
+
+def rate_text(rate: Rate) -> str:
+    """The limits of a rate; a pause is not part of it."""
+    limits = [
+        *([f"{rate.rows_per_s:,.10g} rows/s"] if rate.rows_per_s else []),
+        *([f"{size(round(rate.bytes_per_s))}/s"] if rate.bytes_per_s else []),
+    ]
+    return f"most {' and '.join(limits)}" if limits else "full speed"
 
 
 def coloured_state(sink: ConsumerStatus) -> Text:

@@ -45,21 +45,33 @@ def tick(
     with progress_bar("Sending") as progress:
         report = lake.tick(only=chosen, progress=progress)
     retired = _find_retired(lake, chosen or (), report)
+    now = lake.status()
     waiting = [
         each
-        for each in lake.status().attention
+        for each in now.attention
         if each.cause in ("letters", "rejects") and (chosen is None or each.consumer in chosen)
+    ]
+    stopped = [
+        each.backfill
+        for each in now.marked
+        if (chosen is None or each.name in chosen)
+        and each.backfill is not None
+        and each.backfill.is_open
+        and each.backfill.rate.is_stopped
     ]
 
     def tell() -> Iterator[Part]:
         for each in report.consumers:
             yield from _tell_consumer(call, each)
+        for history in stopped:
+            on = call.command(f"backfill resume {history.consumer}")
+            yield f"{history.consumer}: {sinks.history_text(history)}; to let it go on: {on}"
         for name in retired:
             yield warning(f"{name} is retired; to use it again: {call.command(f'mark reset {name}')}")
         for name in report.paused:
             yield f"{name} is paused, and its changes wait; to let it go on: {call.command(f'sink resume {name}')}"
         yield from broken_parts(call, report.broken)
-        if report.is_idle and not retired and not report.paused:
+        if report.is_idle and not retired and not report.paused and not stopped:
             yield "Everything is up to date."
             if not lake.consumer_states():
                 yield sinks.no_sinks(call)
@@ -85,7 +97,8 @@ def _tell_consumer(call: Call, report: ConsumerReport) -> Iterator[Part]:
     if report.is_busy:
         yield warning(f"{name}: left to another runner: {report.why}")
         return
-    what = f"sent {'the table' if report.is_full else 'changes of'} {report.table} to {report.destination}: "
+    part = "the table" if report.is_full else "history of" if report.rounds else "changes of"
+    what = f"sent {part} {report.table} to {report.destination}: "
     done = describe_run(report, what if report.kind in KINDS else "")
     if done:
         yield f"{name}: {done}."
@@ -114,6 +127,7 @@ def describe_run(report: ConsumerReport, what: str = "") -> str:
     if report.kind == Retention.kind:
         return _describe_expiry(report.facts) if "seq" in report.facts else ""
     extras = [
+        *([counted(report.rounds, "round")] if report.rounds else []),
         *([f"{counted(report.withheld, 'row')} withheld"] if report.withheld else []),
         *([f"{counted(report.dead, 'row')} refused"] if report.dead else []),
         *([f"repeated {counted(report.replays, 'batch', 'batches')} begun earlier"] if report.replays else []),

@@ -38,7 +38,7 @@ STATE = typer.Option(
     metavar="URL", help="The database of the lake's state (or STRANDLINE_STATE); else a file in the lake."
 )
 PLACE = {"lake": LAKE, "app": APP, "state": STATE}
-_COMMAND = re.compile(r"\bstrandline (?=(?:deadletter|doctor|mark|sink|table|tick|token)\b)")
+_COMMAND = re.compile(r"\bstrandline (?=(?:backfill|deadletter|doctor|mark|sink|table|tick|token)\b)")
 _PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 JSON = typer.Option("--json", help="Print one JSON document.")
 DEBUG = typer.Option("--debug", help="Show the stack trace of an error.")

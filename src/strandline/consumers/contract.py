@@ -61,15 +61,16 @@ class Receipt:
 
 
 _COUNTS = ("rows", "bytes", "rows_read", "bytes_read", "withheld", "dead", "requests", "retries", "files", "jobs")
-_KEPT = (*_COUNTS, "facts", "replays", "is_full", "after", "upto", "seconds")
+_KEPT = (*_COUNTS, "facts", "replays", "rounds", "is_full", "after", "upto", "seconds")
 
 
 @dataclass(kw_only=True)
 class ConsumerReport(Receipt):
     """What a tick did for one consumer; marks moved from `after` to `upto`, both None when no mark moved.
 
-    `replays` counts the lanes that repeated an earlier run; `is_full` says that the whole table was read. `is_busy`:
-    another runner works on it. `why` says what has changed. `lost` are dropped columns that its condition names.
+    `replays` counts the lanes that repeated an earlier run, `rounds` those of a table's history; `is_full` says that
+    the whole table was read. `is_busy`: another runner works on it. `why` says what has changed. `lost` are dropped
+    columns that its condition names.
     `errors` are all errors, `error` is the first."""
 
     name: str
@@ -78,6 +79,7 @@ class ConsumerReport(Receipt):
     destination: str
     after: int | None = None
     replays: int = 0
+    rounds: int = 0
     is_full: bool = False
     is_new: bool = False
     is_busy: bool = False

@@ -157,12 +157,17 @@ class _MarkedRun:
                 return
             assert plan.resolved is not None
             self._record = self._register_consumer(plan.resolved)
-            self._positions, self._rounds.rate = dict(known.positions), known.rate
+            # Not those of an earlier life.
+            self._positions, self._rounds.rate = dict(plan.resolved.marks.positions), known.rate
+            self._rounds.pace = self._rounds.pace or max((at.pace for at in self._positions.values()), default=0.0)
             is_all = not any(work.is_replay or work.source == ROUND for work in plan.works)
             for at, work in enumerate(plan.works):
                 self._rounds.wait(lambda: self._state.rates.get(self._plan.name), self._stop)
                 if self._stop.is_set():
                     return
+                if work.source == ROUND and not work.is_replay and self._rounds.rate.is_stopped:
+                    # A person paused the history during the wait.
+                    break
                 self._run_work(plan.resolved.consumer, work, is_last=is_all and at + 1 == len(plan.works))
             if is_all:
                 return
@@ -196,6 +201,7 @@ class _MarkedRun:
             begun = self._begin_lanes(work, self._prepare_lanes(consumer, work))
             if begun.lanes:
                 self._report.is_full |= work.source == SNAPSHOT
+                self._report.rounds += work.source == ROUND
                 self._report.replays += len(begun.lanes) if work.is_replay else 0
                 self._run_lanes(consumer, begun, is_last=is_last)
         finally:

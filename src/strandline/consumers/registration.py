@@ -36,8 +36,10 @@ class ResolvedConsumer:
 
     @property
     def marks(self) -> ConsumerState:
-        """The marks to continue from; none for a new life."""
-        return ConsumerState(self.registration.consumer) if self.registration.is_new else self.known
+        """The marks to continue from; none for a new life. A rate outlasts lives."""
+        if not self.registration.is_new:
+            return self.known
+        return ConsumerState(self.registration.consumer, rate=self.known.rate)
 
 
 def resolve(context: Context, name: str, known: ConsumerState) -> ResolvedConsumer:

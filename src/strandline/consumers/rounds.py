@@ -45,7 +45,7 @@ class Rounds:
         """A round with its last key. `others` are the positions of other vnodes: the round ends at one that lies in it,
         so that vnodes which fell behind go on with the others."""
         assert work.span is not None
-        merge = work.table.merge(work.upto)
+        merge, planned = work.table.merge(work.upto), work.extent
         is_all = len(work.vnodes) == merge.definition.vnodes
         groups = find_group_ends(merge if is_all else merge.part(work.vnodes))
         rows, raw_bytes = self._wanted(work)
@@ -56,12 +56,16 @@ class Rounds:
                 until = other
         size = _size_of([group for group in groups if group.may_hold(start, until)], work)
         work = replace(work, span=KeySpan(start, until))
-        if size.rows > _CLOSE * rows and (key := work.feed().nth_key(rows)) is not None:
-            part = rows / size.rows
-            size = RangeSize(0, rows, round(size.bytes * part), round(size.raw_bytes * part))
-            until = key
-        done = sum(each.rows for each in work.positions.values() if each is not None) + size.rows
-        share = 1.0 if until is None else min(1.0, done / max(done, sum(group.rows for group in groups)))
+        if size.rows > _CLOSE * rows:
+            # Row groups reach beyond the round. Without such a key it has all rows that are left.
+            key = work.feed().nth_key(rows)
+            most = rows if key is not None else max(1, min(rows, planned.rows))
+            part = most / size.rows
+            size = RangeSize(0, most, round(size.bytes * part), round(size.raw_bytes * part))
+            until = until if key is None else key
+        shares = [0.0 if each is None else each.share for each in work.positions.values()]
+        whole = sum(group.rows for group in groups)
+        share = 1.0 if until is None else min(1.0, sum(shares) / max(1, len(shares)) + size.rows / max(1, whole))
         return replace(work, span=KeySpan(start, until), extent=size, share=share, engine=engine_for(size))
 
     def _wanted(self, work: Work) -> tuple[int, int]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from strandline.consumers.context import Context
 from strandline.consumers.feed import files_of, size_of
+from strandline.consumers.plan import ConsumerPlan
+from strandline.consumers.registration import table_of
+from strandline.errors import StrandlineError
 from strandline.sinks.definition import BACKFILL, HEAD, Start
 from strandline.tables.merge import TableAt
 
@@ -47,3 +52,17 @@ def lag_of(marks: Mapping[int, int], start: Start, merge: TableAt, now_s: float)
     oldest_ms = min((file.oldest_ms for _, file in files), default=None)
     seconds = None if oldest_ms is None else round(max(0.0, now_s - oldest_ms / 1000), 1)
     return Lag(size_of(files).commits, rows, seconds)
+
+
+def lag_of_plan(context: Context, plan: ConsumerPlan) -> Lag:
+    """How far a consumer is behind, also when it cannot be planned, as long as its table is there."""
+    known = plan.known
+    try:
+        if plan.resolved is not None:
+            table, start = plan.resolved.table, plan.start
+        else:
+            table = table_of(context, None if known.consumer else plan.table, known.consumer)
+            start = known.consumer.definition["start"] if known.consumer else plan.start
+        return lag_of({} if plan.is_new else known.marks, start, table.merge(), time.time())
+    except StrandlineError:
+        return Lag(0, 0, None)

@@ -17,12 +17,12 @@ from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
 from strandline.consumers.feed import size_of
-from strandline.consumers.plan import ConsumerPlan, plan_marked, plan_own
-from strandline.consumers.registration import table_of
+from strandline.consumers.plan import plan_marked, plan_own
 from strandline.consumers.retention import Retention
 from strandline.errors import StrandlineError
 from strandline.model.scrub import scrub_text
-from strandline.pipeline.lag import Lag, lag_of
+from strandline.pipeline.backfill import BackfillStatus, backfill_of
+from strandline.pipeline.lag import Lag, lag_of_plan
 from strandline.sinks.definition import KINDS
 from strandline.state.marks import ConsumerState
 from strandline.state.receipts import SavedReceipt
@@ -80,7 +80,7 @@ class TableStatus:
 class ConsumerStatus:
     """One consumer: its position and its last receipt. `error` is why its last attempt failed, or why it cannot be
     planned; `owner` works on it now; with `holds_log` the log is kept for it; a paused one does nothing until it is
-    resumed."""
+    resumed. `backfill` is the history that it delivers, or has delivered, in rounds; None for one without."""
 
     name: str
     table: str
@@ -99,10 +99,13 @@ class ConsumerStatus:
     owner: str | None = None
     last: SavedReceipt | None = None
     holds_log: bool = False
+    backfill: BackfillStatus | None = None
 
     def to_dict(self) -> dict[str, Any]:
         last = None if self.last is None else {"at_s": self.last.at_s, **self.last.body}
-        return {**vars(self), "lag": self.lag.to_dict(), "marks": dict(self.marks), "last": last}
+        backfill = None if self.backfill is None else self.backfill.to_dict()
+        parts = {"lag": self.lag.to_dict(), "marks": dict(self.marks), "last": last, "backfill": backfill}
+        return {**vars(self), **parts}
 
 
 @dataclass(frozen=True)
@@ -253,19 +256,6 @@ def _last_error(receipt: SavedReceipt | None) -> str | None:
     return scrub_text(str(receipt.body["error"]["message"]), most=_MESSAGE_CHARACTERS)
 
 
-def _lag(context: Context, plan: ConsumerPlan, known: ConsumerState) -> Lag:
-    """How far a consumer is behind, also when it cannot be planned, as long as its table is there."""
-    try:
-        if plan.resolved is not None:
-            table, start = plan.resolved.table, plan.start
-        else:
-            table = table_of(context, None if known.consumer else plan.table, known.consumer)
-            start = known.consumer.definition["start"] if known.consumer else plan.start
-        return lag_of({} if plan.is_new else known.marks, start, table.merge(), time.time())
-    except StrandlineError:
-        return Lag(0, 0, None)
-
-
 def _consumer_status(
     context: Context, name: str, known: ConsumerState, last: Mapping[str, SavedReceipt], letters: Mapping[str, int]
 ) -> ConsumerStatus:
@@ -277,8 +267,9 @@ def _consumer_status(
     error = _last_error(last.get(generation)) if plan.is_due else None
     if plan.error is not None:
         error = plan.error.message
-    lag = Lag(0, 0, None) if is_retired else _lag(context, plan, known)
+    lag = Lag(0, 0, None) if is_retired else lag_of_plan(context, plan)
     lease = None if record is None else context.state.leases.find(record.lease)
+    owner = None if lease is None else lease.owner
     return ConsumerStatus(
         name=name,
         table=plan.table,
@@ -293,10 +284,11 @@ def _consumer_status(
         lag=lag,
         intents=len(known.intents),
         letters=letters.get(generation, 0),
-        owner=None if lease is None else lease.owner,
+        owner=owner,
         last=last.get(generation),
         error=error,
         holds_log=record is not None and not is_retired,
+        backfill=backfill_of(context, plan, lag, owner),
     )
 
 
