@@ -79,7 +79,7 @@ class History:
 
     def rows_at(self, seq: int | None = None) -> dict[Any, dict[str, Any]]:
         found: dict[Any, dict[str, Any]] = {}
-        for at, op, key, row in self.log:
+        for at, _, key, row in self.log:
             if seq is None or at <= seq:
                 found.pop(key, None)
                 if row is not None:

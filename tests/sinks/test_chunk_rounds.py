@@ -1,5 +1,5 @@
-"""The chunks of a whole backfill, at a receiver that does what the protocol says: whatever the rounds, the changes in
-between and the cuts are, and whatever is sent again, each row is applied once and every vnode ends behind its history."""
+"""The chunks of a whole backfill, at a receiver that does what the protocol says. Whatever the rounds and the cuts are,
+and whatever is sent again: each row is applied once, and every vnode ends behind its history."""
 
 import itertools
 import json
