@@ -13,6 +13,7 @@ from forks import Interrupted, at_crash_points
 from positions_receiver import positions_receiver
 from strandline.consumers import ranges, work
 from strandline.engines.choice import DriverLimit
+from strandline.tables.horizon import micros
 from support import ITEMS
 
 MIRRORED = ("delta-mirror", "iceberg-mirror")
@@ -285,14 +286,36 @@ def test_rows_expire_from_a_mirror_whose_history_is_under_way(lake, mirror):
 
     def change(number):
         if number in (2, 4):
-            visits.expire(dt.datetime(2020, 1, 3 + number))
+            # As if it had been decided before the sink began.
+            visits.log.expire(micros(dt.datetime(2020, 1, 3 + number)), rows=1)
             visits.compact(full=True)
 
     tick(lake, after_rounds(change))
     finish(lake)
     assert is_done(lake)
     assert sorted(mirror.current()) == sorted(visits.to_arrow()["id"].to_pylist())
-    assert len(mirror.changes()) == visits.to_arrow().num_rows
+    assert len(mirror.changes()) == visits.to_arrow().num_rows < 40
+
+
+def test_no_row_expires_before_its_round(lake, place_of):
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
+    visits = lake.create_table("visits", schema, key=["id"], vnodes=2, time="at", compact_ratio=1e9)
+    visits.upsert([{"id": id_, "at": dt.datetime(2020, 1, 1 + id_ % 20)} for id_ in range(40)])
+    visits.compact(full=True)
+    place = place_of("parquet")
+    lake.sink("out", "visits", to=place.sink())
+    refusals = []
+
+    def expire(number):
+        try:
+            visits.expire(dt.datetime(2020, 1, 10))
+        except sl.Conflict as error:
+            refusals.append(error.fields["consumer"])
+
+    tick(lake, after_rounds(expire))
+    assert len(refusals) > 3 and set(refusals) == {"out"}
+    assert len(place.changes()) == 40
+    assert visits.to_arrow().num_rows < 40 or visits.expire(dt.datetime(2020, 1, 10))
 
 
 def test_a_column_that_comes_between_rounds_arrives(lake, anyone):

@@ -14,6 +14,10 @@ class Readers(Protocol):
         not the one that last trimmed the lake: then nothing may be deleted."""
         ...
 
+    def in_history(self) -> set[str]:
+        """The active consumers that lack a part of the rows from before their mark: their history is under way."""
+        ...
+
     def renewed_epoch(self) -> int:
         """The epoch that a trim writes into the log, so that an older state is noticed; 0 without a state."""
         ...
@@ -33,6 +37,9 @@ class NoReaders:
 
     def marks(self) -> list[tuple[int, str]]:
         return []
+
+    def in_history(self) -> set[str]:
+        return set()
 
     def renewed_epoch(self) -> int:
         return 0
