@@ -116,13 +116,13 @@ def test_a_small_table_is_one_batch(lake):
 def test_rows_do_not_expire_before_the_history_is_delivered(lake, table, copy, monkeypatch):
     deliver_rounds(lake, monkeypatch, 2)
     table.configure(retention="30d")
-    assert table.readers.backfilling() == {"copy"}
+    assert table.readers.in_history() == {"copy"}
     with refused(sl.Conflict, consumer="copy"):
         table.expire(NEW - dt.timedelta(days=1))
     report = lake.tick()
     assert table.count() == ROWS // 2
     report.raise_for_errors()
-    assert len(copy.rows) == ROWS and table.readers.backfilling() == set()
+    assert len(copy.rows) == ROWS and table.readers.in_history() == set()
 
 
 def test_folds_vacuum_and_trims_between_rounds_change_nothing(lake, table, copy, monkeypatch):

@@ -111,7 +111,7 @@ class PositionsReceiver:
             for vnode in range(first, last + 1):
                 assert vnode not in skip, "a vnode is in two ranges"
                 at, start, end = held.get(vnode), tuple(begin), (to_seq, to_index)
-                assert start < end, "a range without extent"
+                assert start <= end, "a range that goes back"
                 for row in rows:
                     if row["_vnode"] == vnode:
                         assert start <= (row["_seq"], row["_index"]) < end, "a row outside its range"

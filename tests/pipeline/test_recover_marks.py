@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
+from deltalake import DeltaTable
 
 import strandline as sl
+from backfills import small_rounds
+from forks import Interrupted, at_crash_points
 from pipelines import delivered, rows
 from receiving import served
 from strandline.pipeline import commands
 from strandline.pipeline.recover_marks import adopt_state
 from strandline.sinks.definition import SinkDef
+from strandline.sinks.delta import DeltaSink
+from strandline.sinks.parquet import ParquetSink
+from strandline.state.consumers import IN_HISTORY
 from strandline.state.epoch import read_record
 from support import ITEMS, by_id, python
 
@@ -221,3 +229,142 @@ lake.tick()
 
 # Kills after which the receiver happens to hold whole seqs of each vnode.
 BETWEEN_SEQS = {(False, 1), (False, 4)}
+
+
+# --- while a history is delivered -----------------------------------------------------------------------------------
+
+
+def stop_after(lake: sl.Lake, advances: int) -> None:
+    """A tick in whose course the history of a sink is stopped, after so many moves of its marks."""
+    left = itertools.count(1)
+
+    def here(point: str) -> None:
+        if point == "marks.advanced" and next(left) == advances:
+            lake.state.rates.set_stopped("out", True)
+
+    with at_crash_points(here):
+        assert lake.tick().is_well
+
+
+def check_undecided(lake: sl.Lake, items: sl.Table) -> None:
+    """The sink waits for a person, and then delivers everything again."""
+    (found,) = adopt_state(lake)
+    assert found.marks is None and found.is_undecided and found.why == IN_HISTORY
+    for _ in range(2):
+        (report,) = lake.tick().sinks
+        assert isinstance(report.error, sl.Conflict) and not report.rows
+        assert "strandline backfill restart out" in (report.error.hint or "")
+    commands.reset(lake, "out")
+    lake.state.rates.set_stopped("out", False)
+    for _ in range(5):
+        assert lake.tick().is_well
+    assert lake.tick().is_idle
+
+
+@pytest.fixture
+def history(lake: sl.Lake, items: sl.Table, monkeypatch: pytest.MonkeyPatch) -> sl.Table:
+    small_rounds(monkeypatch)
+    for first in (0, 10):
+        items.upsert(rows(*range(first, first + 10)))
+    return items
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_history_that_only_the_lost_state_knew_waits_for_a_person(
+    lake: sl.Lake, history: sl.Table, place: Path, kind: str
+) -> None:
+    to = ParquetSink(str(place)) if kind == "parquet" else DeltaSink(str(place))
+    lake.sink("out", "items", to=to)
+    stop_after(lake, 3)
+    assert read_record(lake.storage).backfills
+    again = lose(lake)
+    check_undecided(again, history)
+    if kind == "delta":
+        assert sorted(DeltaTable(str(place)).to_pyarrow_table()["id"].to_pylist()) == list(range(20))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_a_history_of_which_nothing_was_delivered_begins_again(
+    lake: sl.Lake, history: sl.Table, place: Path, kind: str
+) -> None:
+    lake.sink("out", "items", to=ParquetSink(str(place)) if kind == "parquet" else DeltaSink(str(place)))
+
+    def here(point: str) -> None:
+        if point == "loop.lanes_done":
+            raise Interrupted
+
+    with at_crash_points(here), pytest.raises(Interrupted):
+        lake.tick()
+    again = lose(lake)
+    (found,) = adopt_state(again)
+    assert set((found.marks or {}).values()) == {0}
+    assert again.tick().rows == 20 and again.tick().is_idle
+
+
+@pytest.mark.parametrize("advances", [1, 4])
+def test_a_receiver_with_a_part_of_the_history_waits_for_a_person(
+    lake: sl.Lake, history: sl.Table, tmp_path: Path, advances: int
+) -> None:
+    other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
+    with served(str(tmp_path / "other")) as receiver:
+        lake.sink("out", "items", to=sl.HttpSink(f"{receiver.url}/ingest/items", chunk_rows=2, lanes=1))
+        stop_after(lake, advances)
+        check_undecided(lose(lake), history)
+    assert by_id(other) == by_id(history)
+
+
+def test_a_receiver_that_ends_between_two_commits_of_a_catch_up_waits_for_a_person(
+    lake: sl.Lake, history: sl.Table, tmp_path: Path
+) -> None:
+    """Its positions look like those of whole seqs: (seq, 0)."""
+    other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
+    with served(str(tmp_path / "other")) as receiver:
+        url = f"{receiver.url}/ingest/items"
+        lake.sink("out", "items", to=sl.HttpSink(url, chunk_rows=1, lanes=1))
+        stop_after(lake, 2)
+        for _ in range(3):
+            history.upsert(rows(0, name="m"))
+
+        def here(point: str) -> None:
+            if point == "sink.chunk_acked":
+                raise Interrupted
+
+        with at_crash_points(here), pytest.raises(Interrupted):
+            lake.tick()
+        (sink,) = read_record(lake.storage).consumers
+        told = httpx.get(f"{url}/positions", params={"sink": lake.producer(sink).sink}).json()["positions"]
+        assert any(seq > 1 and index == 0 for _, _, seq, index in told)
+        check_undecided(lose(lake), history)
+    assert by_id(other) == by_id(history)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "http"])
+def test_a_state_from_the_middle_of_a_history_that_is_there_goes_on_behind_it(
+    lake: sl.Lake, history: sl.Table, tmp_path: Path, place: Path, kind: str
+) -> None:
+    other = sl.Lake(tmp_path / "other").create_table("items", ITEMS, key=["id"])
+    root = Path(lake.storage.uri)
+    with served(str(tmp_path / "other")) as receiver:
+        url = f"{receiver.url}/ingest/items"
+        lake.sink("out", "items", to=sl.HttpSink(url) if kind == "http" else ParquetSink(str(place)))
+        stop_after(lake, 2)
+        lake.state.rates.set_stopped("out", False)
+        lake.state.database.close()
+        copy = (root / "state.db").read_bytes()
+        history.upsert(rows(3, 30))
+        assert lake.tick().is_well
+        assert not read_record(lake.storage).backfills
+        lake.state.database.close()
+        for path in root.glob("state.db*"):
+            path.unlink()
+        (root / "state.db").write_bytes(copy)
+        again = sl.Lake(root)
+        (found,) = adopt_state(again)
+        assert set((found.marks or {}).values()) == {3} and not found.is_undecided
+        assert again.tick().is_idle
+        history.upsert(rows(4))
+        assert again.tick().rows == 1 and again.tick().is_idle
+    if kind == "http":
+        assert by_id(other) == by_id(history)
+    else:
+        assert len(delivered(place)) == len({(row["id"], row["_seq"]) for row in delivered(place)})

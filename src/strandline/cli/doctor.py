@@ -102,6 +102,8 @@ def _adopt(call: Call, skip: Sequence[str]) -> Answer:
 
 
 def _tell_adopt(call: Call, found: Sequence[RecoveredSink], is_lost: bool) -> Iterator[Part]:
+    from strandline.state.consumers import IN_HISTORY
+
     for each in found:
         if each.marks is not None:
             low, high = min(each.marks.values()), max(each.marks.values())
@@ -110,8 +112,11 @@ def _tell_adopt(call: Call, found: Sequence[RecoveredSink], is_lost: bool) -> It
             yield f"{each.name}: goes on after {at}, {each.why}{rest}."
             continue
         yield f"{each.name}: {'waits for you' if each.is_undecided else 'retired'}: {each.why}."
-        again = call.command(f"mark reset {each.name}")
-        yield note(f"  Say where it goes on: {again} (the whole table; --to SEQ, --head)")
+        if each.why == IN_HISTORY:
+            yield note(f"  Deliver it again: {call.command(f'backfill restart {each.name}')}")
+        else:
+            again = call.command(f"mark reset {each.name}")
+            yield note(f"  Say where it goes on: {again} (the whole table; --to SEQ, --head)")
         if each.is_undecided:
             yield note(f"  Or give it up: {call.command(f'mark retire {each.name}')}")
     retired = sum(each.marks is None for each in found)

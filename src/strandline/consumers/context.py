@@ -131,8 +131,8 @@ class StateReaders:
         state.epoch.check(trimmed_epoch=table.log.refresh().epoch)
         return state.marks.slowest_consumers(self.entry.generation, table.definition.vnodes)
 
-    def backfilling(self) -> set[str]:
-        return self.context.state.marks.backfilling(self.entry.generation) if self.context.has_state else set()
+    def in_history(self) -> set[str]:
+        return self.context.state.marks.in_history(self.entry.generation) if self.context.has_state else set()
 
     def renewed_epoch(self) -> int:
         return self.context.state.epoch.renew() if self.context.has_state else 0

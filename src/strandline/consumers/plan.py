@@ -14,7 +14,7 @@ from strandline.consumers.registration import ResolvedConsumer, declared_consume
 from strandline.consumers.work import Work
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.sinks.definition import BACKFILL, KINDS, Start
-from strandline.state.consumers import ConsumerRecord
+from strandline.state.consumers import IN_HISTORY, ConsumerRecord
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
 
@@ -141,9 +141,11 @@ def plan_own(consumer: Consumer, tables: Tables) -> ConsumerPlan:
 
 def _undecided_conflict(record: ConsumerRecord) -> Conflict:
     name = record.name
+    again = f"To send the table again: strandline mark reset {name} (only changes from a seq on: --to SEQ, --head)"
+    if record.undecided == IN_HISTORY:
+        again = f"To deliver it again: strandline backfill restart {name}"
     return Conflict(
-        f"sink {name!r} waits for you to say where it continues: its marks were lost, and {record.undecided}",
-        hint=f"Nothing is sent. To send the table again: strandline mark reset {name} (only changes from a seq on:"
-        f" --to SEQ, --head). To give it up: strandline mark retire {name}",
+        f"{record.title} waits for you to say where it continues: its marks were lost, and {record.undecided}",
+        hint=f"Nothing is sent. {again}. To give it up: strandline mark retire {name}",
         consumer=name,
     )

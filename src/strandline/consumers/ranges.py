@@ -2,7 +2,7 @@
 
 A new consumer gets the table as one batch when it is small. A larger table is its history: it is delivered in rounds,
 key by key (see `state/key_positions`). Before each round, the vnodes catch up with the changes of the keys that were
-delivered. A plan has one round; how far it goes is decided when it runs (see `rounds`)."""
+delivered. A plan has one round of a vnode; how far it goes is decided when it runs (see `rounds`)."""
 
 from __future__ import annotations
 
@@ -59,22 +59,25 @@ class Ranges:
         self._check_head(max(marks.values()))
         works = list(self._begun_works(known))
         begun = {vnode for work in works for vnode in work.vnodes}
-        groups: dict[tuple[int, bytes, int], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         histories = self._histories(known)
         for vnode, seq in marks.items():
             if vnode not in begun:
                 at = histories.get(vnode, _WHOLE) or Position()
-                groups[seq, at.key, at.round].append(vnode)
+                groups[seq, at.key].append(vnode)
         planned = []
-        for (mark, _, _), group in sorted(groups.items()):
+        for (mark, _), group in sorted(groups.items()):
             positions = {vnode: histories[vnode] for vnode in group if vnode in histories}
             planned.append((mark, group, positions, list(self._new_works(mark, group, positions, known.rate))))
         highest = max([*marks.values(), *(work.upto for _, _, _, new in planned for work in new)])
+        rounds: list[Work] = []
         for mark, group, positions, new in planned:
             more = self._extend_works(mark, group, positions, new, highest)
             works += more
             if positions and not known.rate.is_stopped:
-                works += self._rounds(more[-1].upto if more else mark, mark, group, positions)
+                rounds += self._rounds(more[-1].upto if more else mark, mark, group, positions)
+        # Vnodes that fell behind come last, because they go as far as the others at most: then all go on together.
+        works += sorted(rounds, key=_start_of, reverse=True)
         return tuple(works)
 
     def _histories(self, known: ConsumerState) -> dict[int, Position | None]:
@@ -252,6 +255,10 @@ class Ranges:
 
 
 _WHOLE = Position(is_done=True)
+
+
+def _start_of(work: Work) -> bytes:
+    return work.span.start if work.span else b""
 
 
 def _first_source(start: object) -> str:

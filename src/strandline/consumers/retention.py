@@ -170,12 +170,12 @@ def find_blocker(table: TableStore) -> ExpiryBlocker | None:
         return None
     merge = table.merge()
     found = []
-    unfinished = table.readers.backfilling()
-    for mark, who in table.readers.marks():
-        seq = 0 if who in unfinished else mark
-        files = [file for number, file in merge.log.by_seq if number > seq]
-        # A consumer that has not begun, or not got the whole history, lacks the folded rows too.
-        files += merge.base_files() if not seq else []
+    in_history = table.readers.in_history()
+    for seq, who in table.readers.marks():
+        is_whole = seq > 0 and who not in in_history
+        files = [file for number, file in merge.log.by_seq if number > seq or not is_whole]
+        # A consumer that has not begun, or has a part of the history, lacks the folded rows too.
+        files += [] if is_whole else merge.base_files()
         times = [at for at in (_earliest_time(file, time) for file in files) if at is not None]
         if times:
             found.append(ExpiryBlocker(who, seq, min(times)))

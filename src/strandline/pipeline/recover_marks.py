@@ -3,7 +3,8 @@
 The lake's own record names the sinks and their open intents; each destination that keeps positions says how far it has
 come. An interrupted batch is opened again, and continues behind the last row that the destination has. A sink whose
 destination cannot tell, or has more than the lake, is retired until a person decides where it continues; `status` and
-every tick ask for that. Nothing is changed unless every destination has answered.
+every tick ask for that. So is a sink whose history was being delivered: only the state knows its key positions. Nothing
+is changed unless every destination has answered.
 
 After a crash: everything is adopted, or nothing is.
 """
@@ -20,10 +21,12 @@ from strandline.consumers.registration import table_of
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.sinks.contract import Delivery, ResumableDelivery
 from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
-from strandline.state.consumers import UNDECIDED, ConsumerRecord
-from strandline.state.epoch import read_record
+from strandline.state.consumers import IN_HISTORY, UNDECIDED, ConsumerRecord
+from strandline.state.epoch import EpochRecord, read_record
 from strandline.state.intents import Intent
 from strandline.tables.store import TableStore
+
+_NO_POSITION = "its destination keeps no position"
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,7 @@ def adopt_state(context: Context, *, skip: Collection[str] = ()) -> list[Recover
         if is_retired:
             decided.append((consumer, None))
             continue
-        place = (
-            _Place(None, "skipped")
-            if name in skip
-            else _find_place(context, consumer, record.intents if record else ())
-        )
+        place = _Place(None, "skipped") if name in skip else _find_place(context, consumer, record)
         if place.is_undecided:
             consumer = replace(consumer, definition={**consumer.definition, UNDECIDED: place.why})
         decided.append((replace(consumer, is_retired=False), place.marks))
@@ -102,22 +101,26 @@ def _is_own_state(context: Context, trimmed_epoch: int) -> bool:
     return True
 
 
-def _find_place(context: Context, consumer: ConsumerRecord, begun: Sequence[Intent]) -> _Place:
-    """Where a sink continues, by its destination and its open intents."""
+def _find_place(context: Context, consumer: ConsumerRecord, record: EpochRecord | None) -> _Place:
+    """Where a sink continues, by its destination and its open intents in the lake's record."""
+    is_in_history = record is not None and consumer.generation in record.backfills
     try:
         table = table_of(context, None, consumer)
     except NotFound:
         return _Place(None, "its table was dropped")
     if consumer.kind not in KINDS:
-        return _Place(None, "its destination keeps no position", is_undecided=True)
+        return _Place(None, IN_HISTORY if is_in_history else _NO_POSITION, is_undecided=True)
     try:
         declared = context.declared.get(consumer.name)
         sink = SinkDef.from_dict(consumer.name, consumer.table, consumer.definition, declared)
-        mine = [each for each in begun if each.generation == consumer.generation]
+        mine = [each for each in (record.intents if record else ()) if each.generation == consumer.generation]
         with closing(sink.to.open(context.producer(consumer))) as delivery:
+            if is_in_history and isinstance(delivery, ResumableDelivery):
+                # Places inside the history look like those inside a batch, and between two.
+                return _Place(None, IN_HISTORY, is_undecided=True)
             return _ask_destination(delivery, table, mine)
     except Conflict as error:
-        return _Place(None, error.message, is_undecided=True)
+        return _Place(None, IN_HISTORY if is_in_history else error.message, is_undecided=True)
     except StrandlineError as error:
         raise Unavailable(
             f"sink {consumer.name!r} cannot be asked how far it has come: {error.message}",
@@ -130,7 +133,7 @@ def _ask_destination(delivery: Delivery, table: TableStore, begun: Sequence[Inte
     vnodes, head = table.definition.vnodes, table.head
     held = delivery.position(vnodes)
     if held is None:
-        return _Place(None, "its destination keeps no position", is_undecided=True)
+        return _Place(None, _NO_POSITION, is_undecided=True)
     inside = delivery.partial_positions(vnodes) if isinstance(delivery, ResumableDelivery) else {}
     beyond = max([*held.values(), *(seq for seq, _ in inside.values())], default=0)
     if beyond > head:

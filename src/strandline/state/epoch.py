@@ -44,10 +44,11 @@ from sqlalchemy import (
 
 from strandline.crash import crash_point
 from strandline.errors import Conflict, Corrupt, Invalid
+from strandline.state import key_positions
 from strandline.state.consumers import ConsumerRecord, consumers, find_current, generations, list_current, put_life
 from strandline.state.database import Database, insert_missing, meta, metadata, now_s
 from strandline.state.intents import Intent, intents, open_intents
-from strandline.state.key_positions import positions, read_positions
+from strandline.state.key_positions import forget_positions, read_positions
 from strandline.state.marks import check_seqs, lower_marks, marks, raise_marks, reopen_intent
 from strandline.state.values import check_int
 from strandline.storage.open import Storage
@@ -187,6 +188,7 @@ class Epoch:
         record = read_record(self._storage)
         is_foreign = record is not None and record.lake_id != self._lake_id
         told = 0 if record is None or is_foreign else record.epoch
+        self._state.ensure(key_positions.positions)
         with self._state.transaction() as connection:
             found = self._lock_epochs(connection)
             adopted = [_adopt_consumer(connection, consumer, seqs) for consumer, seqs in ordered]
@@ -263,7 +265,7 @@ class Epoch:
     def _make_record(self, connection: Connection, epoch: int) -> EpochRecord:
         known = tuple(list_current(connection))
         living = [each.generation for each in known if not each.is_retired]
-        at = read_positions(connection, living) if self._state.has(positions) else {}
+        at = read_positions(connection, living) if self._state.has(key_positions.positions) else {}
         backfills = tuple(sorted(life for life, each in at.items() if any(not one.is_done for one in each.values())))
         begun = tuple(open_intents(connection, living))
         return EpochRecord(self._lake_id, epoch, self._state.shown, known, begun, backfills)
@@ -335,5 +337,7 @@ def _adopt_consumer(connection: Connection, consumer: ConsumerRecord, seqs: Mapp
     insert_missing(connection, consumers, name=consumer.name)
     find_current(connection, consumer.name, is_locking=True)
     kept = put_life(connection, replace(consumer, is_retired=consumer.is_retired or seqs is None))
+    # A consumer that continues has its whole history; this state may be a copy from before that.
+    forget_positions(connection, kept.generation)
     raise_marks(connection, kept.generation, seqs or {})
     return kept

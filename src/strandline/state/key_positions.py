@@ -159,6 +159,11 @@ def move_positions(
     connection.execute(insert(positions), [_row_of(generation, vnode, to) for vnode, (_, to) in sorted(moves.items())])
 
 
+def forget_positions(connection: Connection, generation: str) -> None:
+    """Forget the positions of a locked consumer, for an adoption: it has its whole history, or begins again."""
+    connection.execute(delete(positions).where(positions.c.generation == generation))
+
+
 def _row_of(generation: str, vnode: int, at: Position) -> dict[str, object]:
     facts = {name: value for name, value in vars(at).items() if name != "sent"}
     return {**facts, "generation": generation, "vnode": vnode, "sent_seq": at.sent[0], "sent_rows": at.sent[1]}

@@ -203,16 +203,17 @@ class Marks:
         with self._state.reading() as connection:
             return sorted((row.lowest if row.started == vnodes else 0, row.name) for row in connection.execute(query))
 
-    def backfilling(self, table_generation: str) -> set[str]:
-        """The consumers of a table, without retired ones, that have not got its whole history yet."""
+    def in_history(self, table_generation: str) -> set[str]:
+        """The consumers of a table whose history is delivered in part."""
         if not self._state.has(positions):
             return set()
+        mine = (generations.c.table_generation == table_generation) & generations.c.is_retired.is_(False)
         query = (
             select(generations.c.name)
             .join(consumers, consumers.c.generation == generations.c.generation)
             .join(positions, positions.c.generation == generations.c.generation)
-            .where(generations.c.table_generation == table_generation)
-            .where(generations.c.is_retired.is_(False), positions.c.is_done.is_(False))
+            .where(mine, positions.c.is_done.is_(False))
+            .distinct()
         )
         with self._state.reading() as connection:
             return set(connection.execute(query).scalars())

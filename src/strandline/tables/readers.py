@@ -14,8 +14,8 @@ class Readers(Protocol):
         not the one that last trimmed the lake: then nothing may be deleted."""
         ...
 
-    def backfilling(self) -> set[str]:
-        """The consumers that have not got the whole history yet: rows from before their marks must stay."""
+    def in_history(self) -> set[str]:
+        """The active consumers that lack a part of the rows from before their mark: their history is under way."""
         ...
 
     def renewed_epoch(self) -> int:
@@ -38,7 +38,7 @@ class NoReaders:
     def marks(self) -> list[tuple[int, str]]:
         return []
 
-    def backfilling(self) -> set[str]:
+    def in_history(self) -> set[str]:
         return set()
 
     def renewed_epoch(self) -> int:

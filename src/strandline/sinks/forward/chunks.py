@@ -30,6 +30,10 @@ from strandline.storage.parquet.rowgroup import Sizes, row_bytes
 
 # A receiver keeps `seq << 31 | index` in 63 bits.
 
+MOST_RANGES = 64
+"""The ranges of one request, at most 64 characters each: some servers take no header above 8 KiB. While a history is
+delivered, each vnode has a place of its own."""
+
 Position = tuple[int, int, int]
 Span = tuple[Position, Position]
 """From a position on, and before another."""
@@ -156,14 +160,18 @@ class Chunk:
         return [self] if border == self.end else self._split(self.rows.num_rows, border)
 
     def split_vnodes(self) -> list[Chunk]:
-        """This chunk, or two if it continues its first vnode and begins others: `is_first` differs for them, and a
-        header holds one value."""
-        vnode = self.start[0]
-        is_within = self.start[1:] != self.of.first_place(vnode)
-        if not (self.of.is_first and is_within and self.ranges[-1][1] > vnode):
+        """The chunks that go out instead of this one: with one value of `is_first`, and no more than `MOST_RANGES`."""
+        ranges = self.ranges
+        is_within = self.start[1:] != self.of.first_place(self.start[0])
+        if self.of.is_first and is_within and ranges and ranges[-1][1] > self.start[0]:
+            border = self.start[0] + 1  # it continues its first vnode, and begins others
+        elif len(ranges) > MOST_RANGES:
+            border = ranges[MOST_RANGES][0]
+        else:
             return [self]
-        own = int(np.searchsorted(_column_numbers(self.rows, VNODE), vnode, side="right"))
-        return self._split(own, (vnode + 1, *self.of.first_place(vnode + 1)))
+        rows = int(np.searchsorted(_column_numbers(self.rows, VNODE), border))
+        left, right = self._split(rows, (border, *self.of.first_place(border)))
+        return [*left.split_vnodes(), *right.split_vnodes()]
 
     def _split_before(self, row: int) -> list[Chunk]:
         """Cut between two rows: at the second one, or where its vnode begins."""
