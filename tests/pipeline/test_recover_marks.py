@@ -23,8 +23,8 @@ from strandline.pipeline.recover_marks import adopt_state
 from strandline.sinks.definition import SinkDef
 from strandline.sinks.delta import DeltaSink
 from strandline.sinks.parquet import ParquetSink
-from strandline.state.consumers import IN_HISTORY
 from strandline.state.epoch import read_record
+from strandline.state.key_positions import IN_HISTORY
 from support import ITEMS, by_id, python
 
 

@@ -102,7 +102,7 @@ def _adopt(call: Call, skip: Sequence[str]) -> Answer:
 
 
 def _tell_adopt(call: Call, found: Sequence[RecoveredSink], is_lost: bool) -> Iterator[Part]:
-    from strandline.state.consumers import IN_HISTORY
+    from strandline.state.key_positions import IN_HISTORY
 
     for each in found:
         if each.marks is not None:

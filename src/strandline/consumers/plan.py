@@ -14,7 +14,8 @@ from strandline.consumers.registration import ResolvedConsumer, declared_consume
 from strandline.consumers.work import Work
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.sinks.definition import BACKFILL, KINDS, Start
-from strandline.state.consumers import IN_HISTORY, ConsumerRecord
+from strandline.state.consumers import ConsumerRecord
+from strandline.state.key_positions import IN_HISTORY
 from strandline.state.marks import ConsumerState
 from strandline.tables.collection import Tables
 

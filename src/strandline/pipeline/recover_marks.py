@@ -21,9 +21,10 @@ from strandline.consumers.registration import table_of
 from strandline.errors import Conflict, Invalid, NotFound, StrandlineError, Unavailable
 from strandline.sinks.contract import Delivery, ResumableDelivery
 from strandline.sinks.definition import BACKFILL, KINDS, SinkDef
-from strandline.state.consumers import IN_HISTORY, UNDECIDED, ConsumerRecord
+from strandline.state.consumers import UNDECIDED, ConsumerRecord
 from strandline.state.epoch import EpochRecord, read_record
 from strandline.state.intents import Intent
+from strandline.state.key_positions import IN_HISTORY
 from strandline.tables.store import TableStore
 
 _NO_POSITION = "its destination keeps no position"

@@ -41,8 +41,6 @@ from strandline.state.leases import check_fence, leases
 from strandline.state.values import check_int, from_json, to_json
 
 UNDECIDED, SHAPE = "undecided", "shape"
-IN_HISTORY = "its history was being delivered, and only the lost state knew how far it had come"
-"""Why a consumer is undecided whose marks were lost before its history was delivered."""
 _APART_S = 0.002
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 

@@ -38,6 +38,9 @@ from strandline.errors import Conflict, Invalid
 from strandline.model.key_order import is_at_most
 from strandline.state.database import metadata
 
+IN_HISTORY = "its history was being delivered, and only the lost state knew how far it had come"
+"""Why a consumer is undecided whose marks were lost before its history was delivered."""
+
 positions = Table(
     "strandline_backfills",
     metadata,
