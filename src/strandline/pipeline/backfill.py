@@ -28,7 +28,6 @@ from strandline.state.rates import Rate, Rates
 from strandline.tables.count import bound_rows
 from strandline.tables.store import TableStore
 
-NONE, WAITING, RUNNING, PAUSED, DONE = "none", "waiting", "running", "paused", "done"
 Condition = Literal["none", "waiting", "running", "paused", "done"]
 # Before the last round is done, the share is an estimate.
 _MOST_PERCENT = 99.9
@@ -65,7 +64,7 @@ class BackfillStatus:
     @property
     def is_open(self) -> bool:
         """Whether there is history to deliver."""
-        return self.condition not in (NONE, DONE)
+        return self.condition not in ("none", "done")
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "lag": self.lag.to_dict(), "rate": asdict(self.rate)}
@@ -172,16 +171,16 @@ def _status_without_history(plan: ConsumerPlan, lag: Lag, owner: str | None) -> 
     marks = plan.known.marks
     seq, vnodes = min(marks.values(), default=0), len(marks)
     return BackfillStatus(
-        plan.name, plan.table, NONE, vnodes, 0, 0, 0, 0, 0.0, lag, 0.0, None, plan.known.rate, seq, owner, None
+        plan.name, plan.table, "none", vnodes, 0, 0, 0, 0, 0.0, lag, 0.0, None, plan.known.rate, seq, owner, None
     )
 
 
 def _condition_of(is_done: bool, known: ConsumerState, owner: str | None) -> Condition:
     if is_done:
-        return DONE
+        return "done"
     if known.rate.is_stopped or known.is_paused:
-        return PAUSED
-    return WAITING if owner is None else RUNNING
+        return "paused"
+    return "waiting" if owner is None else "running"
 
 
 def _has_history(context: Context, plan: ConsumerPlan) -> bool:
