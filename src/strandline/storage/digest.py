@@ -20,6 +20,7 @@ from strandline.storage.snapshot import DataFile
 
 CHUNK_BYTES = 4 << 20
 _BUFFER_BYTES = 64 << 10
+_QUICK_BYTES = 1 << 30
 _AT_ONCE = 8
 
 
@@ -53,6 +54,14 @@ class DigestStream:
 
     def close(self) -> None:
         """Do nothing: the opener of the inner stream closes it or gives it up."""
+
+
+def is_quick(storage: Storage, files: Iterable[DataFile]) -> bool:
+    """Whether this process checks these files sooner than Spark's tasks would begin: the bytes of a local disk pass
+    through a digest at about a gigabyte a second."""
+    some = list(files)
+    has_digests = all(file.crc is not None for file in some)
+    return storage.is_local and has_digests and sum(file.size for file in some) <= _QUICK_BYTES
 
 
 def find_fault(storage: Storage, path: str, file: DataFile, columns: Sequence[str] | None = None) -> str:

@@ -293,13 +293,13 @@ class TableStore:
         spark: SparkSession | None,
         is_folded: bool,
     ) -> None:
-        """`Corrupt` when one of these files, in its `columns`, is damaged; with a session, Spark tasks check them.
+        """`Corrupt` when one of these files, in its `columns`, is damaged; many bytes are checked by Spark tasks.
 
         Reads do not check files. So their folds are dropped when a file is damaged, and also before a fold is used to
         write rows (`is_folded`): a file may have been damaged and restored since."""
         columns = None if columns is None else self.definition.stored_names(columns)
         try:
-            if spark is None:
+            if spark is None or (columns is None and digest.is_quick(self.log.storage, files.values())):
                 digest.check(self.log.storage, files.items(), columns)
             else:
                 check_files(spark, self.log.storage, files.items(), columns)
