@@ -278,7 +278,9 @@ def test_a_past_that_is_gone_is_an_error_until_a_restart(slow, items, place):
     trim(items, 2)
     now = slow.backfill("archive").resume()
     assert (now.safe_s, now.condition) == (0.0, "waiting")
-    assert not slow.tick(only=["archive"]).is_well and not slow.status().is_healthy
+    (report,) = slow.tick(only=["archive"]).sinks
+    assert isinstance(report.error, sl.NotRetained) and "backfill restart archive" in str(report.error.hint)
+    assert not slow.status().is_healthy
     slow.backfill("archive").restart()
     slow.tick(only=["archive"]).raise_for_errors()
     assert (status(slow).safe_s, status(slow).condition) == (None, "done")

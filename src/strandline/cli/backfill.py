@@ -89,9 +89,8 @@ def _make_row(each: BackfillStatus) -> tuple[object, ...]:
 
 
 def _list_facts(each: BackfillStatus) -> Iterator[tuple[str, str]]:
-    left = "" if each.rows_left is None else f", about {each.rows_left:,} left"
     yield "table", each.table
-    yield "rows", f"{each.rows:,} sent{left}"
+    yield "history", sinks.rows_text(each)
     yield "rounds", f"{each.rounds:,}; {each.vnodes_done:,} of {counted(each.vnodes, 'vnode')} done"
     rest = f", {sinks.length(each.eta_s)} for the rest" if each.eta_s else ""
     yield "pace", f"{each.pace:,.0f} rows/s{rest}" if each.pace else "not known yet"
@@ -195,7 +194,7 @@ def _answer_change(call: Call, now: BackfillStatus) -> Answer:
             yield f"The history of {name} is paused{f' at {now.percent:.1f} %' if now.is_open else ''}."
             yield "Changes of the rows that it has sent are still sent."
         else:
-            yield f"{name} sends at {sinks.rate_text(now.rate)}, from the next batch on."
+            yield f"{name} sends {sinks.rate_text(now.rate)}, from the next batch on."
         yield from _tell_next(call, now)
 
     return Answer(now, tell())

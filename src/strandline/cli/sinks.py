@@ -66,7 +66,7 @@ def progress_of(sink: ConsumerStatus) -> list[tuple[str, str]]:
         ("generation", f"{sink.life} ({sink.generation})" if sink.generation else "none yet: declared, never ran"),
         ("mark", marks_text(sink.marks)),
         ("lag", lag_text(sink.lag) + (", never sent" if sink.is_retired and not sink.lag.is_none else "")),
-        *([("history", history_text(sink.backfill))] if sink.backfill is not None else []),
+        *([("history", rows_text(sink.backfill))] if sink.backfill is not None else []),
         ("under way", begun),
         ("dead letters", f"{sink.letters:,}" if sink.letters else "none"),
         ("last", last_text(sink.last) or "nothing yet"),
@@ -147,13 +147,19 @@ def history_text(backfill: BackfillStatus) -> str:
     return texts.get(backfill.condition, "history delivered" if backfill.condition == "done" else "")
 
 
+def rows_text(backfill: BackfillStatus) -> str:
+    """The rows of a history."""
+    left = "" if backfill.rows_left is None else f", about {backfill.rows_left:,} left"
+    return f"{counted(backfill.rows, 'row')} sent{left}"
+
+
 def rate_text(rate: Rate) -> str:
     """The limits of a rate; a pause is not part of it."""
     limits = [
         *([f"{rate.rows_per_s:,.10g} rows/s"] if rate.rows_per_s else []),
         *([f"{size(round(rate.bytes_per_s))}/s"] if rate.bytes_per_s else []),
     ]
-    return f"most {' and '.join(limits)}" if limits else "full speed"
+    return f"at most {' and '.join(limits)}" if limits else "without a limit"
 
 
 def coloured_state(sink: ConsumerStatus) -> Text:

@@ -12,7 +12,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
 from strandline.consumers.registration import ResolvedConsumer, declared_consumer, resolve
 from strandline.consumers.work import Work
-from strandline.errors import Conflict, Internal, StrandlineError
+from strandline.errors import Conflict, Internal, NotRetained, StrandlineError
 from strandline.sinks.definition import BACKFILL, KINDS, Start
 from strandline.state.consumers import ConsumerRecord
 from strandline.state.key_positions import IN_HISTORY
@@ -110,6 +110,9 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
         plan = replace(plan, lost=found.consumer.missing_columns(found.table, is_new=registered.is_new))
         return replace(plan, works=tuple(found.consumer.plan(context, found.marks)))
     except StrandlineError as error:
+        if isinstance(error, NotRetained):
+            verb = "backfill restart" if known.positions else "mark reset"
+            error.hint = error.hint or f"Nothing was sent. Start it again: strandline {verb} {name}"
         failure = error
     except Exception as error:
         # Damage may raise anything; the other consumers must continue.
