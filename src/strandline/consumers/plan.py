@@ -12,7 +12,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
 from strandline.consumers.registration import ResolvedConsumer, declared_consumer, resolve
 from strandline.consumers.work import Work
-from strandline.errors import Conflict, Internal, StrandlineError
+from strandline.errors import Conflict, Internal, NotRetained, StrandlineError
 from strandline.sinks.definition import BACKFILL, KINDS, Start
 from strandline.state.consumers import IN_HISTORY, ConsumerRecord
 from strandline.state.marks import ConsumerState
@@ -106,11 +106,18 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
         )
         plan = replace(plan, lost=found.consumer.missing_columns(found.table, is_new=registered.is_new))
         return replace(plan, works=tuple(found.consumer.plan(context, found.marks)))
+    except NotRetained as error:
+        error.hint = error.hint or f"Nothing was sent. To send the table again: strandline {_restart_of(known)} {name}"
+        return replace(plan, error=error)
     except StrandlineError as error:
         return replace(plan, error=error)
     except Exception as error:
         # Damage may raise anything; the other consumers must continue.
         return replace(plan, error=Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}"))
+
+
+def _restart_of(known: ConsumerState) -> str:
+    return "mark reset" if all(at.is_done for at in known.positions.values()) else "backfill restart"
 
 
 def _empty_plan(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
