@@ -3,6 +3,9 @@
 A commit's own files are of tier 0. When more than `compact_files` neighbours of one tier are small, they become one
 pack of a higher tier. So a row is packed once per tier, and the tiers grow with the logarithm of the commits. Files
 that are large already are left alone.
+
+Commits that are folded do not make a pack due before they are enough for the second tier. Reads do not open their files
+any more, and mostly they are trimmed before. So a fold of many small files does not write their changes twice.
 """
 
 from __future__ import annotations
@@ -50,13 +53,15 @@ def describe_packs(files: int) -> str:
     return f"pack {files:,} files of the log"
 
 
-def plan_packs(log: LogState) -> list[Bundle]:
-    """The packs that are due."""
+def plan_packs(log: LogState, folded: int = 0) -> list[Bundle]:
+    """The packs that are due. All changes up to `folded` are in the baseline, or will be after this compaction."""
     most = max(2, log.definition.settings.compact_files)
     found: list[Bundle] = []
     for (is_small, _, tier), group in groupby(log.by_seq, key=_kind_of):
         run = list(group)
-        if is_small and tier < MAX_TIER and len(run) > most:
+        open_files = sum(tier > 0 or seq > folded for seq, _ in run)
+        is_much = open_files > most or len(run) >= (most + 1) ** 2
+        if is_small and tier < MAX_TIER and is_much:
             for files in _cut_run(run):
                 tiers = max(1, int(math.log(len(files)) / math.log(most + 1)))
                 found.append(Bundle(tuple(files), tier + tiers))
