@@ -20,18 +20,20 @@ from strandline.engines.lanes import files_of
 from support import ITEMS, Oracle, data_files, refused, rows_of
 
 SHAPES = ["keyed", "versioned", "keyless", "expired", "expired keyless", "dropped"]
-# How many bytes are loaded whole, loaded as small files, and folded at once.
+# How many bytes are loaded whole, loaded as small files, folded at once, and loaded at once.
 SIZES = {
-    "loaded": (1 << 30, 0, 1),
-    "small files": (-1, 1 << 30, 1),
-    "large files": (-1, 0, 1),
-    "one run": (-1, 0, 1 << 30),
+    "loaded": (1 << 30, 0, 1, 1),
+    "small files": (-1, 1 << 30, 1, 1 << 30),
+    "large files": (-1, 0, 1, 1),
+    "one run": (-1, 0, 1 << 30, 1),
+    "lots": (-1, 1 << 30, 1 << 30, 1),
 }
 
 
 @pytest.fixture(params=SIZES)
 def sizes(request, monkeypatch):
-    for name, size in zip(("LOADED_BYTES", "SMALL_BYTES", "RUN_BYTES"), SIZES[request.param], strict=True):
+    names = ("LOADED_BYTES", "SMALL_BYTES", "RUN_BYTES", "LOT_BYTES")
+    for name, size in zip(names, SIZES[request.param], strict=True):
         monkeypatch.setattr(fold_lane, name, size)
 
 
@@ -151,11 +153,14 @@ def test_a_task_tells_of_a_damaged_file_and_writes_nothing(make_table, lake, whe
     assert data_files(table) == before
 
 
-def test_a_fold_that_fails_leaves_no_file(make_table, monkeypatch):
+@pytest.mark.parametrize("is_written_beside", [False, True])
+def test_a_fold_that_fails_leaves_no_file(make_table, monkeypatch, is_written_beside):
     table = make_table(key=["id"], vnodes=4)
     table.upsert([{"id": n, "name": "x"} for n in range(40)])
     before, real = data_files(table), fold_lane._fold_run
-    monkeypatch.setattr(fold_lane, "RUN_BYTES", 1)
+    # One vnode a run, as an iterator or as a list of batches.
+    (file,) = table.log.refresh().snapshot.files.values()
+    monkeypatch.setattr(fold_lane, "RUN_BYTES", file.raw_bytes // 4 if is_written_beside else 1)
 
     def fail_late(cursor, part, *names):
         if 2 in part.only:
@@ -166,6 +171,29 @@ def test_a_fold_that_fails_leaves_no_file(make_table, monkeypatch):
     with refused(sl.Unavailable):
         compaction.compact(table, full=True)
     assert data_files(table) == before
+
+
+@pytest.mark.parametrize("run_bytes", [1, 1 << 30])
+def test_a_writer_that_fails_after_some_files_leaves_none(make_table, monkeypatch, run_bytes):
+    table = make_table(key=["id"], vnodes=4)
+    table.upsert([{"id": n, "name": "x"} for n in range(40)])
+    before, real = data_files(table), fold_lane._write_rows
+    monkeypatch.setattr(fold_lane, "RUN_BYTES", run_bytes)
+    written = []
+
+    def fail_late(part, batches, account):
+        for file in real(part, batches, account):
+            yield file
+            written.append(file)
+            if len(written) == 3:
+                raise OSError(5, "the disk is gone")
+
+    monkeypatch.setattr(fold_lane, "_write_rows", fail_late)
+    with refused(sl.Unavailable):
+        compaction.compact(table, full=True)
+    assert (len(written), data_files(table)) == (3, before)
+    monkeypatch.undo()
+    assert compaction.compact(table, full=True).rows == 40
 
 
 @pytest.mark.parametrize("key", [["id"], ["name", "id"], ["name"], []])

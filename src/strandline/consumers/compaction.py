@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from strandline.consumers.compaction_plan import VnodeNeed, plan_of
+from strandline.consumers.compaction_plan import VnodeNeed, folded_upto, plan_of
 from strandline.consumers.contract import ConsumerReport, LaneEnd, Receipt
 from strandline.consumers.damage import DegradedVnode, find_damage
 from strandline.consumers.feed import RangeSize, size_of
@@ -33,7 +33,7 @@ from strandline.storage.snapshot import DataFile
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.collection import Tables
 from strandline.tables.fold_problems import FoldProblems
-from strandline.tables.log import Log, LogState
+from strandline.tables.log import Log
 from strandline.tables.merge import TableAt
 from strandline.tables.packing import Bundle, pack_files
 from strandline.tables.pins import QUIET_S, is_abandoned, new_pin
@@ -92,10 +92,10 @@ class Compaction:
         """The packs that are due, and then the due vnodes: in one work when the driver can fold them, otherwise in
         groups, so that finished groups are kept when a later one fails."""
         merge = self._table.merge()
-        return [*self._pack_works(merge), *self._fold_works(merge)]
-
-    def _fold_works(self, merge: TableAt) -> list[Work]:
         due = self._find_due(merge)
+        return [*self._pack_works(merge, due), *self._fold_works(merge, due)]
+
+    def _fold_works(self, merge: TableAt, due: Sequence[VnodeNeed]) -> list[Work]:
         if not due:
             return []
         log_bytes = sum(file.raw_bytes for _, file in merge.log_files())
@@ -105,9 +105,9 @@ class Compaction:
         engine = "driver" if is_small else "spark"
         return [self._make_work(merge, due[at : at + size], engine) for at in range(0, len(due), size)]
 
-    def _pack_works(self, merge: TableAt) -> list[Work]:
+    def _pack_works(self, merge: TableAt, due: Sequence[VnodeNeed]) -> list[Work]:
         """One work, without vnodes, for all packs that are due."""
-        needs = [PackNeed.of(bundle) for bundle in self._find_packs(merge.log)]
+        needs = [PackNeed.of(bundle) for bundle in self._find_packs(merge, due)]
         if not needs:
             return []
         after, upto = min(need.after for need in needs), max(need.upto for need in needs)
@@ -120,10 +120,10 @@ class Compaction:
         why = describe_packs(sum(need.files for need in needs))
         return [Work(self._table, after, upto, LOG, (), extent, merge.definition.schema_id, "driver", why=why)]
 
-    def _find_packs(self, log: LogState, upto: int | None = None) -> list[Bundle]:
+    def _find_packs(self, merge: TableAt, due: Sequence[VnodeNeed], upto: int | None = None) -> list[Bundle]:
         """The packs that are due, of changes up to a seq, without those with a damaged file."""
-        due = plan_packs(log, upto)
-        return [bundle for bundle in due if self._unpackable.isdisjoint(f.path for _, f in bundle.files)]
+        bundles = plan_packs(merge.log, folded_upto(merge, {need.vnode for need in due}), upto)
+        return [bundle for bundle in bundles if self._unpackable.isdisjoint(f.path for _, f in bundle.files)]
 
     def _find_due(self, merge: TableAt) -> list[VnodeNeed]:
         """The due vnodes that no other process is folding, the neediest first."""
@@ -165,7 +165,7 @@ class Compaction:
             if not work.lanes:
                 self._pack_log(receipt)
             try:
-                for each in [work] if work.lanes else self._fold_works(self._table.merge()):
+                for each in [work] if work.lanes else self._works_after_packing():
                     self._fold_due(each, receipt)
             finally:
                 self._save_health()
@@ -174,6 +174,10 @@ class Compaction:
         self._reported |= set(new)
         receipt.ends |= {(vnode,): LaneEnd(error=_degraded_error(self.degraded[vnode])) for vnode in new}
         return receipt
+
+    def _works_after_packing(self) -> list[Work]:
+        merge = self._table.merge()
+        return self._fold_works(merge, self._find_due(merge))
 
     def _fold_due(self, work: Work, receipt: Receipt) -> None:
         merge = self._table.merge()
@@ -190,7 +194,10 @@ class Compaction:
         compaction: while writers are quick, this one would not end. A damaged file is left alone."""
         log, packed, packs = self._table.log, 0, 0
         upto = log.refresh().head
-        while bundles := self._find_packs(log.refresh(), upto):
+        while True:
+            merge = self._table.merge()
+            if not (bundles := self._find_packs(merge, self._find_due(merge), upto)):
+                break
             try:
                 added = pack_files(log, bundles)
             except Corrupt as error:

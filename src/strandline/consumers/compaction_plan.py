@@ -4,7 +4,7 @@ files and statistics alone."""
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,12 @@ from strandline.storage.snapshot import DataFile, schema_id_of
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.collection import Tables
 from strandline.tables.horizon import expired_rows
+from strandline.tables.log import first_seq
 from strandline.tables.merge import TableAt, vnodes_of
 from strandline.tables.store import TableStore
+
+# Changes of up to this size are folded from the files of their commits.
+DIRECT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,21 @@ class CompactPlan:
 def plan(table: TableStore, *, full: bool = False, now: dt.datetime | None = None) -> CompactPlan:
     """Which vnodes are due, from commit files and statistics alone; with `full`, every vnode with changes."""
     merge = table.merge()
-    packs = tuple(PackNeed.of(bundle) for bundle in plan_packs(merge.log))
-    return replace(plan_of(table, merge, full, now)[0], packs=packs)
+    found, _ = plan_of(table, merge, full, now)
+    folded = folded_upto(merge, {need.vnode for need in found.due})
+    return replace(found, packs=tuple(PackNeed.of(bundle) for bundle in plan_packs(merge.log, folded)))
+
+
+def folded_upto(merge: TableAt, due: Collection[int]) -> int:
+    """The seq up to which no change will wait in the log when the due vnodes are folded. Of many changes, those that
+    wait now are meant: their fold is quicker when small files are packed before it."""
+    files, marks = merge.log_files(), merge.baseline.marks
+    if sum(file.raw_bytes for _, file in files) > DIRECT_BYTES:
+        due = ()
+    for seq, file in files:
+        if any(marks[vnode] < seq and vnode not in due for vnode in vnodes_of(file, len(marks))):
+            return first_seq(seq, file) - 1
+    return merge.seq
 
 
 def plan_tables(tables: Tables, names: Sequence[str], *, full: bool) -> list[CompactPlan | BrokenTable]:

@@ -8,16 +8,17 @@ stay. Written files do not count before a commit claims them.
 from __future__ import annotations
 
 import pickle
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.consumers.account import FoldAccount, rows_by_vnode
+from strandline.consumers.vnode_runs import VnodeRuns
 from strandline.engines.duck import Duck
 from strandline.engines.lanes import receipt, report_failures
 from strandline.engines.scan import duck_type, listed, literal, quoted
@@ -35,6 +36,8 @@ from strandline.tables.merge import Files, TableAt, duck_sql, vnodes_of
 LOADED_BYTES = 16 << 20
 # Of more changes, log files with rows of up to this size are loaded once: many small files open slowly.
 SMALL_BYTES = 4 << 20
+# Changes in small files are loaded in lots of vnodes of this size; each lot opens all of these files.
+LOT_BYTES = 96 << 20
 # Vnodes of together about this size are merged and sorted at once.
 RUN_BYTES = 24 << 20
 # A larger vnode is folded in ranges of keys of about this size.
@@ -82,17 +85,94 @@ def fold_vnodes(part: TableAt, duck: Duck, account: FoldAccount) -> Iterator[Dat
     finished."""
     # The contents of a damaged file must not be written again under a good digest.
     digest.check(part.log.storage, part.deciding_files().items())
-    with duck.transaction() as cursor:
-        log, fold = _open_changes(cursor, part)
-        runs = list(_group_vnodes(part))
-        for vnodes in runs:
-            run = part.part(vnodes)
-            names = (log, fold) if len(runs) == 1 else _limit_changes(cursor, run, log, fold)
-            yield from _fold_run(cursor, run, *names, account)
+    for vnodes in _split_lots(part):
+        lot = part.part(vnodes)
+        with duck.transaction() as cursor:
+            changes = _open_changes(cursor, lot)
+            yield from _write_beside(lot, _fold_runs(cursor, lot, changes, account), account)
 
 
-def _open_changes(cursor: Any, part: TableAt) -> tuple[str, str | None]:
-    """The names of the changes of these vnodes, and of their fold; None when every change counts.
+def _split_lots(part: TableAt) -> Iterator[list[int]]:
+    """The vnodes whose changes are loaded at once: all of them, or neighbours when many changes lie in small files."""
+    vnodes = sorted(part.only or ())
+    loaded = sum(file.raw_bytes for _, file in part.log_files() if file.raw_bytes <= SMALL_BYTES)
+    lots = min(len(vnodes), -(-loaded // LOT_BYTES)) or 1
+    for at in range(lots):
+        yield vnodes[at * len(vnodes) // lots : (at + 1) * len(vnodes) // lots]
+
+
+def _fold_runs(
+    cursor: Any, part: TableAt, changes: _Changes, account: FoldAccount
+) -> Iterator[deque[pa.RecordBatch] | Iterator[pa.RecordBatch]]:
+    """The rows of all vnodes with their fates, sorted by (`_vnode`, key): all batches of a run at once, or an iterator
+    for a piece of a large vnode, which has to be read before the next one is asked for."""
+    sizes = _sizes_by_vnode(part)
+    runs = list(_group_vnodes(part, sizes))
+    for vnodes in runs:
+        run = part.part(vnodes)
+        own = changes if len(runs) == 1 else _limit_changes(cursor, run, changes)
+        size = sum(sizes[vnode] for vnode in vnodes)
+        for ordered in _fold_run(cursor, run, own, size, account):
+            # Closed even if the writer fails: a transaction cannot end while a result is open.
+            with ordered.to_arrow_reader(part.batch_rows()) as reader:
+                if size > RUN_BYTES:
+                    yield iter(reader)
+                    continue
+                batches = deque(reader)
+            yield batches
+
+
+def _write_beside(
+    part: TableAt, runs: Iterable[deque[pa.RecordBatch] | Iterator[pa.RecordBatch]], account: FoldAccount
+) -> Iterator[DataFile]:
+    """Write the rows of each run; those of a small one by another thread, while DuckDB works on the next one. When the
+    fold fails, the files that are finished come first: the caller deletes them."""
+    finished: deque[DataFile] = deque()
+
+    def write(batches: Iterator[pa.RecordBatch]) -> None:
+        for file in _write_rows(part, batches, account):
+            finished.append(file)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="fold") as pool:
+        writing: Future[None] | None = None
+        try:
+            for run in runs:
+                if writing is not None:
+                    writing.result()
+                if isinstance(run, deque):
+                    writing = pool.submit(write, _take_all(run))
+                else:
+                    write(run)
+                while finished:
+                    yield finished.popleft()
+            if writing is not None:
+                writing.result()
+        except Exception:
+            if writing is not None:
+                writing.exception()
+            yield from finished
+            raise
+    yield from finished
+
+
+def _take_all(batches: deque[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, each of which is given up when the next one is asked for."""
+    while batches:
+        yield batches.popleft()
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """The names of the changes to fold, and of their fold; None when every change counts. With `won`, the changes are
+    only those that win."""
+
+    log: str
+    fold: str | None
+    won: bool = False
+
+
+def _open_changes(cursor: Any, part: TableAt) -> _Changes:
+    """The changes of these vnodes, and their fold.
 
     Few changes are loaded. Of many, only keys and operations are read for the fold; after that those in small files are
     loaded as far as they win, and large files are read where they are."""
@@ -101,7 +181,7 @@ def _open_changes(cursor: Any, part: TableAt) -> tuple[str, str | None]:
     columns = [*definition.schema.names, HASH, OP, *([] if definition.is_keyed else [ROW])]
     if sum(file.raw_bytes for _, file in files) <= LOADED_BYTES:
         cursor.execute(f"CREATE TEMP TABLE {_LOG} AS {_changes_sql(part, files, columns)}").fetchall()
-        return _LOG, _make_fold(cursor, part, _LOG) if is_folded else None
+        return _Changes(_LOG, _make_fold(cursor, part, _LOG) if is_folded else None)
     fold = None
     if is_folded:
         keys = [*definition.key, HASH, OP, *([definition.version] if definition.version else [])]
@@ -109,12 +189,19 @@ def _open_changes(cursor: Any, part: TableAt) -> tuple[str, str | None]:
         fold = _make_fold(cursor, part, _KEYS)
     small = [pair for pair in files if pair[1].raw_bytes <= SMALL_BYTES]
     large = [pair for pair in files if pair[1].raw_bytes > SMALL_BYTES]
+    changes = _changes_sql(part, small, columns)
     wins = f" SEMI JOIN {fold} USING ({listed([*definition.key, SEQ])})" if fold else ""
-    loaded = f"SELECT * FROM ({_changes_sql(part, small, columns)}){wins}"
-    cursor.execute(f"CREATE TEMP TABLE {_SMALL_LOG} AS {loaded}").fetchall()
+    if fold and not large and definition.version is None:
+        # Of upserts that have won, neither the operation nor the seq is needed any more.
+        upserts = f"SELECT * EXCLUDE ({OP}, {SEQ}) FROM ({changes}) t{wins} WHERE {OP} = '{UPSERT}'"
+        cursor.execute(f"CREATE TEMP TABLE {_SMALL_LOG} AS {upserts}").fetchall()
+        known = f"SELECT *, '{UPSERT}' AS {OP}, CAST(0 AS BIGINT) AS {SEQ} FROM {_SMALL_LOG}"
+        cursor.execute(f"CREATE TEMP VIEW {_LOG} AS {known}").fetchall()
+        return _Changes(_LOG, fold, won=True)
+    cursor.execute(f"CREATE TEMP TABLE {_SMALL_LOG} AS SELECT * FROM ({changes}){wins}").fetchall()
     rest = f" UNION ALL {_changes_sql(part, large, columns)}" if large else ""
     cursor.execute(f"CREATE TEMP VIEW {_LOG} AS SELECT * FROM {_SMALL_LOG}{rest}").fetchall()
-    return _LOG, fold
+    return _Changes(_LOG, fold)
 
 
 def _make_fold(cursor: Any, part: TableAt, changes: str) -> str:
@@ -124,13 +211,13 @@ def _make_fold(cursor: Any, part: TableAt, changes: str) -> str:
     return _FOLD
 
 
-def _limit_changes(cursor: Any, run: TableAt, log: str, fold: str | None) -> tuple[str, str | None]:
-    """The names of the changes of some of the vnodes, and of their fold."""
-    for view, whole in ((_RUN_LOG, log), (_RUN_FOLD, fold)):
+def _limit_changes(cursor: Any, run: TableAt, changes: _Changes) -> _Changes:
+    """The changes of some of the vnodes, and their fold."""
+    for view, whole in ((_RUN_LOG, changes.log), (_RUN_FOLD, changes.fold)):
         if whole is not None:
             sql = f"SELECT * FROM {whole} WHERE {_in_vnodes(run)}"
             cursor.execute(f"CREATE OR REPLACE TEMP VIEW {view} AS {sql}").fetchall()
-    return _RUN_LOG, None if fold is None else _RUN_FOLD
+    return replace(changes, log=_RUN_LOG, fold=changes.fold and _RUN_FOLD)
 
 
 def _changes_sql(part: TableAt, files: Sequence[tuple[int, DataFile]], columns: Sequence[str]) -> str:
@@ -151,9 +238,8 @@ def _sizes_by_vnode(part: TableAt) -> Counter[int]:
     return sizes
 
 
-def _group_vnodes(part: TableAt) -> Iterator[list[int]]:
+def _group_vnodes(part: TableAt, sizes: Mapping[int, int]) -> Iterator[list[int]]:
     """The vnodes in groups of about `RUN_BYTES`, or one by one when they are larger."""
-    sizes = _sizes_by_vnode(part)
     group: list[int] = []
     size = 0
     for vnode in sorted(part.only or ()):
@@ -166,29 +252,26 @@ def _group_vnodes(part: TableAt) -> Iterator[list[int]]:
         yield group
 
 
-def _fold_run(cursor: Any, part: TableAt, log: str, fold: str | None, account: FoldAccount) -> Iterator[DataFile]:
-    """Fold some vnodes with one query; `log` and `fold` name their changes and their fold."""
-    definition = part.definition
+def _fold_run(cursor: Any, part: TableAt, changes: _Changes, size: int, account: FoldAccount) -> Iterator[Any]:
+    """The query that folds some vnodes of `size` bytes of rows; for a large one, queries for ranges of its keys."""
+    definition, fold = part.definition, changes.fold
     kept = _settled_files(part) | (_untouched_files(cursor, part, fold) if fold else set())
     removed = [file for file in part.base_files() if file.path not in kept]
     read = [file for file in removed if not _is_expired(file, part)]
     digest.check(part.log.storage, ((f"{part.baseline.folder}/{file.path}", file) for file in read))
-    _open_account(cursor, part, fold or log, account)
+    _open_account(cursor, part, fold or changes.log, account)
     account.removed.update(file.path for file in removed)
     account.base += rows_by_vnode(read)
     sources = Files(read, part.log_files())
-    rows = duck_sql(part, fold, definition.schema.names, files=sources, loaded=log, fates=True)
-    for span in _split_keys(cursor, part, rows):
-        ordered = cursor.sql(f"SELECT * FROM ({rows}) WHERE {span} ORDER BY {listed([VNODE, *definition.identity])}")
-        # Closed even if the writer fails: a transaction cannot end while a result is open.
-        with ordered.to_arrow_reader(part.batch_rows()) as reader:
-            yield from _write_rows(part, iter(reader), account)
+    columns = definition.schema.names
+    rows = duck_sql(part, fold, columns, files=sources, loaded=changes.log, fates=True, won=changes.won)
+    for span in _split_keys(cursor, part, rows, size):
+        yield cursor.sql(f"SELECT * FROM ({rows}) WHERE {span} ORDER BY {listed([VNODE, *definition.identity])}")
 
 
-def _split_keys(cursor: Any, part: TableAt, rows: str) -> list[str]:
+def _split_keys(cursor: Any, part: TableAt, rows: str, size: int) -> list[str]:
     """Conditions that split the rows of a large vnode by key, in key order: DuckDB cannot sort wide rows in less memory
     than they take."""
-    size = sum(_sizes_by_vnode(part)[vnode] for vnode in part.only or ())
     count = size // SPAN_BYTES + 1
     if count == 1 or len(part.only or ()) > 1:
         return ["true"]
@@ -277,7 +360,7 @@ def _write_rows(part: TableAt, batches: Iterator[pa.RecordBatch], account: FoldA
     only those kept and come are written."""
     definition = part.definition
     columns = definition.baseline_schema(definition.schema_id)
-    runs = _VnodeRuns(_count_fates(batches, account))
+    runs = VnodeRuns(_count_fates(batches, account))
     for vnode in runs:
         exact = conform_batches(runs.rows(), columns)
         for file in writer.write_files(
@@ -291,43 +374,8 @@ def _count_fates(batches: Iterator[pa.RecordBatch], account: FoldAccount) -> Ite
     for batch in batches:
         fates = batch.column(FATE).to_numpy(zero_copy_only=False).astype(np.int64)
         vnodes = batch.column(VNODE).to_numpy(zero_copy_only=False).astype(np.int64)
-        for code, count in zip(*np.unique(vnodes * 4 + fates, return_counts=True), strict=True):
-            account.counts[divmod(int(code), 4)] += int(count)
+        found = np.bincount(vnodes * 4 + fates)
+        for code in np.flatnonzero(found):
+            account.counts[divmod(int(code), 4)] += int(found[code])
         is_written = (fates == KEPT) | (fates == CAME)
         yield batch if is_written.all() else batch.filter(pa.array(is_written))
-
-
-class _VnodeRuns:
-    """A stream of batches sorted by `_vnode`, cut where the vnode changes. It holds one batch at most."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._rest: pa.RecordBatch | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        while (batch := self._next_batch()) is not None:
-            self._rest = batch
-            yield batch.column(VNODE)[0].as_py()
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the current vnode of the iteration."""
-        batch = self._next_batch()
-        assert batch is not None
-        vnode = batch.column(VNODE)[0]
-        while batch is not None:
-            end = pc.index(pc.not_equal(batch.column(VNODE), vnode), pa.scalar(True)).as_py()
-            if end >= 0:
-                self._rest = batch.slice(end)
-                if end:
-                    yield batch.slice(0, end)
-                return
-            yield batch
-            batch = self._next_batch()
-
-    def _next_batch(self) -> pa.RecordBatch | None:
-        batch, self._rest = self._rest, None
-        while batch is None or not batch.num_rows:
-            batch = next(self._batches, None)
-            if batch is None:
-                return None
-        return batch

@@ -3,6 +3,9 @@
 A commit's own files are of tier 0. When more than `compact_files` neighbours of one tier are small, they become one
 pack of a higher tier. So a row is packed once per tier, and the tiers grow with the logarithm of the commits. Files
 that are large already are left alone.
+
+Commits that are folded do not make a pack due before they are enough for the second tier. Reads do not open their files
+any more, and mostly they are trimmed before. So a fold of many small files does not write their changes twice.
 """
 
 from __future__ import annotations
@@ -50,14 +53,17 @@ def describe_packs(files: int) -> str:
     return f"pack {files:,} files of the log"
 
 
-def plan_packs(log: LogState, upto: int | None = None) -> list[Bundle]:
-    """The packs that are due, of changes up to a seq."""
+def plan_packs(log: LogState, folded: int = 0, upto: int | None = None) -> list[Bundle]:
+    """The packs that are due, of changes up to a seq. All changes up to `folded` are in the baseline, or will be after
+    this compaction."""
     most = max(2, log.definition.settings.compact_files)
     found: list[Bundle] = []
     files = [pair for pair in log.by_seq if upto is None or pair[0] <= upto]
     for (is_small, _, tier), group in groupby(files, key=_kind_of):
         run = list(group)
-        if is_small and tier < MAX_TIER and len(run) > most:
+        open_files = sum(tier > 0 or seq > folded for seq, _ in run)
+        is_much = open_files > most or len(run) >= (most + 1) ** 2
+        if is_small and tier < MAX_TIER and is_much:
             for part in _cut_run(run):
                 tiers = max(1, int(math.log(len(part)) / math.log(most + 1)))
                 found.append(Bundle(tuple(part), tier + tiers))

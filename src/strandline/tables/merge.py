@@ -66,6 +66,10 @@ class TableAt:
         return files if self.only is None else [f for f in files if int(f.partition[VNODE] or 0) in self.only]
 
     def log_files(self) -> list[tuple[int, DataFile]]:
+        return list(self._log_files)
+
+    @cached_property
+    def _log_files(self) -> LogFiles:
         marks = self.baseline.marks
         if self.only is None:
             return self.log.files(min(marks), self.seq)
@@ -204,13 +208,15 @@ def duck_sql(
     loaded: str | None = None,
     hidden: bool = False,
     fates: bool = False,
+    won: bool = False,
     hashes: str | None = None,
 ) -> str:
     """SQL for the merged rows. `fold` names the fold's table; None means that every row in `files` counts.
 
     `files` are by default the candidates of the predicate; `hashes` is a condition for the rows of log files. `hidden`
     adds the columns for folding: `_vnode`, and `_seq` and `_row` of a table without a key. `fates` adds `_sl_fate`, and
-    the baseline rows that go; for them, `loaded` names a table that holds the changes of the log files."""
+    the baseline rows that go; for them, `loaded` names a table that holds the changes of the log files, with `won` only
+    those that no later change of the log replaces."""
     definition = merge.definition
     files = files or merge.candidates(predicate)
     predicate = merge.filter(predicate)
@@ -222,7 +228,7 @@ def duck_sql(
         log = _upserts_sql(merge, files.log, needed, loaded=loaded)
         alive = f"({predicate.duckdb})" if predicate else "true"
         shown = listed([*columns, *stored, VNODE, FATE])
-        both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive)
+        both = _fates_sql(merge, fold, base, log if files.log else None, inner, alive, won)
         return f"SELECT {shown} FROM ({both})"
     wanted = merge.hash_of(predicate)
     only = " AND ".join(filter(None, [hashes, None if wanted is None else f"{HASH} = {wanted}"])) or None
@@ -271,7 +277,7 @@ def _base_sql(merge: TableAt, files: Files, columns: Sequence[str], only: str | 
     return f"SELECT {inner} FROM ({base}) UNION ALL {commit}" if files.baseline else commit
 
 
-def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str) -> str:
+def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inner: str, alive: str, won: bool) -> str:
     """SQL for every baseline row and the winning changes of the log, each with its fate in a fold."""
     stays, came = alive, f"({log})"
     base = f"({base})"
@@ -282,7 +288,8 @@ def _fates_sql(merge: TableAt, fold: str | None, base: str, log: str | None, inn
         if definition.version is not None:
             changed += ", _sl_reset, _sl_version"
             going = f"_sl_is_changed AND (_sl_reset OR _sl_version >= {quoted(definition.version)})"
-        came = _keyed_sql(merge, fold, base, log, Files(merge.base_files(), ()))[1] if log else ""
+        if log and not won:
+            came = _keyed_sql(merge, fold, base, log, Files(merge.base_files(), ()))[1]
         base = f"{base} LEFT JOIN ({changed} FROM {fold}) USING ({key})"
         stays = f"NOT coalesce({going}, false) AND {alive}"
     old = f"SELECT {inner}, CASE WHEN {stays} THEN {KEPT} ELSE {GONE} END AS {FATE} FROM {base}"
