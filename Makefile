@@ -41,7 +41,7 @@ chaos: java $(VENV)/.ready  ## Kill senders and receivers hundreds of times whil
 
 bench: java $(VENV)/.ready  ## Run a benchmark: make bench NAME=upsert (all without NAME)
 	@if [ -n "$(NAME)" ]; then $(BIN)/python bench/$(NAME).py $(ARGS); \
-	else for f in upsert merge_read compact export forward mirror spark; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
+	else for f in upsert merge_read compact export forward mirror spark backfill; do $(BIN)/python bench/$$f.py $(ARGS) || exit 1; done; fi
 
 report: $(VENV)/.ready  ## Write docs/benchmarks.md from the last benchmark runs
 	@$(BIN)/python bench/report.py

@@ -291,6 +291,27 @@ def spark() -> str:
     )
 
 
+def backfill() -> str:
+    """Nothing until there was a whole run."""
+    if not (RESULTS / "backfill.json").exists():
+        return ""
+    result = load("backfill")
+    detail = result["detail"]
+    took = {
+        name: [f"{median(detail['seconds'][kind][name]):,.1f}" for kind in ("backfill", "export", "spark")]
+        for name in ("narrow", "wide")
+    }
+    return "\n".join(
+        [
+            f"## backfill\n\nThe history of {detail['rows']:,} narrow rows and of {detail['wide_rows']:,} wide ones to"
+            " Parquet files, on Spark, while a writer changes 1,000 rows a second.\n",
+            table(["seconds", "backfill", "export", "Spark's read and write"], [[name, *took[name]] for name in took])
+            + "\n",
+            figures(result),
+        ]
+    )
+
+
 def figures(result: Mapping[str, Any]) -> str:
     return table(["figure", "value"], [[k, str(v)] for k, v in result.items() if k != "detail"]) + "\n"
 
@@ -321,7 +342,12 @@ def main() -> None:
         " what each figure means. Two cores, local disk. Compare ratios: they were taken within one run.\n"
     )
     (DOCS / "benchmarks.md").write_text(
-        "\n".join([head, *filter(None, (upsert(), merge_read(), compact(), export(), forward(), mirror(), spark()))])
+        "\n".join(
+            [
+                head,
+                *filter(None, (upsert(), merge_read(), compact(), export(), forward(), mirror(), spark(), backfill())),
+            ]
+        )
     )
     readme()
 
