@@ -3,6 +3,7 @@ sent twice, whatever happened to the table between the rounds."""
 
 import datetime as dt
 import itertools
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from backfills import History, plain_rows, small_rounds
 from forks import Interrupted, at_crash_points
 from positions_receiver import positions_receiver
 from strandline.consumers import ranges, work
+from strandline.consumers import sink as sink_module
 from strandline.engines.choice import DriverLimit
 from strandline.pipeline import redelivery
 from strandline.tables.horizon import micros
@@ -139,6 +141,33 @@ def test_a_round_that_was_interrupted_is_repeated_with_the_same_rows(lake, anyon
     history.clean()
     finish(lake)
     history.check(anyone)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg", *MIRRORED])
+def test_a_stalled_finisher_of_an_earlier_round_changes_nothing(lake, place_of, monkeypatch, kind):
+    history, place = History(lake), place_of(kind)
+    history.put(*range(30))
+    lake.sink("out", "items", to=place.sink())
+    plain, finished = sink_module._SinkWork.finish, []
+
+    def finish_and_note(self, intent):
+        plain(self, intent)
+        finished.append((self._sink.to, *self._done[intent.id]))
+
+    monkeypatch.setattr(sink_module._SinkWork, "finish", finish_and_note)
+    tick(lake, after_rounds(lambda number: history.put(number, 29 - number) if number < 5 else None))
+    finish(lake)
+    assert len({(batch.upto, batch.end_round) for _, batch, _ in finished}) > 6
+    before = place.traces()
+    producer = lake.producer(lake.state.registry.get("out"))
+    for to, batch, results in finished:
+        delivery = to.open(producer)
+        assert delivery.is_delivered(replace(batch, is_replay=True))
+        delivery.finish(batch, results)
+        delivery.close()
+    if kind != "parquet":
+        assert place.traces() == before
+    history.check(place)
 
 
 # --- what leaves of a row -----------------------------------------------------------------------------------------
