@@ -3,6 +3,7 @@ sent twice, whatever happened to the table between the rounds."""
 
 import datetime as dt
 import itertools
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,9 @@ from backfills import History, plain_rows, small_rounds
 from forks import Interrupted, at_crash_points
 from positions_receiver import positions_receiver
 from strandline.consumers import ranges, work
+from strandline.consumers import sink as sink_module
 from strandline.engines.choice import DriverLimit
+from strandline.pipeline import redelivery
 from strandline.tables.horizon import micros
 from support import ITEMS
 
@@ -140,6 +143,33 @@ def test_a_round_that_was_interrupted_is_repeated_with_the_same_rows(lake, anyon
     history.check(anyone)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg", *MIRRORED])
+def test_a_stalled_finisher_of_an_earlier_round_changes_nothing(lake, place_of, monkeypatch, kind):
+    history, place = History(lake), place_of(kind)
+    history.put(*range(30))
+    lake.sink("out", "items", to=place.sink())
+    plain, finished = sink_module._SinkWork.finish, []
+
+    def finish_and_note(self, intent):
+        plain(self, intent)
+        finished.append((self._sink.to, *self._done[intent.id]))
+
+    monkeypatch.setattr(sink_module._SinkWork, "finish", finish_and_note)
+    tick(lake, after_rounds(lambda number: history.put(number, 29 - number) if number < 5 else None))
+    finish(lake)
+    assert len({(batch.upto, batch.end_round) for _, batch, _ in finished}) > 6
+    before = place.traces()
+    producer = lake.producer(lake.state.registry.get("out"))
+    for to, batch, results in finished:
+        delivery = to.open(producer)
+        assert delivery.is_delivered(replace(batch, is_replay=True))
+        delivery.finish(batch, results)
+        delivery.close()
+    if kind != "parquet":
+        assert place.traces() == before
+    history.check(place)
+
+
 # --- what leaves of a row -----------------------------------------------------------------------------------------
 
 
@@ -219,6 +249,33 @@ def test_refused_rows_at_a_receiver_with_positions_leave_no_gap(lake, names_rows
         assert len({(row["id"], row["_seq"]) for row in receiver.rows}) == len(receiver.rows)
         assert is_done(lake)
         assert set(receiver.positions.popitem()[1].values()) == {(history.table.head + 1, 0)}
+
+
+@pytest.mark.parametrize("is_strandline", [True, False])
+def test_a_dead_letter_that_is_sent_again_in_the_middle_is_no_row_twice(lake, place_of, is_strandline):
+    history, place = History(lake), place_of("foreign")
+    history.put(*range(30))
+    with positions_receiver() as receiver:
+        to = sl.HttpSink(receiver.url, lanes=1) if is_strandline else place.sink(lanes=1)
+        receiver.refuses = lambda row: row["id"] == 7
+        place.endpoint.control(refuse={"column": "id", "value": 7, "names_row": True})
+        lake.sink("out", "items", to=to)
+        tick(lake, after_rounds(lambda number: lake.state.rates.set_stopped("out", True) if number == 3 else None))
+        (letter,) = lake.state.letters.all()
+        history.put(7, 8, 29)
+        receiver.refuses = lambda row: False
+        place.endpoint.control(refuse=None)
+        (sent,) = redelivery.replay(lake, [letter.id])
+        assert (sent.rows, sent.error) == (1, None)
+        lake.state.rates.set_stopped("out", False)
+        finish(lake)
+        changes = receiver.rows if is_strandline else place.changes()
+    assert is_done(lake)
+    found = {row["id"]: row["name"] for row in changes}
+    assert found == {id_: row["name"] for id_, row in history.rows_at().items()}
+    # The letter had the newest row; its change came too, as it does without a history.
+    assert [row["name"] for row in changes if row["id"] == 7] == ["v2", "v2"]
+    assert len(changes) == 30 + 2
 
 
 def test_a_lane_that_fails_stays_behind_and_catches_up_with_the_others(lake, place_of, monkeypatch):

@@ -31,8 +31,10 @@ class Receiver:
     def __init__(self):
         self.txns = {}
         self.rows = []
+        self.chunks = []
 
     def take(self, chunk):
+        self.chunks.append(chunk)
         assert len(chunk.ranges) <= MOST_RANGES
         facts = {"version": 1, "sink": "s", "life": 1, "is_first": chunk.is_first, "ranges": chunk.ranges}
         header = ChunkHeader.parse(json.dumps(facts))
@@ -159,6 +161,11 @@ def test_a_backfill_cut_in_any_way_is_applied_once_and_ends_whole(steps, data):
     for vnode in VNODES:
         places = [(row["_seq"], row["_index"]) for row in receiver.rows if row["_vnode"] == vnode]
         assert places == sorted(set(places))
+    # Late requests change nothing.
+    rows = list(receiver.rows)
+    for chunk in list(receiver.chunks):
+        receiver.take(chunk)
+    assert receiver.rows == rows
     # And on as ever.
     sender.positions = {}
     batch = Batch("c", VNODES, head, head + 2, COLUMNS, ("id",))

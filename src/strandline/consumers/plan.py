@@ -109,12 +109,10 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
             return plan
         plan = replace(plan, lost=found.consumer.missing_columns(found.table, is_new=registered.is_new))
         return replace(plan, works=tuple(found.consumer.plan(context, found.marks)))
-    except NotRetained as error:
-        error.hint = error.hint or f"Nothing was sent. To send the table again: strandline {_restart_of(known)} {name}"
-        return replace(plan, error=error)
     except StrandlineError as error:
         if isinstance(error, NotRetained):
-            verb = "backfill restart" if known.positions else "mark reset"
+            is_whole = all(each.is_done for each in known.positions.values())
+            verb = "mark reset" if is_whole else "backfill restart"
             error.hint = error.hint or f"Nothing was sent. Start it again: strandline {verb} {name}"
         failure = error
     except Exception as error:
@@ -122,10 +120,6 @@ def plan_marked(context: Context, name: str, known: ConsumerState) -> ConsumerPl
         failure = Internal(f"{plan.title} cannot be planned: {type(error).__name__}: {error}")
     # A paused consumer waits, whatever is wrong.
     return plan if plan.is_paused else replace(plan, error=failure)
-
-
-def _restart_of(known: ConsumerState) -> str:
-    return "mark reset" if all(at.is_done for at in known.positions.values()) else "backfill restart"
 
 
 def _empty_plan(context: Context, name: str, known: ConsumerState) -> ConsumerPlan:
