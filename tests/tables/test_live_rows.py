@@ -1,5 +1,6 @@
 """Rows that do not count are left out by their number in the file."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -8,7 +9,7 @@ from folding import fold_vnodes
 from strandline.engines.scan import PLACE, PLACE_ROW, duck_scan
 from strandline.model.change import OP
 from strandline.tables import live_rows
-from strandline.tables.live_rows import dead_rows_sql
+from strandline.tables.live_rows import Slots, dead_rows_sql
 from support import no_job, plan_of, rows_of
 
 
@@ -151,9 +152,22 @@ def test_a_column_of_the_name_metadata_stays_what_it_is(spark, tmp_path):
     assert_equal_reads(table)
 
 
-def test_slots_tell_names_apart():
-    hashes = [n * 2654435761 % 2**32 for n in range(700)]
-    shift, bits, slots = live_rows._find_slots(hashes)
-    assert len(set(slots.tolist())) == 700
-    assert slots.tolist() == [(each >> shift) & ((1 << bits) - 1) for each in hashes]
-    assert live_rows._find_slots([7, 8, 7]) is None
+def test_slots_tell_numbers_apart():
+    hashes = np.array([n * 2654435761 % 2**32 for n in range(700)])
+    slots = Slots.find(hashes)
+    assert len(set(slots.of(hashes).tolist())) == 700 and slots.of(hashes).max() < slots.count
+    assert Slots.find(np.array([7, 8, 7])) is None
+    assert Slots.find(np.array([], dtype=np.int64)).count == 1
+
+
+def test_files_of_one_size_are_told_apart_by_their_names(spark, items):
+    items.upsert(rows(range(100, 300), name="first"))
+    for n in range(0, 40, 2):
+        items.upsert(rows([n, n + 1]))
+    items.upsert(rows([1, 4, 9, 10, 11, 39, 150], name="b"))
+    frame = items.to_spark()
+    live = items._live_rows[1]
+    assert live.names is not None and live.sizes.bits > 0, "some files have one size, others have not"
+    assert rows_of(frame.toArrow()) == rows_of(items.to_arrow())
+    for at in range(15, 22):
+        assert_equal_reads(items, at=at)

@@ -5,7 +5,8 @@ deleted or no upserts. Spark then reads all files in one scan and drops these ro
 no key for that, joins nothing and broadcasts nothing.
 
 The bits of all files are one array of longs, the only value of a local relation, which a scalar subquery hands to the
-filter. The array begins with a directory: a slot for each hash of a file's name, with the place where its bits begin.
+filter. The array begins with a directory of the places where the bits of each file begin. A file is found there by its
+size, which costs less for each row than its name; files of one size are found by the hashes of their names.
 """
 
 from __future__ import annotations
@@ -26,23 +27,54 @@ from strandline.tables.fold import LogFiles, mark_sql
 from strandline.tables.merge import Files, TableAt, beats_base_sql, winning_sql
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _WORD = 64
 _WORDS = "_sl_words"
-_HASH_BITS = 32
-# Slots for the names of 1,000 files: 2 MiB.
+# Slots for 1,000 files: 2 MiB.
 _MOST_SLOT_BITS = 18
 
 
 @dataclass(frozen=True)
-class LiveRows:
-    """The rows that count, of all files of a table at a seq. `shift` and `bits` say which bits of the hash of a name
-    are its slot; files outside of `partial` have no row that does not count, those in `dead` no other."""
+class Slots:
+    """A slot for each of some numbers: some bits of the number, which differ from those of the others."""
 
-    words: DataFrame
     shift: int
     bits: int
+
+    @staticmethod
+    def find(numbers: np.ndarray) -> Slots | None:
+        """The fewest slots for these numbers; None when they would be too many."""
+        widest = int(numbers.max(initial=0)).bit_length()
+        for bits in range(len(numbers).bit_length(), _MOST_SLOT_BITS + 1):
+            for shift in range(max(0, widest - bits) + 1):
+                slots = Slots(shift, bits)
+                if len(np.unique(slots.of(numbers))) == len(numbers):
+                    return slots
+        return None
+
+    @property
+    def count(self) -> int:
+        return 1 << self.bits
+
+    def of(self, numbers: np.ndarray) -> np.ndarray:
+        return (numbers >> self.shift) & (self.count - 1)
+
+    def column(self, number: Column) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.shiftright(number, self.shift).bitwiseAND(self.count - 1).cast("int")
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """The rows that count, of all files of a table at a seq. `sizes` and `names` are the slots of the directory; those
+    of the names, which follow, are for files of one size. Files outside of `partial` have no row that does not count,
+    those in `dead` no other."""
+
+    words: DataFrame
+    sizes: Slots
+    names: Slots | None
     partial: frozenset[str]
     dead: frozenset[str]
 
@@ -60,11 +92,12 @@ class LiveRows:
         # The table may have a column `_metadata` of its own.
         place, words = frame.metadataColumn("_metadata"), self.words.scalar()
         row = place["row_index"]
-        slot = F.shiftright(F.crc32(place["file_name"].cast("binary")), self.shift).bitwiseAND((1 << self.bits) - 1)
-        begin = F.get(words, slot.cast("int"))
+        begin = F.get(words, self.sizes.column(place["file_size"]))
+        if self.names is not None:
+            by_name = self.names.column(F.crc32(place["file_name"].cast("binary"))) + self.sizes.count
+            begin = F.coalesce(begin, F.get(words, by_name))
         word = F.get(words, (begin + F.shiftright(row, 6)).cast("int"))
         bit = F.getbit(word, row.bitwiseAND(_WORD - 1).cast("int"))
-        # Files of which all rows count begin behind the end of the array, where there is no bit.
         return frame.where(F.coalesce(bit, F.lit(0)) == 0)
 
 
@@ -78,12 +111,14 @@ def may_mark_rows(merge: TableAt) -> bool:
 
 
 def find_live_rows(spark: SparkSession, cursor: Any, merge: TableAt, fold: str) -> LiveRows | None:
-    """The rows of the table that count; `fold` names the fold in DuckDB. None when the names of files do not differ in
-    enough bits of their hashes."""
+    """The rows of the table that count; `fold` names the fold in DuckDB. None when the directory would be too large."""
     base, log = merge.base_files(), merge.log_files()
-    names = [_name(scan) for scan in _scan_all(merge, base, log)]
-    slots = _find_slots([zlib.crc32(name.encode()) for name in names])
-    if slots is None:
+    scans = _scan_all(merge, base, log)
+    hashes = np.array([zlib.crc32(_name(scan).encode()) for scan in scans], dtype=np.int64)
+    distinct, which, files = np.unique([scan.size for scan in scans], return_inverse=True, return_counts=True)
+    is_tied = files[which] > 1
+    sizes, names = Slots.find(distinct), Slots.find(hashes[is_tied])
+    if sizes is None or names is None:
         return None
     counts = np.array([file.rows for file in (*base, *(file for _, file in log))], dtype=np.int64)
     begins = np.concatenate([[0], np.cumsum(-(-counts // _WORD))])
@@ -92,17 +127,20 @@ def find_live_rows(spark: SparkSession, cursor: Any, merge: TableAt, fold: str) 
     bits = np.zeros(int(begins[-1]) * _WORD, dtype=bool)
     bits[begins[place] * _WORD + row] = True
     gone = np.array([int(bits[a * _WORD : b * _WORD].sum()) for a, b in pairwise(begins)])
-    shift, size, at = slots
-    directory = np.zeros(1 << size, dtype=np.int64)
-    directory[at] = np.where(gone > 0, begins[:-1], begins[-1]) + len(directory)
-    words = np.concatenate([directory, np.packbits(bits, bitorder="little").view("<i8")])
-    column = pa.ListArray.from_arrays(pa.array([0, len(words)], pa.int32()), pa.array(words))
+    first = sizes.count + names.count
+    words = np.concatenate([np.zeros(first, "<i8"), np.packbits(bits, bitorder="little").view("<i8")])
+    at = np.where(is_tied, sizes.count + names.of(hashes), sizes.of(distinct[which]))
+    # Files of which all rows count begin behind the end of the array, where there is no bit.
+    words[at] = np.where(gone > 0, first + begins[:-1], len(words))
+    is_null = np.zeros(len(words), dtype=bool)
+    is_null[sizes.of(distinct[files > 1])] = True
+    column = pa.ListArray.from_arrays(pa.array([0, len(words)], pa.int32()), pa.array(words, mask=is_null))
     return LiveRows(
         spark.createDataFrame(pa.table({_WORDS: column}), schema=f"{_WORDS} array<bigint>"),
-        shift,
-        size,
-        frozenset(name for name, count in zip(names, gone, strict=True) if count),
-        frozenset(name for name, count, rows in zip(names, gone, counts, strict=True) if count == rows),
+        sizes,
+        names if is_tied.any() else None,
+        frozenset(_name(scan) for scan, count in zip(scans, gone, strict=True) if count),
+        frozenset(_name(scan) for scan, count, rows in zip(scans, gone, counts, strict=True) if count == rows),
     )
 
 
@@ -138,17 +176,6 @@ def _scan_all(merge: TableAt, base: Iterable[Any], log: LogFiles) -> list[ScanFi
     """The files as a whole: changes in a pack that lie outside of the range are not in the fold."""
     packs = (replace(s, inside=s.inside and Inside(s.inside.column)) for s in merge.log.scans(log))
     return [*merge.baseline.scans(base), *packs]
-
-
-def _find_slots(hashes: Sequence[int]) -> tuple[int, int, np.ndarray] | None:
-    """The fewest bits of hashes that tell them apart: how far to shift, the number of bits, and the slot of each."""
-    known = np.array(hashes, dtype=np.int64)
-    for size in range(max(1, len(known).bit_length()), _MOST_SLOT_BITS + 1):
-        for shift in range(_HASH_BITS - size + 1):
-            slots = (known >> shift) & ((1 << size) - 1)
-            if len(np.unique(slots)) == len(slots):
-                return shift, size, slots
-    return None
 
 
 def _name(file: ScanFile) -> str:
