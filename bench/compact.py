@@ -1,10 +1,13 @@
 """Compaction: of a thousand small commits, against its peers and under load; then of a table that is updated on and on.
 
-Three tables get the same commits, half of each overwriting earlier keys. Ours keeps one row a key; deltalake's optimize
-and DuckLake's merge pack files and keep every row. Each compaction runs in a new process, on a new copy of its table.
+All tables get the same commits, half of each overwriting earlier keys. Ours keeps one row a key; deltalake's optimize
+and DuckLake's merge pack files and keep every row. `deltalake_latest` does our work with deltalake: it appends to a log
+table, finds the latest row of each key, merges these into a second table and optimizes that. Each compaction runs in a
+new process, on a new copy of its table.
 Then readers and a writer use ours while it is compacted: every answer must be the table after a whole number of
 commits, no older than what was acknowledged before the read. Last, 50 rounds of updates, each followed by
-`table.compact()`, which folds only what is due, and by scans of all rows; and tiny commits (see `tiny_commits`)."""
+`table.compact()`, which folds only what is due, and by scans of all rows, in turn with those of a compacted table of as
+many rows; and tiny commits (see `tiny_commits`)."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ LOAD_S = 20
 WRITER_IDS = 10**9
 ROUNDS = 50
 CHANGED_SHARE = 0.01
-SCANS, FRESH_SCANS = 5, 9
+SCANS = 5
 
 
 # --- the contenders, each in processes of its own -----------------------------------------------------------
@@ -78,6 +81,39 @@ class DeltaLake(peers.DeltaLake):
         self.table.optimize.compact()
 
 
+class DeltaLakeLatest(peers.DeltaLake):
+    """A log of all commits, with their numbers, and a table with the latest row of each key."""
+
+    LATEST = "select * exclude (seq) from (select *, max(seq) over (partition by id) as last from log) where seq = last"
+
+    def create(self, schema: pa.Schema) -> None:
+        from deltalake import DeltaTable
+
+        self.log = DeltaTable.create(f"{self.path}-log", schema.append(pa.field("seq", pa.int64())))
+        self.table = DeltaTable.create(self.path, schema)
+        self.commits = 0
+
+    def open(self) -> None:
+        from deltalake import DeltaTable
+
+        self.log, self.table = DeltaTable(f"{self.path}-log"), DeltaTable(self.path)
+
+    def append(self, rows: pa.Table) -> None:
+        from deltalake import write_deltalake
+
+        self.commits += 1
+        numbers = pa.array([self.commits] * rows.num_rows, pa.int64())
+        write_deltalake(self.log, rows.append_column("seq", numbers), mode="append")
+
+    def compact(self) -> None:
+        from deltalake import QueryBuilder
+
+        latest = QueryBuilder().register("log", self.log).execute(self.LATEST)
+        merge = self.table.merge(latest, predicate="t.id = s.id", source_alias="s", target_alias="t")
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        self.table.optimize.compact()
+
+
 class DuckLake(peers.DuckLake):
     """Inlining is at its default: commits of 1,000 rows are files."""
 
@@ -94,7 +130,13 @@ class DuckLake(peers.DuckLake):
         self.connection.execute("call ducklake_merge_adjacent_files('lake', 't')")
 
 
-CONTENDERS: dict[str, Any] = {"strandline": Strandline, "deltalake": DeltaLake, "ducklake": DuckLake}
+CONTENDERS: dict[str, Any] = {
+    "strandline": Strandline,
+    "deltalake": DeltaLake,
+    "deltalake_latest": DeltaLakeLatest,
+    "ducklake": DuckLake,
+}
+FOLDING = ("strandline", "deltalake_latest")  # these keep one row a key
 
 
 def build(name: str, folder: str, path: str) -> dict[str, Any]:
@@ -247,8 +289,8 @@ def build_all(rows: pa.Table, folder: Path, venvs: Path) -> dict[str, str]:
     """A built table for each contender; returns their interpreters, without those that cannot be installed here."""
     path = common.write_ipc(rows, folder / "rows.arrow")
     pythons = {}
-    for contender in (Contender("strandline"), Contender("deltalake"), Contender("ducklake", venv="ducklake")):
-        name = contender.name
+    for name in CONTENDERS:
+        contender = Contender(name, venv="ducklake") if name == "ducklake" else Contender(name)
         try:
             pythons[name] = common.python_for(contender.venv, venvs)
         except subprocess.CalledProcessError as error:
@@ -266,7 +308,7 @@ def build_all(rows: pa.Table, folder: Path, venvs: Path) -> dict[str, str]:
 
 def measure(pythons: dict[str, str], rows: pa.Table, folder: Path, repeats: int) -> dict[str, list[dict[str, Any]]]:
     """Every compaction's answers, the contenders in turn; each must have kept its rows."""
-    wanted = {name: latest(rows) if name == "strandline" else rows for name in pythons}
+    wanted = {name: latest(rows) if name in FOLDING else rows for name in pythons}
     wanted = {name: peers.count_and_sum(kept) for name, kept in wanted.items()}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
     for round_ in range(repeats):
@@ -321,61 +363,76 @@ def measure_under_load(rows: pa.Table, folder: Path) -> dict[str, Any]:
 # --- fifty rounds -------------------------------------------------------------------------------------------
 
 
-def scans(table: Any, times: int) -> tuple[Samples, pa.Table]:
-    samples = Samples()
-    for _ in range(times):
-        rows = None  # what the scan before has read is freed outside of the time
-        begin = time.perf_counter()
-        rows = table.to_arrow()
-        samples.add(time.perf_counter() - begin)
-    return samples, rows
+def scans(tables: Sequence[Any], times: int) -> tuple[list[Samples], list[pa.Table]]:
+    """Scans of the tables in turn, and the rows of the last ones."""
+    samples, found = [Samples() for _ in tables], [None for _ in tables]
+    for round_ in range(times):
+        for at in common.turned(list(range(len(tables))), round_):
+            found[at] = None  # what the scan before has read is freed outside of the time
+            begin = time.perf_counter()
+            found[at] = tables[at].to_arrow()
+            samples[at].add(time.perf_counter() - begin)
+    return samples, found
 
 
 def measure_steady(rows: int, folder: Path) -> dict[str, Any]:
-    """Updates, `table.compact()` and scans in turn; bytes are those of data files, nothing is vacuumed."""
+    """Updates, `table.compact()` and scans in turn; bytes are those of data files, nothing is vacuumed. A scan is
+    compared with those of a compacted table of as many rows in the same seconds."""
     import strandline
 
-    say(f"loading {rows:,} rows")
+    say(f"loading {rows:,} rows twice")
     base = common.base_rows(rows)
     expected = common.Expected(base)
-    table = strandline.Lake(str(folder)).create_table("t", base.schema, key=["id"], vnodes=16)
-    table.upsert(base)
-    table.compact(full=True)
-    scans(table, SCANS)
+    lake = strandline.Lake(str(folder / "lake"))
+    table, fresh = (lake.create_table(name, base.schema, key=["id"], vnodes=16) for name in ("t", "fresh"))
+    for each in (table, fresh):
+        each.upsert(base)
+        each.compact(full=True)
+    folder = Path(lake.storage.url(table.entry.folder))
+    scans((table, fresh), SCANS)
     batches = common.Batches(rows, new_share=0.0)
     changed = folded = 0
-    by_round, folded_in = [], []
+    by_round, fresh_by_round, folded_in, shares, log_files = [], [], [], [], []
     for round_ in range(ROUNDS):
         batch = batches.make(round(rows * CHANGED_SHARE))
         expected.apply(batch)
         before = data_files(folder)
         table.upsert(batch)
         upserted = data_files(folder)
+        waiting = table.plan_compaction()
         table.compact()
         compacted = data_files(folder)
         changed += common.bytes_written(before, upserted)
         if compacted != upserted:
             folded += common.bytes_written(upserted, compacted)
             folded_in.append(round_ + 1)
-        samples, found = scans(table, SCANS)
+        (samples, fresh_samples), (found, _) = scans((table, fresh), SCANS)
         expected.check("strandline", *peers.count_and_sum(found))
         by_round.append(samples)
-        say(f"round {round_ + 1} of {ROUNDS}: scan {show(samples.median, 'ms')}")
+        fresh_by_round.append(fresh_samples)
+        shares.append(significant(waiting.waiting_rows / rows))
+        log_files.append(len(table.merge().log_files()))
+        say(f"round {round_ + 1} of {ROUNDS}: scan {show(samples.median, 'ms')}, {show(fresh_samples.median, 'ms')}")
     before = data_files(folder)
     table.compact(full=True)
     last = common.bytes_written(before, data_files(folder))
-    fresh, found = scans(table, FRESH_SCANS)
+    _, (found, _) = scans((table, fresh), SCANS)
     expected.check("strandline", *peers.count_and_sum(found))
-    medians = [samples.median for samples in by_round]
+    pairs = list(zip(by_round, fresh_by_round, strict=True))
+    times_fresh = [ratio(ours.median, theirs.median) for ours, theirs in pairs]
+    fresh_s = statistics.median(samples.median for samples in fresh_by_round)
     return {
-        "fresh_s": significant(fresh.median),
-        "scan_s": [significant(median) for median in medians],
+        "fresh_s": significant(fresh_s),
+        "scan_s": [significant(samples.median) for samples in by_round],
+        "times_fresh": times_fresh,
+        "waiting_share": shares,
+        "log_files": log_files,
         "first_read_s": [significant(samples.seconds[0]) for samples in by_round],
         "folded_in": folded_in,
-        "worst": ratio(max(medians), fresh.median),
-        "worst_first_read": ratio(max(samples.seconds[0] for samples in by_round), fresh.median),
-        "first_round": ratio(medians[0], fresh.median),
-        "last_round": ratio(medians[-1], fresh.median),
+        "worst": max(times_fresh),
+        "worst_first_read": max(ratio(ours.seconds[0], theirs.median) for ours, theirs in pairs),
+        "first_round": times_fresh[0],
+        "last_round": times_fresh[-1],
         "write_amp": ratio(changed + folded, changed),
         "write_amp_all_folded": ratio(changed + folded + last, changed),
     }
@@ -404,7 +461,7 @@ def main() -> None:
 
     rows_left = {name: answer[0]["answer"][0] for name, answer in answers.items()}
     common.print_table(
-        f"{args.rows // COMMIT_ROWS:,} commits of {COMMIT_ROWS:,} rows, compacted (medians); peers only pack files",
+        f"{args.rows // COMMIT_ROWS:,} commits of {COMMIT_ROWS:,} rows, compacted: medians; some only pack",
         ["contender", "compaction", "x ours", "rows left", "idle MB", "peak MB"],
         [
             [
@@ -424,8 +481,8 @@ def main() -> None:
         [[show(load["seconds"], "ms"), *(f"{value:,}" for value in list(load.values())[1:])]],
     )
     common.print_table(
-        f"{args.rows:,} rows, {ROUNDS} rounds of {CHANGED_SHARE:.0%} random updates; scans against {FRESH_SCANS} of the"
-        f" freshly compacted table, {show(steady['fresh_s'], 'ms')}",
+        f"{args.rows:,} rows, {ROUNDS} rounds of {CHANGED_SHARE:.0%} random updates; scans against those of"
+        f" a compacted table, {show(steady['fresh_s'], 'ms')}",
         ["worst round", "worst first read", "first round", "last round", "rounds that folded", "written / changed"],
         [
             [
@@ -452,6 +509,7 @@ def main() -> None:
     )
     figures = {
         "vs_deltalake": against("deltalake"),
+        "vs_deltalake_latest": against("deltalake_latest"),
         "vs_ducklake": against("ducklake"),
         "write_amp": steady["write_amp"],
         "peak_rss_mb": significant(median("strandline", "peak_mb")),
