@@ -188,10 +188,13 @@ class Epoch:
         record = read_record(self._storage)
         is_foreign = record is not None and record.lake_id != self._lake_id
         told = 0 if record is None or is_foreign else record.epoch
-        self._state.ensure(key_positions.positions)
+        has_positions = self._state.has(key_positions.positions)
         with self._state.transaction() as connection:
             found = self._lock_epochs(connection)
             adopted = [_adopt_consumer(connection, consumer, seqs) for consumer, seqs in ordered]
+            # A consumer that continues has its whole history; this state may be a copy from before that.
+            for each in adopted if has_positions else ():
+                forget_positions(connection, each.generation)
             for intent in begun:
                 reopen_intent(connection, intent)
             for consumer in list_current(connection):
@@ -337,7 +340,5 @@ def _adopt_consumer(connection: Connection, consumer: ConsumerRecord, seqs: Mapp
     insert_missing(connection, consumers, name=consumer.name)
     find_current(connection, consumer.name, is_locking=True)
     kept = put_life(connection, replace(consumer, is_retired=consumer.is_retired or seqs is None))
-    # A consumer that continues has its whole history; this state may be a copy from before that.
-    forget_positions(connection, kept.generation)
     raise_marks(connection, kept.generation, seqs or {})
     return kept
