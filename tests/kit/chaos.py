@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -172,9 +172,17 @@ class Writer(threading.Thread):
 # --- the storm -------------------------------------------------------------------------------------------------
 
 
-def storm(lake: sl.Lake, parts: Sequence[Part], writer: Writer, rng: random.Random, kills: int, pause_s: float) -> int:
-    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then wait until all is sent. Says how
-    many of the kills fell while a batch was under way."""
+def storm(
+    lake: sl.Lake,
+    parts: Sequence[Part],
+    writer: Writer,
+    rng: random.Random,
+    kills: int,
+    pause_s: float,
+    calm: Callable[[], object] = lambda: None,
+) -> int:
+    """Kill parts `kills` times, about every `pause_s`, while the writer writes; then call `calm`, and wait until all is
+    sent. Says how many of the kills fell while a batch was under way."""
     within = 0
     with contextlib.ExitStack() as stack:
         for part in parts:
@@ -191,6 +199,7 @@ def storm(lake: sl.Lake, parts: Sequence[Part], writer: Writer, rng: random.Rand
                 time.sleep(rng.choice([0, 0, rng.uniform(0, pause_s)]))
                 victim.start()
             writer.stop()
+            calm()
             _wait_until_idle(lake)
         except BaseException:
             for log in {part.log for part in parts}:

@@ -71,6 +71,13 @@ def check_equal(place, items):
     assert len(found) == len(set(found))
 
 
+def slow_down(lake, sinks, rows_per_s):
+    """Give sinks a rate, so that their history lasts; returns what lifts it."""
+    for name in sinks:
+        lake.state.rates.set_rate(name, rows_per_s, None)
+    return lambda: [lake.state.rates.set_rate(name, None, None) for name in sinks]
+
+
 def ordinals(passes):
     return sorted({1, (passes + 1) // 2, passes})
 
@@ -123,10 +130,9 @@ def test_history_arrives_once_whatever_is_killed(tmp_path, servers, rng, kind, k
     places = {name: PLACES[kind](servers, tmp_path / name) for name in ("items", "events")}
     options = {"is_gated": False} | ({"chunk_rows": 50, "lanes": 2, "patience": "2s"} if kind == "foreign" else {})
     sinks = {name: {"table": name, "to": place.sink(**options)} for name, place in places.items()}
-    for name in sinks:
-        source.state.rates.set_rate(name, 400 if kills < 50 else 60, None)
+    calm = slow_down(source, sinks, 400 if kills < 50 else 60)
     running = Running(source.storage.uri, sinks, round_rows=40)
-    storm(source, [Forked(servers.forks, running), Forked(servers.forks, running)], writer, rng, kills, pause_s=0.5)
+    storm(source, [Forked(servers.forks, running), Forked(servers.forks, running)], writer, rng, kills, 0.5, calm)
     assert {id: row["name"] for id, row in places["items"].current().items()} == {
         row["id"]: row["name"] for row in writer.model.copy()
     }
@@ -156,15 +162,14 @@ def test_history_reaches_a_receiver_that_is_killed_too_with_the_state_in_postgre
         }
         for name in ("items", "events")
     }
-    for name in sinks:
-        source.state.rates.set_rate(name, 400 if kills < 50 else 60, None)
+    calm = slow_down(source, sinks, 400 if kills < 50 else 60)
     running = Running(source.storage.uri, sinks, state=postgres_url, round_rows=40)
     parts = [
         Forked(servers.forks, running),
         Forked(servers.forks, running),
         Forked(servers.forks, Serving(received.storage.uri, port)),
     ]
-    storm(source, parts, writer, rng, kills, pause_s=0.5)
+    storm(source, parts, writer, rng, kills, 0.5, calm)
     expected = [tuple(row.values()) for row in writer.model.copy()]
     check_same("items of the receiver", expected, rows_of(received.table("items").to_arrow()))
     ids = received.table("events").to_arrow(columns=["id"])["id"].to_pylist()
