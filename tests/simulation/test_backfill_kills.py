@@ -131,7 +131,7 @@ def test_history_arrives_once_whatever_is_killed(tmp_path, servers, rng, kind, k
     options = {"is_gated": False} | ({"chunk_rows": 50, "lanes": 2, "patience": "2s"} if kind == "foreign" else {})
     sinks = {name: {"table": name, "to": place.sink(**options)} for name, place in places.items()}
     calm = slow_down(source, sinks, 400 if kills < 50 else 60)
-    running = Running(source.storage.uri, sinks, round_rows=40)
+    running = Running(source.storage.uri, sinks, round_rows=40 if kills < 50 else 200)
     storm(source, [Forked(servers.forks, running), Forked(servers.forks, running)], writer, rng, kills, 0.5, calm)
     assert {id: row["name"] for id, row in places["items"].current().items()} == {
         row["id"]: row["name"] for row in writer.model.copy()
@@ -163,7 +163,7 @@ def test_history_reaches_a_receiver_that_is_killed_too_with_the_state_in_postgre
         for name in ("items", "events")
     }
     calm = slow_down(source, sinks, 400 if kills < 50 else 60)
-    running = Running(source.storage.uri, sinks, state=postgres_url, round_rows=40)
+    running = Running(source.storage.uri, sinks, state=postgres_url, round_rows=40 if kills < 50 else 200)
     parts = [
         Forked(servers.forks, running),
         Forked(servers.forks, running),
