@@ -37,6 +37,7 @@ def test_names_are_completed_from_the_lake_that_was_named() -> None:
     assert sorted(complete("strandline table show ")) == ["items", "orders"]
     assert complete("strandline --lake other table show o") == ["others"]
     assert complete("strandline sink show a") == ["archive"]
+    assert complete("strandline backfill status a") == complete("strandline backfill rate a") == ["archive"]
 
 
 def test_where_there_is_no_lake_nothing_is_completed_and_nothing_written(tmp_path: Path) -> None:

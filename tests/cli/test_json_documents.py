@@ -50,6 +50,11 @@ sink list
 sink show archive
 sink pause archive
 sink resume archive
+backfill status
+backfill pause archive
+backfill resume archive
+backfill rate archive 1000
+backfill restart archive --dry-run
 sink remove twin --dry-run
 mark show
 mark reset archive --dry-run

@@ -69,6 +69,13 @@ def test_the_rest_counts_as_the_rest_although_its_row_group_has_more(work, items
     assert (end_of(made), made.extent.rows, made.share) == (None, 20, 1.0)
 
 
+def test_a_round_with_the_last_row_is_the_last_one(work, items):
+    at = Position(round=1, key=key(work, 49), rows=50, share=0.5)
+    known = ConsumerState(marks=dict.fromkeys(range(4), items.head), positions=dict.fromkeys(range(4), at))
+    assert end_of(Rounds(rows=50).cut(plan(items, known))) is None
+    assert end_of(Rounds(rows=49).cut(plan(items, known))) == key(work, 98)
+
+
 def test_the_share_is_counted_in_rows_read_not_in_rows_sent(work, items):
     at = Position(round=1, key=key(work, 49), rows=1, share=0.5)
     known = ConsumerState(marks=dict.fromkeys(range(4), items.head), positions=dict.fromkeys(range(4), at))

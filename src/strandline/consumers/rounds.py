@@ -62,7 +62,8 @@ class Rounds:
             most = rows if key is not None else max(1, min(rows, planned.rows))
             part = most / size.rows
             size = RangeSize(0, most, round(size.bytes * part), round(size.raw_bytes * part))
-            until = until if key is None else key
+            # The highest key of all leaves nothing for another round.
+            until = until if key is None else None if key == groups[-1].key else key
         shares = [0.0 if each is None else each.share for each in work.positions.values()]
         whole = sum(group.rows for group in groups)
         share = 1.0 if until is None else min(1.0, sum(shares) / max(1, len(shares)) + size.rows / max(1, whole))
