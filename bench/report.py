@@ -118,7 +118,7 @@ def compact() -> str:
         [
             f"## compact\n\n{commits} of 1,000 rows, half of each overwriting earlier keys; medians of"
             f" {detail['repeats']} rounds. deltalake's optimize and DuckLake's merge pack files and keep every row;"
-            " Strandline keeps one row a key.\n",
+            " Strandline keeps one row a key, and so does `deltalake_latest`: a window query and a merge.\n",
             f"![Compaction of {commits}](charts/compact.svg)\n",
             table(["contender", "compaction ms", "against ours", "rows left", "peak MB"], rows) + "\n",
             f"With two readers and a writer at work: {under_load['compactions']:,} compactions,"
@@ -126,8 +126,8 @@ def compact() -> str:
             f" {under_load['commits']:,} commits, {under_load['rows_lost']:,} rows lost.\n",
             f"{len(steady['scan_s'])} rounds of 1% random updates on {detail['rows']:,} rows, compacted as they fall"
             f" due (in {len(steady['folded_in'])} of the rounds): the worst scan took {steady['worst']:.2f} times that"
-            f" of the freshly compacted table, the worst first read after a write {steady['worst_first_read']:.2f}"
-            " times.\n",
+            " of a compacted table in the same round, the worst first read after a write"
+            f" {steady['worst_first_read']:.2f} times.\n",
             *_tiny_commits(detail.get("tiny_commits")),
             figures(result),
         ]

@@ -17,6 +17,7 @@ from strandline.consumers import compaction, fold_lane
 from strandline.consumers.account import FoldAccount, check_account
 from strandline.consumers.fold_lane import FoldLane, pack_part
 from strandline.engines.lanes import files_of
+from strandline.tables.packing import Bundle, pack_files
 from support import ITEMS, Oracle, data_files, refused, rows_of
 
 SHAPES = ["keyed", "versioned", "keyless", "expired", "expired keyless", "dropped"]
@@ -72,10 +73,12 @@ def test_tasks_fold_every_kind_of_table_as_the_driver_does(tmp_path, sizes, shap
         assert per_vnode[0] == per_vnode[1]
 
 
-def test_changes_at_random_fold_to_the_rows_of_a_model(make_table, sizes):
+@pytest.mark.parametrize("options", [{}, {"version": "qty"}])
+def test_changes_at_random_fold_to_the_rows_of_a_model(make_table, sizes, options):
     rng = random.Random(5)
-    table, oracle = make_table(key=["id"], vnodes=8), Oracle(["id"])
-    for step in range(12):
+    table, oracle = make_table(key=["id"], vnodes=8, **options), Oracle(["id"])
+    packs = 0
+    for step in range(16):
         keys = rng.sample(range(60), 20)
         if rng.random() < 0.3:
             table.delete(keys)
@@ -84,11 +87,17 @@ def test_changes_at_random_fold_to_the_rows_of_a_model(make_table, sizes):
             rows = [{"id": key, "name": f"{step}.{key}", "qty": step} for key in keys]
             table.upsert(rows)
             oracle.upsert(rows)
+        files = table.log.refresh().by_seq
+        if len(files) > 2 and rng.random() < 0.3:
+            last = files[-3:]
+            pack_files(table.log, [Bundle(tuple(last), 1)])
+            packs += 1
         if rng.random() < 0.5:
             # Only some of the vnodes: their marks differ from then on.
             part = table.merge().part(rng.sample(range(8), 5))
             commit(table, part, in_tasks(part, [sorted(part.only)]))
         assert rows_of(table.to_arrow()) == rows_of(pa.Table.from_pylist(oracle.copy(), schema=ITEMS)), step
+    assert packs
 
 
 TYPES = pa.schema(

@@ -95,7 +95,7 @@ def fold_vnodes(part: TableAt, duck: Duck, account: FoldAccount) -> Iterator[Dat
 def _split_lots(part: TableAt) -> Iterator[list[int]]:
     """The vnodes whose changes are loaded at once: all of them, or neighbours when many changes lie in small files."""
     vnodes = sorted(part.only or ())
-    loaded = sum(file.raw_bytes for _, file in part.log_files() if file.raw_bytes <= SMALL_BYTES)
+    loaded = sum(file.raw_bytes for _, file in part.log_files() if _is_loaded(file))
     lots = min(len(vnodes), -(-loaded // LOT_BYTES)) or 1
     for at in range(lots):
         yield vnodes[at * len(vnodes) // lots : (at + 1) * len(vnodes) // lots]
@@ -187,8 +187,8 @@ def _open_changes(cursor: Any, part: TableAt) -> _Changes:
         keys = [*definition.key, HASH, OP, *([definition.version] if definition.version else [])]
         cursor.execute(f"CREATE TEMP VIEW {_KEYS} AS {_changes_sql(part, files, keys)}").fetchall()
         fold = _make_fold(cursor, part, _KEYS)
-    small = [pair for pair in files if pair[1].raw_bytes <= SMALL_BYTES]
-    large = [pair for pair in files if pair[1].raw_bytes > SMALL_BYTES]
+    small = [pair for pair in files if _is_loaded(pair[1])]
+    large = [pair for pair in files if not _is_loaded(pair[1])]
     changes = _changes_sql(part, small, columns)
     wins = f" SEMI JOIN {fold} USING ({listed([*definition.key, SEQ])})" if fold else ""
     if fold and not large and definition.version is None:
@@ -202,6 +202,12 @@ def _open_changes(cursor: Any, part: TableAt) -> _Changes:
     rest = f" UNION ALL {_changes_sql(part, large, columns)}" if large else ""
     cursor.execute(f"CREATE TEMP VIEW {_LOG} AS SELECT * FROM {_SMALL_LOG}{rest}").fetchall()
     return _Changes(_LOG, fold)
+
+
+def _is_loaded(file: DataFile) -> bool:
+    """Whether to load the winning changes of a log file: each run would open a small file again, and read all of the
+    hashes in a pack, which is sorted by seq."""
+    return file.raw_bytes <= SMALL_BYTES or file.pack is not None
 
 
 def _make_fold(cursor: Any, part: TableAt, changes: str) -> str:
