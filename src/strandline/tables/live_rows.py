@@ -134,14 +134,23 @@ def find_live_rows(spark: SparkSession, cursor: Any, merge: TableAt, fold: str) 
     words[at] = np.where(gone > 0, first + begins[:-1], len(words))
     is_null = np.zeros(len(words), dtype=bool)
     is_null[sizes.of(distinct[files > 1])] = True
-    column = pa.ListArray.from_arrays(pa.array([0, len(words)], pa.int32()), pa.array(words, mask=is_null))
     return LiveRows(
-        spark.createDataFrame(pa.table({_WORDS: column}), schema=f"{_WORDS} array<bigint>"),
+        _send_words(spark, pa.array(words, mask=is_null)),
         sizes,
         names if is_tied.any() else None,
         frozenset(_name(scan) for scan, count in zip(scans, gone, strict=True) if count),
         frozenset(_name(scan) for scan, count, rows in zip(scans, gone, counts, strict=True) if count == rows),
     )
+
+
+def _send_words(spark: SparkSession, words: pa.Array) -> DataFrame:
+    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+
+    # For an array that may have nulls, Spark would look for one before each access.
+    kind = pa.list_(pa.field("element", pa.int64(), words.null_count > 0))
+    column = pa.ListArray.from_arrays(pa.array([0, len(words)], pa.int32()), words, type=kind)
+    schema = StructType([StructField(_WORDS, ArrayType(LongType(), words.null_count > 0), False)])
+    return spark.createDataFrame(pa.table({_WORDS: column}), schema=schema)
 
 
 def dead_rows_sql(merge: TableAt, fold: str) -> str:
