@@ -37,6 +37,8 @@ VERBS = [
     ("sink", "list"), ("sink", "show"), ("sink", "pause"), ("sink", "resume"), ("sink", "remove"), ("mark", "show"),
     ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
     ("deadletter", "show"), ("deadletter", "replay"), ("deadletter", "drop"), ("token", "add"), ("token", "list"),
+    ("backfill", "status"), ("backfill", "pause"), ("backfill", "resume"), ("backfill", "rate"),
+    ("backfill", "restart"),
     ("token", "revoke"), ("rejects", "list"), ("rejects", "show"), ("rejects", "retry"), ("rejects", "drop"),
 ]  # fmt: skip
 

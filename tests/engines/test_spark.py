@@ -10,6 +10,7 @@ import pytest
 
 import strandline
 from strandline.engines import spark as sparks
+from strandline.storage import digest
 from support import refused
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,7 @@ def jobs_of(spark):
 def test_every_job_of_a_table_says_what_it_does(spark, lake, monkeypatch, tmp_path):
     before = jobs_of(spark)
     monkeypatch.setenv("STRANDLINE_ENGINE", "spark")
+    monkeypatch.setattr(digest, "_QUICK_BYTES", -1)
     table = lake.create_table("messages", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], vnodes=2)
     table.upsert(spark.range(40).selectExpr("id", "'x' AS name"))
     table.compact(full=True)
@@ -121,7 +123,7 @@ def test_every_job_of_a_table_says_what_it_does(spark, lake, monkeypatch, tmp_pa
     wanted = {f"strandline: {name}" for name in wanted}
     assert wanted <= told
     # One job for the rows, and one before it if they are shuffled. Others read the merged table, or have several steps.
-    bulk = [name for name in wanted if kind_of(name).split()[1] in ("upsert", "delete", "ingest", "fold", "export")]
+    bulk = [name for name in wanted if kind_of(name).split()[1] in ("upsert", "delete", "ingest", "compact", "export")]
     assert len(bulk) == 5
     assert {name: jobs[name] for name in bulk if jobs[name] > 2} == {}
     assert any(re.fullmatch(r"strandline: check \d+ files?", name) for name in told)

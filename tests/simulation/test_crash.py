@@ -18,6 +18,8 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.consumers import compaction
+from strandline.consumers.packing import plan_packs
+from strandline.tables.packing import pack_files
 from strandline.tables.rejects import Rejects
 from support import ITEMS, SRC, TESTS, claimed_files, data_files, environment, python, rows_of
 
@@ -35,6 +37,7 @@ def steps(lake):
         ("append", lambda: events.append([{"id": 1}, {"id": 1}], token="2")),
         ("delete", lambda: items.delete([3, 4], token="3")),
         ("upsert one", lambda: items.upsert([{"id": 5, "name": "b"}], token="3b")),
+        ("pack", partial(pack, items)),
         ("fold", partial(items.compact, full=True)),
         ("append again", lambda: events.append([{"id": 1}], token="4")),
         ("fold events", partial(events.compact, full=True)),
@@ -42,6 +45,12 @@ def steps(lake):
         ("upsert more", lambda: items.upsert([{"id": 4, "colour": "red"}, {"id": 50, "name": "b"}], token="5")),
         ("fold again", partial(items.compact, full=True)),
     ]
+
+
+def pack(table):
+    """Pack the files of the log, as a compaction does that folds nothing."""
+    if bundles := plan_packs(table.log.refresh()):
+        pack_files(table.log, bundles)
 
 
 def spark_steps(lake):

@@ -15,7 +15,7 @@ import consuming
 import strandline as sl
 from consuming import FACTS, foresee, open_intent
 from strandline.state import database as states
-from strandline.state import marks as module
+from strandline.state import receipts
 from strandline.state.address import parse_url
 from strandline.state.marks import ConsumerState
 from support import python, refused
@@ -191,7 +191,7 @@ def test_many_consumers_are_read_by_one_query(state, registry, marks, leases):
 
 
 def test_the_last_receipts_are_kept_the_newest_first(registry, marks, consumer, fence, monkeypatch):
-    monkeypatch.setattr(module, "RECEIPTS", 5)
+    monkeypatch.setattr(receipts, "RECEIPTS", 5)
     other = registry.register("b", **FACTS).consumer
     marks.start(consumer, {0: 0}, fence)
     for number in range(8):
