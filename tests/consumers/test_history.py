@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from collections import Counter
 
 import pyarrow as pa
@@ -164,3 +165,44 @@ def test_a_stopped_history_waits_and_changes_of_delivered_rows_follow(lake, tabl
     assert copy.rows[0] == -1 and ROWS - 1 not in copy.rows and copy.sources[ROUND] == before
     lake.state.rates.set_stopped("copy", False)
     finish(lake, copy, table)
+
+
+def test_a_rate_or_a_pause_that_comes_during_a_plan_of_many_batches_is_seen(lake, table, copy, monkeypatch):
+    finish(lake, copy, table)
+    monkeypatch.setattr(ranges, "BATCH_ROWS", 1)
+    for number in range(6):
+        table.upsert([{"id": 1, "at": NEW, "v": number}])
+    plain = Copy.run
+
+    def run(self, work):
+        lake.state.pauses.add("copy")
+        return plain(self, work)
+
+    before = copy.sources["log"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Copy, "run", run)
+        lake.tick(only=["copy"]).raise_for_errors()
+    assert copy.sources["log"] == before + 1, "the batch under way is finished, and no other begins"
+    lake.state.pauses.end("copy")
+    seen = []
+
+    def slow_down(self, work):
+        lake.state.rates.set_rate("copy", 1000.0, None)
+        seen.append(work.upto)
+        return plain(self, work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Copy, "run", slow_down)
+        lake.tick(only=["copy"]).raise_for_errors()
+    assert seen == sorted(set(seen)) and copy.rows[1] == 5
+
+
+def test_a_rate_holds_from_one_tick_to_the_next(lake, table, copy):
+    finish(lake, copy, table)
+    lake.state.rates.set_rate("copy", 10.0, None)
+    began_s = time.monotonic()
+    for number in range(3):
+        table.upsert([{"id": n, "at": NEW, "v": number} for n in range(2)])
+        lake.tick(only=["copy"]).raise_for_errors()
+    # Two batches of two rows are paid for before the third one is sent.
+    assert time.monotonic() - began_s >= 0.39

@@ -50,6 +50,9 @@ class Context(Tables):
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
         self.consumers: dict[str, LogConsumer] = {}
+        self.last_sent: dict[str, tuple[int, int, float]] = {}
+        """The rows and bytes of each consumer's last batch in this process, and when it began, by the process's clock.
+        A rate holds from one run to the next."""
         self._state_url = state
         self._state: State | None = None
         self._opening = threading.Lock()

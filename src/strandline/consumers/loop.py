@@ -39,6 +39,8 @@ from strandline.state.consumers import ConsumerRecord, lease_of
 from strandline.state.intents import Intent, IntentDraft
 from strandline.state.key_positions import Position
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
+from strandline.state.marks import ConsumerState
+from strandline.state.rates import Rate
 
 _ATTEMPTS = 10
 
@@ -117,7 +119,7 @@ class _MarkedRun:
         self._report = report
         self._step = step
         self._stop = stop
-        self._rounds = Rounds()
+        self._rounds = Rounds(last=context.last_sent.get(plan.name, (0, 0, 0.0)))
         self._positions: dict[int, Position] = {}
         self._verified: set[str] = set()
         self._record: ConsumerRecord | None = plan.known.consumer
@@ -129,6 +131,7 @@ class _MarkedRun:
         report, title = self._report, self._plan.title
         with collect_errors(title, report.errors):
             self._run_works()
+        self._context.last_sent[self._plan.name] = self._rounds.last
         with collect_errors(title, report.errors):
             has_news = report.upto is not None or report.errors
             if self._record is not None and not self._record.is_retired and has_news and not self._lease.is_given_back:
@@ -159,19 +162,29 @@ class _MarkedRun:
             self._record = self._register_consumer(plan.resolved)
             # Not those of an earlier life.
             self._positions, self._rounds.rate = dict(plan.resolved.marks.positions), known.rate
-            self._rounds.pace = self._rounds.pace or max((at.pace for at in self._positions.values()), default=0.0)
+            self._rounds.resume(max((at.pace for at in self._positions.values()), default=0.0))
             is_all = not any(work.is_replay or work.source == ROUND for work in plan.works)
             for at, work in enumerate(plan.works):
-                self._rounds.wait(lambda: self._state.rates.get(self._plan.name), self._stop)
+                self._rounds.wait(self._load_rate, self._stop)
                 if self._stop.is_set():
                     return
-                if work.source == ROUND and not work.is_replay and self._rounds.rate.is_stopped:
-                    # A person paused the history during the wait.
+                if self._has_orders(known, is_first=at == 0):
                     break
                 self._run_work(plan.resolved.consumer, work, is_last=is_all and at + 1 == len(plan.works))
-            if is_all:
-                return
+            else:
+                if is_all:
+                    return
             is_again = True
+
+    def _load_rate(self) -> Rate:
+        return self._state.rates.get(self._plan.name)
+
+    def _has_orders(self, known: ConsumerState, *, is_first: bool) -> bool:
+        """Whether a person has paused the consumer or changed its rate since it was planned."""
+        if self._rounds.rate == known.rate and not is_first:
+            self._rounds.rate = self._load_rate()
+        is_paused = not is_first and self._plan.name in self._state.pauses.all()
+        return is_paused or self._rounds.rate != known.rate
 
     def _register_consumer(self, found: ResolvedConsumer) -> ConsumerRecord:
         """Register the consumer if needed, and set its first marks."""

@@ -22,8 +22,8 @@ from strandline.tables.key_cuts import GroupEnd, compare_positions, find_group_e
 
 TARGET_S = 5.0
 """How long a round should take."""
-FIRST_ROWS, FIRST_BYTES = 500_000, 256 << 20
-LEAST_ROWS, MOST_ROWS = 50_000, 8_000_000
+FIRST_ROWS, FIRST_BYTES = 200_000, 256 << 20
+LEAST_ROWS, MOST_ROWS = 2_000, 8_000_000
 _LOOK_S = 0.5
 _SMOOTHED = 0.3
 # With less than this part of a row group more than wanted, a cut at its end is good enough.
@@ -38,8 +38,8 @@ class Rounds:
     raw_bytes: int = field(default_factory=lambda: FIRST_BYTES)
     rate: Rate = NO_RATE
     pace: float = 0.0
-    _sent: tuple[int, int] = (0, 0)
-    _since_s: float = 0.0
+    last: tuple[int, int, float] = (0, 0, 0.0)
+    """The rows and bytes of the last batch, and when it began."""
 
     def cut(self, work: Work, others: Collection[bytes] = ()) -> Work:
         """A round with its last key. `others` are the positions of other vnodes: the round ends at one that lies in it,
@@ -84,20 +84,28 @@ class Rounds:
     def note(self, work: Work, rows: int, size: int, took_s: float) -> None:
         """Learn from a batch that was sent."""
         now_s = time.monotonic()
-        self._sent, self._since_s = (rows, size), now_s - took_s
-        if work.source != ROUND or not rows:
+        self.last = (rows, size, now_s - took_s)
+        if work.source != ROUND:
             return
         due_s = max(took_s, self.rate.owed_s(rows, size), 1e-6)
-        self.pace = rows / due_s if not self.pace else self.pace + _SMOOTHED * (rows / due_s - self.pace)
+        if rows:
+            self.pace = rows / due_s if not self.pace else self.pace + _SMOOTHED * (rows / due_s - self.pace)
         if took_s < TARGET_S / 2 and work.extent.rows >= self.rows // 2:
             self.rows, self.raw_bytes = min(MOST_ROWS, self.rows * 2), min(8 * BATCH_BYTES, self.raw_bytes * 2)
         elif took_s > 2 * TARGET_S:
             self.rows, self.raw_bytes = max(LEAST_ROWS, self.rows // 2), max(FIRST_BYTES // 8, self.raw_bytes // 2)
 
+    def resume(self, pace: float) -> None:
+        """Begin with the pace of an earlier run: a slow destination gets small rounds from the first one on."""
+        if pace and not self.pace:
+            self.pace = pace
+            self.rows = max(min(LEAST_ROWS, self.rows), min(self.rows, round(pace * TARGET_S)))
+
     def wait(self, load_rate: Callable[[], Rate], stop: threading.Event) -> None:
         """Wait until the rate allows the next batch. Another rate, set meanwhile, holds at once."""
         while self.rate.rows_per_s or self.rate.bytes_per_s:
-            left_s = self._since_s + self.rate.owed_s(*self._sent) - time.monotonic()
+            rows, size, since_s = self.last
+            left_s = since_s + self.rate.owed_s(rows, size) - time.monotonic()
             if left_s <= 0 or stop.wait(min(left_s, _LOOK_S)):
                 return
             self.rate = load_rate()

@@ -301,7 +301,9 @@ def raise_marks(connection: Connection, generation: str, seqs: Mapping[int, int]
     found = _read_marks(connection, generation)
     _set_marks(connection, generation, {vnode: max(seq, found.get(vnode, 0)) for vnode, seq in seqs.items()})
     for intent in open_intents(connection, [generation]):
-        if any(seqs.get(vnode, intent.after) > intent.after for vnode in intent.vnodes):
+        # A round, which has no seqs of its own, means nothing without its position.
+        is_round = intent.after == intent.upto
+        if is_round or any(seqs.get(vnode, intent.after) > intent.after for vnode in intent.vnodes):
             connection.execute(delete(intents).where(intents.c.id == intent.id))
 
 

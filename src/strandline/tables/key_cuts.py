@@ -60,7 +60,8 @@ def find_group_ends(merge: TableAt) -> list[GroupEnd]:
         *((merge.log.folder, seq, file) for seq, file in merge.log_files()),
     ]:
         place = storage.url(f"{folder}/{file.path}")
-        if place not in _kept:
+        known_groups = _kept.get(place)
+        if known_groups is None:
             known = {} if definition.is_keyed or seq is None or file.pack is not None else {SEQ: seq}
             with reader.open_file(storage, f"{folder}/{file.path}") as opened:
                 groups = [opened.metadata.row_group(at) for at in range(opened.metadata.num_row_groups)]
@@ -68,12 +69,13 @@ def find_group_ends(merge: TableAt) -> list[GroupEnd]:
             if len(_kept) >= _KEPT_FILES:
                 _kept.clear()
             row_bytes = file.raw_bytes / max(1, file.rows)
-            _kept[place] = [
+            known_groups = [
                 GroupEnd(end[1], group.num_rows, round(row_bytes * group.num_rows), end[0])
                 for group, end in ends
                 if end is not None
             ]
-        found += _kept[place]
+            _kept[place] = known_groups
+        found += known_groups
     in_order = cmp_to_key(compare_positions)
     return sorted(found, key=lambda group: in_order(group.key))
 
