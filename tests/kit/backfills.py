@@ -29,7 +29,7 @@ def small_rounds(patch: pytest.MonkeyPatch, rows: int = 4, *, table: int = 3) ->
     """A table of more than `table` rows is history, which comes in rounds of about so many rows."""
     patch.setattr(ranges, "SMALL", DriverLimit(table, 1 << 30))
     patch.setattr(rounds, "MOST_ROWS", rows)
-    patch.setattr(loop, "Rounds", lambda: rounds.Rounds(rows=rows))
+    patch.setattr(loop, "Rounds", lambda **facts: rounds.Rounds(rows=rows, **facts))
 
 
 class History:
