@@ -1,7 +1,8 @@
 """How far a round of a backfill goes, and how long a consumer waits between batches.
 
-A round is cut at a key, by the footers of the files: it reads about what it sends, also where rows were deleted. Its
-size follows the time that rounds take, so that changes of delivered rows never wait long, and a kill costs little. A
+A round is cut at a key, by the footers of the files, so deleted ranges cost nothing. Where row groups reach beyond the
+round, its last key is looked up among the rows that are left, and those groups are read again by later rounds. Its size
+follows the time that rounds take, so that changes of delivered rows never wait long, and a kill costs little. A
 rate makes rounds small enough to be smooth, and the waits between batches hold it.
 """
 
