@@ -209,7 +209,9 @@ def test_a_killed_query_writes_each_batch_once(tmp_path, lake, bare_python, kill
                 os.killpg(query.pid, signal.SIGKILL)
             _, said = query.communicate(timeout=250)
         assert (query.returncode == 0) == (life == "last"), said[-2000:]
-    assert table.head == files
+    # A query killed after it planned a file and before it began the batch takes two files in the next one.
+    batches = [path for path in (tmp_path / "ck" / "offsets").iterdir() if path.name.isdigit()]
+    assert table.head == len(batches) >= files - kills
     assert sorted(table.to_arrow().column("n").to_pylist()) == list(range(10 * files))
 
 
