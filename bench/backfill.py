@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -50,9 +51,10 @@ def run_sink(root: str, name: str, table: str, to: str) -> None:
     if small := int(os.environ.get(SMALL_ROUNDS, "0")):
         ranges.SMALL, rounds.FIRST_ROWS = DriverLimit(small, 1 << 40), small
         work.DELIVERY = DriverLimit(small // 2, 1 << 40)
-    session = spark_bench.start_session()
-    session.range(1000).selectExpr("sum(id)").collect()
-    lake = sl.Lake(root, spark=session)
+    lake = sl.Lake(root, spark=spark_bench.start_session())
+    # The session is as warm as that of the peers.
+    with tempfile.TemporaryDirectory(dir=Path(root).parent) as folder:
+        lake.table(table).export(Path(folder, "warm"), engine="spark")
     sink = sl.HttpSink(to) if to.startswith("http") else sl.ParquetSink(to)
     lake.sink(name, table, to=sink)
     print(json.dumps({"ready": True}), flush=True)

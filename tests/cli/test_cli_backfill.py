@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_paused_history_is_said_everywhere_and_is_no_error(run, lake, place):
     sent = len(delivered(place))
     assert 0 < sent < ROWS
     said = run("backfill", "pause", "out")
-    assert "paused at" in said and "still sent" in said and "backfill resume out" in said
+    assert "paused already at" in said and "still sent" in said and "backfill resume out" in said
     for words in (
         ["status"],
         ["sink", "list"],
@@ -144,7 +145,7 @@ def test_watch_prints_a_line_for_each_change_until_all_is_delivered(run, lake, m
         lake.backfill("out").rate(None)
         lake.tick(only=["out"])
 
-    monkeypatch.setattr("strandline.cli.backfill.time.sleep", look)
+    monkeypatch.setattr("strandline.cli.backfill.time", SimpleNamespace(sleep=look))
     lines = run("backfill", "status", "--watch").splitlines()
     assert lines[0].startswith("out: history 0.0 %") and "delivered" in lines[1] and looks == 1
     run("backfill", "restart", "out", "--yes")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pyarrow as pa
 import pytest
 
 import strandline as sl
-from folding import keys_in, put
-from strandline.consumers.feed import Feed, files_of, log_with_schema, size_of
+from folding import fold_vnodes, keys_in, put
+from strandline.consumers.feed import Feed, KeySpan, files_of, log_with_schema, size_of
+from strandline.model.key_order import encode_key
 from strandline.sinks.outgoing import Outgoing
+from strandline.tables.key_cuts import key_types
+from strandline.tables.packing import Bundle, pack_files
 from support import refused
 
 
@@ -46,6 +51,63 @@ def test_driver_and_spark_give_the_same_rows(spark, filled, is_snapshot, vnodes)
 
     assert rows(made) == sorted(on_spark, key=order)
     assert {row["_vnode"] for row in rows(made)} <= set(vnodes)
+
+
+def in_tasks(made: Feed, groups: list[list[int]], *, is_sorted: bool = True) -> list[dict[str, object]]:
+    """The rows as tasks read them by themselves, each some vnodes."""
+    parts = [pickle.loads(pickle.dumps(part)) for part in made.parts(groups, is_sorted=is_sorted)]
+    return [row for part in parts for batch in part.batches(64 << 20) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("care", ["log", "folded", "later", "partly", "packed", "empty"])
+@pytest.mark.parametrize("kind", ["keyed", "versioned", "keyless"])
+def test_tasks_that_read_by_themselves_give_the_same_rows(lake, kind, care):
+    more = {"version": "at"} if kind == "versioned" else {}
+    columns = "id:int64, at:int64, name:string, value:double"
+    table = lake.create_table("t", columns, key=[] if kind == "keyless" else ["id"], vnodes=4, **more)
+
+    def add(ids, at):
+        made = [{"id": id, "at": at, "name": f"n{id % 3}", "value": id / 7} for id in ids]
+        (table.append if kind == "keyless" else table.upsert)(made)
+
+    if care != "empty":
+        add(range(60), 1)
+        if care in ("folded", "later", "partly"):
+            table.compact(full=True)
+        if care in ("later", "partly", "packed"):
+            for number in range(4):
+                add(range(number, 60, 7), 5 - number)
+                if kind != "keyless":
+                    table.delete([number + 20])
+        if care == "partly":
+            fold_vnodes(table, [1, 2])
+            add(range(40, 45), 9)
+        if care == "packed":
+            log = table.log.refresh()
+            pack_files(table.log, [Bundle(tuple(log.files(1, log.head)), 1)])
+    for is_where in (False, True):
+        outgoing = Outgoing.of(
+            table.definition,
+            where="name <> 'n1'" if is_where and kind != "versioned" else None,
+            mask={"value": "null", "name": "hash"},
+            salt="s",
+        )
+        log = table.log.refresh()
+        made = Feed(table, outgoing, log, 0, log.head, range(4), is_snapshot=True, is_ordered=True)
+        assert in_tasks(made, [[0], [1, 2], [3]]) == in_tasks(made, [[0, 1, 2, 3]]) == rows(made)
+        unsorted = in_tasks(made, [[0, 1], [2, 3]], is_sorted=False)
+        assert sorted(map(str, unsorted)) == sorted(map(str, rows(made)))
+
+
+def test_tasks_read_the_rows_of_a_span(filled):
+    kinds = key_types(filled.definition)
+    span = KeySpan(encode_key([4], kinds), encode_key([20], kinds))
+    log = filled.log.refresh()
+    made = Feed(
+        filled, Outgoing.of(log.definition), log, 0, log.head, (0, 1, 3), is_snapshot=True, is_ordered=True, span=span
+    )
+    found = in_tasks(made, [[0], [1, 3]])
+    assert found == rows(made) and {row["id"] for row in found} <= set(range(5, 21)) - {7} and found
 
 
 def test_a_snapshot_is_the_table_at_its_seq_as_upserts_of_that_seq(filled):

@@ -75,7 +75,7 @@ def deliver_rounds(lake, monkeypatch, count, name="copy"):
     stop, left = threading.Event(), [count]
     plain = rounds.Rounds.note
 
-    def note(self, work, *facts):
+    def note(self, work, *facts, **more):
         plain(self, work, *facts)
         left[0] -= work.source == ROUND
         if left[0] == 0:

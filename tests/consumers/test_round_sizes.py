@@ -19,7 +19,7 @@ from strandline.engines.choice import DriverLimit
 from strandline.model.key_order import encode_key
 from strandline.state.key_positions import Position
 from strandline.state.marks import ConsumerState
-from strandline.state.rates import NO_RATE, Rate
+from strandline.state.rates import NO_RATE, Rate, Sent
 from strandline.tables.key_cuts import key_types
 
 
@@ -139,6 +139,34 @@ def test_the_pace_is_a_moving_one_and_not_above_the_rate(work):
     assert slow.pace == 10
 
 
+def test_rounds_grow_by_what_a_condition_leaves_out(work):
+    made = Rounds(rows=1000, rate=Rate(5, None))
+    assert end_of(made.cut(work)) == key(work, 9)
+    for _ in range(30):
+        made.note(work, work.extent.rows // 10, 1, 1.0)
+    assert made.part == pytest.approx(0.1, abs=0.01)
+    assert end_of(made.cut(work)) is None
+    # A batch that failed says nothing of it, and nothing is known of one that sends no row.
+    made.note(work, 0, 1, 1.0, is_whole=False)
+    assert made.part == pytest.approx(0.1, abs=0.01)
+    for _ in range(60):
+        made.note(work, 0, 1, 1.0)
+    assert made.part == pytest.approx(0.05)
+
+
+def test_a_batch_counts_before_it_is_sent_and_by_what_was_sent_afterwards(work):
+    kept: list[Sent] = []
+    made = Rounds(rate=Rate(10, None), save=kept.append)
+    made.begin(work)
+    assert (kept[-1].rows, kept[-1].owed_s) == (100, 10.0)
+    made.note(work, 40, 7, 1.0)
+    assert (kept[-1].rows, kept[-1].bytes, kept[-1].owed_s) == (40, 7, 4.0) and made.last == kept[-1]
+    free = Rounds(save=kept.append)
+    free.begin(work)
+    free.note(work, 40, 7, 1.0)
+    assert len(kept) == 2
+
+
 class Clock:
     """A clock that waits without waiting."""
 
@@ -195,6 +223,16 @@ def test_a_rate_that_is_set_during_a_wait_holds_at_once(work, clock):
     made.rate = Rate(1, None)
     made.note(work, 100, 1, 0.0)
     assert waited_s(made, clock, NO_RATE, at_s=3) == pytest.approx(3.0, abs=0.6)
+
+
+def test_what_was_sent_without_a_rate_is_not_waited_for_under_a_later_one(work, clock):
+    made = Rounds()
+    made.note(work, 1_000_000, 1, 1.0)
+    made.rate = Rate(10, None)
+    assert waited_s(made, clock, made.rate) == 0
+    made.note(work, 100, 1, 0.0)
+    made.rate = Rate(1, None)
+    assert waited_s(made, clock, made.rate) == pytest.approx(10.0)
 
 
 def test_a_wait_ends_when_the_run_is_to_stop(work, clock):

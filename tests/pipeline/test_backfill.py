@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 
 import strandline as sl
 from pipelines import delivered, rows
-from strandline.consumers import ranges
+from strandline.consumers import ranges, rounds
 from strandline.engines.choice import DriverLimit
+from strandline.pipeline import runner
 from strandline.pipeline.backfill import BackfillStatus
 from strandline.sinks.parquet import ParquetSink
 from support import environment, refused, trim
@@ -186,6 +188,69 @@ def test_another_process_changes_the_rate_and_pauses_while_a_tick_runs(slow, ite
     change_elsewhere(slow, "rate", "100000")
     slow.tick(only=["archive"]).raise_for_errors()
     assert status(slow).condition == "done" and len({row["id"] for row in delivered(place)}) == ROWS
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def has_sent(place: Path, id: int) -> bool:
+    return place.exists() and id in [row["id"] for row in delivered(place)]
+
+
+def test_a_rate_holds_in_the_next_process_too(lake, items, place, monkeypatch):
+    items.upsert(rows(*range(10)))
+    lake.sink("archive", "items", to=ParquetSink(str(place)))
+    lake.backfill("archive").rate(10)
+    lake.tick().raise_for_errors()
+    items.upsert(rows(*range(100, 105)))
+    waits: list[float] = []
+
+    def look(self, load_rate, stop, until_s):
+        waits.append(self.last.free_s(self.rate) - time.monotonic())
+
+    monkeypatch.setattr(rounds.Rounds, "wait", look)
+    other = sl.Lake(lake.storage.uri)
+    other.sink("archive", "items", to=ParquetSink(str(place)))
+    other.tick().raise_for_errors()
+    # Ten rows at ten a second.
+    assert 0 < waits[0] <= 1
+    assert len(delivered(place)) == 15
+
+
+def test_slow_histories_leave_turns_to_other_sinks(slow, items, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "AT_ONCE", 1)
+    monkeypatch.setattr(runner, "TURN_S", 0.3)
+    slow.backfill("archive").rate(30)
+    slow.sink("quick", "items", to=ParquetSink(str(tmp_path / "quick")), start="head")
+    stop, seen = threading.Event(), list[str]()
+    thread = threading.Thread(target=slow.run, kwargs={"every": 0.05, "stop": stop})
+    thread.start()
+    try:
+        wait_until(lambda: status(slow).rows > 0)
+        items.upsert(rows(1000))
+        wait_until(lambda: has_sent(tmp_path / "quick", 1000))
+        seen.append(status(slow).condition)
+        wait_until(lambda: status(slow).condition == "done")
+    finally:
+        stop.set()
+        thread.join()
+    assert seen == ["running"] or seen == ["waiting"]
+
+
+def test_a_restart_beside_a_tick_says_to_pause_first(slow):
+    errors: list[sl.Conflict] = []
+
+    def restart() -> None:
+        with refused(sl.Conflict) as caught:
+            slow.backfill("archive").restart()
+        errors.append(caught.value)
+
+    run_until(slow, 10, restart)
+    assert "strandline backfill pause archive" in errors[0].hint
 
 
 def test_a_paused_sink_pauses_its_history_and_says_so(slow):

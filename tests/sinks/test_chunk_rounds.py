@@ -86,7 +86,7 @@ class Sender:
         until = None if batch.end.has_history else bytes([self.round + 1])
         begun = {vnode: (at or Position()).begun(until) for vnode, at in self.positions.items()}
         before = begun if source == ROUND else self.positions
-        work = SimpleNamespace(source=source, share=0.5, positions=self.positions)
+        work = SimpleNamespace(source=source, positions=self.positions)
         moves = finish_positions(work, self.vnodes, before, tally, 1.0)
         self.positions |= {vnode: to for vnode, (_, to) in moves.items()}
         self.mark = batch.upto

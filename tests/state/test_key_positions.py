@@ -22,10 +22,10 @@ state, registry, marks, leases = consuming.state, consuming.registry, consuming.
 consumer, fence = consuming.consumer, consuming.fence
 
 START = Position()
-BEGUN = START.begun(b"m")
-FIRST = BEGUN.finished(10, sent=(5, 10), share=0.4, pace=5.0)
-AGAIN = FIRST.begun(b"t")
-SECOND = AGAIN.finished(15, share=0.2)
+BEGUN = START.begun(b"m", (12, 0.4))
+FIRST = BEGUN.finished(10, sent=(5, 10), pace=5.0)
+AGAIN = FIRST.begun(b"t", (15, 0.2))
+SECOND = AGAIN.finished(15)
 LAST = SECOND.begun(None)
 END = LAST.finished(5)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 
 import pytest
 
 import consuming
 from strandline.state.database import Database
-from strandline.state.rates import NO_RATE, Rate, Rates
+from strandline.state.rates import NO_RATE, NONE_SENT, Rate, Rates, Sent
 from support import refused
 
 state = consuming.state
@@ -72,3 +74,24 @@ def test_another_process_reads_the_rates(state_url: str, rates: Rates) -> None:
     rates.set_rate("a", 10, None)
     with Database(state_url) as again:
         assert Rates(again).all() == {"a": Rate(10, None)}
+
+
+def test_the_last_batch_is_known_to_the_next_process(state_url: str, rates: Rates) -> None:
+    assert rates.last_sent("a") == NONE_SENT and NONE_SENT.free_s(Rate(1, 1)) < time.monotonic()
+    began_s = time.monotonic() - 5
+    rates.note_sent("a", Sent(100, 2000, 10.0, began_s))
+    with Database(state_url) as again:
+        found = Rates(again).last_sent("a")
+        assert Rates(again).last_sent("b") == NONE_SENT
+    assert replace(found, began_s=0) == Sent(100, 2000, 10.0, 0)
+    # Databases read their clock once a millisecond or more often.
+    assert found.began_s == pytest.approx(began_s, abs=0.5)
+    rates.note_sent("a", Sent(1, 2, 3.0, began_s))
+    assert rates.last_sent("a").rows == 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [(Rate(10, None), 10.0), (Rate(100, None), 1.0), (Rate(1, None), 10.0), (NO_RATE, 0.0)]
+)
+def test_a_slower_rate_holds_for_what_is_sent_later(rate: Rate, seconds: float) -> None:
+    assert Sent(100, 0, 10.0, 50.0).free_s(rate) == 50.0 + seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ from strandline.cli.verb import Call
 
 if TYPE_CHECKING:
     import strandline as sl
-    from strandline.pipeline.backfill import BackfillStatus
+    from strandline.pipeline.backfill import Backfill, BackfillStatus
 
 _LOOK_S = 1.0
 
@@ -31,7 +31,7 @@ def status(
         str | None,
         typer.Argument(metavar="NAME", help="The sink; without a name, all.", autocompletion=complete_sinks),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it until the history is delivered.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it until the history is delivered or paused.")] = False,
 ) -> Answer:
     """Show how far a history is: rows, rounds, pace, and how long the rest takes."""
     lake = call.lake()
@@ -54,6 +54,8 @@ def _tell(call: Call, found: Sequence[BackfillStatus], *, is_alone: bool) -> Ite
         yield f"{each.consumer}: {sinks.history_text(each) or 'no history to deliver in rounds'}"
         if each.condition != "none":
             yield from facts(_list_facts(each))
+        elif each.rate.is_limited:
+            yield f"It sends {sinks.rate_text(each.rate)}."
         yield from _tell_next(call, each)
         return
     shown = [each for each in found if each.condition != "none"]
@@ -91,7 +93,9 @@ def _make_row(each: BackfillStatus) -> tuple[object, ...]:
 def _list_facts(each: BackfillStatus) -> Iterator[tuple[str, str]]:
     yield "table", each.table
     yield "history", sinks.rows_text(each)
-    yield "rounds", f"{each.rounds:,}; {each.vnodes_done:,} of {counted(each.vnodes, 'vnode')} done"
+    # Vnodes go on together; only where some fell behind are there any that are done before the others.
+    done = f"; {each.vnodes_done:,} of {counted(each.vnodes, 'vnode')} done" if each.vnodes_done < each.vnodes else ""
+    yield "rounds", f"{each.rounds:,}{done if each.vnodes_done else ''}"
     rest = f", {sinks.length(each.eta_s)} for the rest" if each.eta_s else ""
     yield "pace", f"{each.pace:,.0f} rows/s{rest}" if each.pace else "not known yet"
     yield "rate", sinks.rate_text(each.rate)
@@ -102,8 +106,8 @@ def _list_facts(each: BackfillStatus) -> Iterator[tuple[str, str]]:
 
 
 def _watch(call: Call, lake: sl.Lake, names: Sequence[str]) -> None:
-    """Show the histories until all are delivered: as bars in a terminal, else a line for each change. With --json each
-    line is a document; nothing follows."""
+    """Show the histories until all are delivered or paused: as bars in a terminal, else a line for each change. With
+    --json each line is a document; nothing follows."""
     if call.is_json or not sys.stdout.isatty():
         _print_changes(call, lake, names)
     else:
@@ -144,23 +148,23 @@ def _draw_bars(lake: sl.Lake, names: Sequence[str]) -> None:
 
 
 def _follow(lake: sl.Lake, names: Sequence[str]) -> Iterator[list[BackfillStatus]]:
-    """The histories again and again, the last time when all are delivered."""
+    """The histories again and again, the last time when all are delivered or paused."""
     while True:
         found = _load(lake, names)
         yield found
-        if not any(each.is_open for each in found):
+        if not any(each.is_open and each.condition != "paused" for each in found):
             return
         time.sleep(_LOOK_S)
 
 
 def pause(call: Call, name: SinkName) -> Answer:
     """Pause the history of a sink. Changes of the rows that it has sent are still sent."""
-    return _answer_change(call, _open(call, name).backfill(name).pause())
+    return _answer_change(call, name, lambda history: history.pause())
 
 
 def resume(call: Call, name: SinkName) -> Answer:
     """Let a paused history go on, at the rate that was set before."""
-    return _answer_change(call, _open(call, name).backfill(name).resume())
+    return _answer_change(call, name, lambda history: history.resume())
 
 
 def rate(
@@ -178,7 +182,7 @@ def rate(
     if rows is None and size is None:
         raise typer.BadParameter("give ROWS, --bytes or both; to send without a limit: ROWS is none")
     rows_per_s, bytes_per_s = parse_amount(rows, "ROWS"), parse_size(size, "--bytes")
-    return _answer_change(call, _open(call, name).backfill(name).rate(rows_per_s, bytes_per_s))
+    return _answer_change(call, name, lambda history: history.rate(rows_per_s, bytes_per_s))
 
 
 def _open(call: Call, name: str) -> sl.Lake:
@@ -187,12 +191,18 @@ def _open(call: Call, name: str) -> sl.Lake:
     return lake
 
 
-def _answer_change(call: Call, now: BackfillStatus) -> Answer:
+def _answer_change(call: Call, name: str, act: Callable[[Backfill], BackfillStatus]) -> Answer:
+    lake = _open(call, name)
+    before = lake.state.rates.get(name)
+    now = act(lake.backfill(name))
+    already = " already" if now.rate == before else ""
+
     def tell() -> Iterator[Part]:
-        name = now.consumer
         if now.rate.is_stopped:
-            yield f"The history of {name} is paused{f' at {now.percent:.1f} %' if now.is_open else ''}."
+            yield f"The history of {name} is paused{already}{f' at {now.percent:.1f} %' if now.is_open else ''}."
             yield "Changes of the rows that it has sent are still sent."
+        elif already:
+            yield f"{name} sends {sinks.rate_text(now.rate)} already."
         else:
             yield f"{name} sends {sinks.rate_text(now.rate)}, from the next batch on."
         yield from _tell_next(call, now)

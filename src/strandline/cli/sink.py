@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strandline.pipeline.addition import AddedSink, SinkChange
     from strandline.pipeline.pausing import RemoveReport
     from strandline.sinks.definition import SinkDef, Start
+    from strandline.state.rates import Rate
 
 Kind = Literal["http", "parquet", "delta", "iceberg"]
 _MODES = {"mirror": "mirror: the rows of the table", "changes": "changes: every change, with _op and _seq"}
@@ -99,25 +100,32 @@ def add(
     planned = lake.plan_sink(made)
     if planned.is_change and not yes:
         _confirm_change(call, planned)
+    limit: Rate | None = None
     if rate is not None or rate_bytes is not None:
         # Before the sink is there: another process may tick at once.
-        lake.backfill(name).rate(rows_per_s, bytes_per_s)
+        limit = lake.backfill(name).rate(rows_per_s, bytes_per_s).rate
     done = lake.add_sink(made)
-    return Answer(done, _tell(call, done, begin))
+    return Answer(done, _tell(call, done, begin, limit))
 
 
-def _tell(call: Call, done: AddedSink, start: Start) -> Iterator[Part]:
+def _tell(call: Call, done: AddedSink, start: Start, limit: Rate | None) -> Iterator[Part]:
     """What changed, and what the sink sends first."""
     plan, before, after = done.plan, done.change.before, done.change.after
-    name = plan.name
+    name, is_stopped = plan.name, plan.known.rate.is_stopped
     if after.is_new:
-        whole = f"the table as it is, about {counted(plan.rows, 'row')}, is sent first"
+        size = "" if is_stopped else f", about {counted(plan.rows, 'row')},"
+        whole = f"the table as it is{size} is sent first"
         first = whole if start == BACKFILL else f"it starts at {_describe_start(start)}"
         what = "Added the sink {}" if before is None else f"Sink {{}} starts again as a new generation ({after.why})"
         yield f"{what.format(name)}: {plan.table} → {plan.destination}; {first}."
     else:
         how = _describe_changes(done.change) if after.why else ""
-        yield f"Sink {name} continues from its mark, with {how}." if how else f"Sink {name} is unchanged."
+        same = "is unchanged" if limit is None else "is unchanged but for its rate"
+        yield f"Sink {name} continues from its mark, with {how}." if how else f"Sink {name} {same}."
+    if limit is not None and not is_stopped:
+        yield f"It sends {sinks.rate_text(limit)}."
+    if is_stopped:
+        yield f"Its history is paused; to let it go on: {call.command(f'backfill resume {name}')}"
     for other in done.change.shared_with:
         both = "the rows of both will be there, and a mirror fails when it finds rows that are not its own"
         yield warning(f"Sink {other} goes to {plan.destination} as well: {both}. To send elsewhere: --to")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.consumers.log_consumer import LogConsumer
+from strandline.consumers.rounds import Rounds
 from strandline.errors import Invalid
 from strandline.sinks.contract import Producer
 from strandline.sinks.definition import SinkDef
@@ -50,9 +51,8 @@ class Context(Tables):
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
         self.consumers: dict[str, LogConsumer] = {}
-        self.last_sent: dict[str, tuple[int, int, float]] = {}
-        """The rows and bytes of each consumer's last batch in this process, and when it began, by the process's clock.
-        A rate holds from one run to the next."""
+        self.rounds: dict[str, Rounds] = {}
+        """What this process has learned of each consumer's rounds."""
         self._state_url = state
         self._state: State | None = None
         self._opening = threading.Lock()

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from strandline.consumers.tally import count_rows
 from strandline.engines.spark import collect, parallelism, run_lane, running_job, session, tasks_for
+from strandline.engines.workers import DUCKDB
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
 from strandline.model.names import backticked
@@ -26,11 +27,15 @@ from strandline.model.types import conform_batches
 from strandline.sinks.contract import Batch, Lane, Result
 
 if TYPE_CHECKING:
-    from strandline.consumers.feed import Feed
+    from pyspark.sql import DataFrame, SparkSession
+
+    from strandline.consumers.feed import Feed, TablePart
 
 Results = dict[str, list[Result]]
 """The results of the lanes, by the batch's id."""
 
+# The memory for DuckDB in a task that reads.
+_TASK_BYTES = 512 << 20
 _PACKED = "batch string, result binary"
 _PACKED_SCHEMA = pa.schema([("batch", pa.string()), ("result", pa.binary())])
 
@@ -41,6 +46,16 @@ class LaneRun:
 
     batch: Batch
     lane: Lane
+
+    def run_some(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
+        """The same for a task with a part of the rows: without any, the lane does not run."""
+        try:
+            first = next(rows, None)
+        except StrandlineError as error:
+            yield Result(error=error)
+            return
+        if first is not None:
+            yield from self.run(chain([first], rows))
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
         """The results of the lane; an exception becomes a result too."""
@@ -101,12 +116,59 @@ def _deliver_on_driver(feed: Feed, runs: Sequence[LaneRun], results: Results) ->
 def _deliver_on_spark(
     feed: Feed, runs: Sequence[LaneRun], results: Results, is_ordered: bool, is_by_key: bool, to: str
 ) -> int:
-    from pyspark.sql import functions as F
-
     table = feed.table
     spark = session(table.spark)
-    frame = feed.frame(spark)
     row_bytes = feed.extent.raw_bytes // max(1, feed.extent.rows)
+    by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
+    packages: tuple[str, ...] = ()
+    parts = _find_parts(feed, runs, spark, is_ordered) if feed.is_table and not is_by_key else []
+    task: _Task | _ReadTask = _Task(by_vnode, feed.schema)
+    if parts:
+        feed.check_files(spark)
+        rows = [(at, pickle.dumps(part)) for at, part in enumerate(feed.parts(parts, is_sorted=is_ordered))]
+        frame = spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
+        task, packages = _ReadTask(by_vnode), (DUCKDB,)
+    else:
+        frame = _lay_rows(feed, runs, spark, is_ordered, is_by_key)
+    with running_job(spark, row_bytes, name=f"send {table.name} to {to}") as job:
+        try:
+            stores = [store for run in runs if (store := getattr(run.lane, "storage", None)) is not None]
+            done = collect(run_lane(frame, task, _PACKED, stores=[table.log.storage, *stores], packages=packages))
+        except StrandlineError:
+            raise
+        except Exception as error:
+            _raise_damage(feed, error)
+            lines = str(error).strip().splitlines()
+            raise Unavailable(
+                f"the Spark job of a sink failed: {lines[0] if lines else type(error).__name__}"
+            ) from error
+    for row in done:
+        results[row["batch"]].append(pickle.loads(row["result"]))
+    return job.count
+
+
+def _find_parts(feed: Feed, runs: Sequence[LaneRun], spark: SparkSession, is_ordered: bool) -> list[Sequence[int]]:
+    """The vnodes of each task that reads the rows of a table by itself; none where Spark reads them better: it splits
+    few large vnodes, and it sorts by cluster columns across all of them."""
+    if is_ordered:
+        return [run.batch.vnodes for run in runs]
+    tasks = max(parallelism(spark), tasks_for(spark, feed.extent.raw_bytes))
+    vnodes = sum(len(run.batch.vnodes) for run in runs)
+    if not feed.is_laid or vnodes < min(tasks, parallelism(spark)):
+        return []
+    found: list[Sequence[int]] = []
+    for run in runs:
+        mine = run.batch.vnodes
+        count = min(len(mine), -(-tasks * len(mine) // vnodes))
+        found += [mine[at * len(mine) // count : (at + 1) * len(mine) // count] for at in range(count)]
+    return found
+
+
+def _lay_rows(feed: Feed, runs: Sequence[LaneRun], spark: SparkSession, is_ordered: bool, is_by_key: bool) -> DataFrame:
+    """The rows as Spark reads them, laid out as the lanes take them."""
+    from pyspark.sql import functions as F
+
+    frame = feed.frame(spark)
     if is_ordered:
         lane_of = {vnode: at for at, run in enumerate(runs) for vnode in run.batch.vnodes}
         places = F.array(*[F.lit(lane_of.get(vnode, 0)) for vnode in range(feed.definition.vnodes)])
@@ -122,22 +184,7 @@ def _deliver_on_spark(
         frame = frame.repartition(tasks_for(spark, feed.extent.raw_bytes), *by)
     if is_ordered or is_by_key or not feed.is_laid:
         frame = frame.sortWithinPartitions(*map(backticked, feed.order))
-    by_vnode = {vnode: run for run in runs for vnode in run.batch.vnodes}
-    with running_job(spark, row_bytes, name=f"send {table.name} to {to}") as job:
-        try:
-            stores = [store for run in runs if (store := getattr(run.lane, "storage", None)) is not None]
-            rows = collect(run_lane(frame, _Task(by_vnode, feed.schema), _PACKED, stores=stores))
-        except StrandlineError:
-            raise
-        except Exception as error:
-            _raise_damage(feed, error)
-            lines = str(error).strip().splitlines()
-            raise Unavailable(
-                f"the Spark job of a sink failed: {lines[0] if lines else type(error).__name__}"
-            ) from error
-    for row in rows:
-        results[row["batch"]].append(pickle.loads(row["result"]))
-    return job.count
+    return frame
 
 
 def _raise_damage(feed: Feed, error: Exception) -> None:
@@ -169,3 +216,19 @@ class _Task:
         for result in run.run(conform_batches(chain([first], some), self.schema)):
             row: dict[str, Any] = {"batch": run.batch.id, "result": pickle.dumps(result)}
             yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)
+
+
+@dataclass(frozen=True)
+class _ReadTask:
+    """The function of a Spark task that reads parts of a table by itself (`part`): runs the lane of their rows."""
+
+    runs: Mapping[int, LaneRun]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for packed in (packed for batch in batches for packed in batch.column("part").to_pylist()):
+            part: TablePart = pickle.loads(packed)
+            run = self.runs[min(part.merge.only or ())]
+            some = (batch for batch in part.batches(_TASK_BYTES) if batch.num_rows)
+            for result in run.run_some(some):
+                row: dict[str, Any] = {"batch": run.batch.id, "result": pickle.dumps(result)}
+                yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strandline.engines.duck import Duck
 from strandline.engines.key_range import at_most, behind
 from strandline.engines.scan import listed
 from strandline.model import types as schemas
@@ -30,7 +31,7 @@ from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
-from strandline.tables.fold import changes_sql
+from strandline.tables.fold import FoldCache, changes_sql
 from strandline.tables.key_cuts import key_types
 from strandline.tables.log import LogState
 from strandline.tables.merge import TableAt, duck_sql, vnodes_of
@@ -41,6 +42,9 @@ from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# DuckDB holds some vectors of 2,048 rows at once, also when it sorts on disk.
+_TASK_ROWS = 7 * 2048
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,11 @@ class Feed:
         self.schema = lane_schema(outgoing.schema, self.definition.key)
 
     @property
+    def is_table(self) -> bool:
+        """Whether it has rows of the table, not changes."""
+        return self._merge is not None
+
+    @property
     def is_laid(self) -> bool:
         """Whether its rows come from files in the order in which they are sent: those of a table without cluster
         columns, not changes."""
@@ -174,7 +183,7 @@ class Feed:
     @contextmanager
     def batches(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The rows in order, through DuckDB, from verified files."""
-        self._verify_files()
+        self.check_files()
         with (
             self.table.duck.transaction() as cursor,
             # The order is part of the statement: ordering a relation later would open its files twice.
@@ -184,7 +193,7 @@ class Feed:
         ):
             yield rows
 
-    def _verify_files(self, spark: SparkSession | None = None) -> None:
+    def check_files(self, spark: SparkSession | None = None) -> None:
         """Check the files that nobody has checked yet."""
         if fresh := {path: file for path, file in self.files.items() if path not in self._verified}:
             self.table.verify(fresh, spark=spark, is_folded=self._merge is not None)
@@ -192,7 +201,7 @@ class Feed:
 
     def find_rows(self, keys: pa.Table) -> pa.Table:
         """The rows with one of these identities: the key as it is sent, or `_seq` and `_row`."""
-        self._verify_files()
+        self.check_files()
         with self.table.duck.transaction() as cursor:
             rows = self._select_sql(cursor)
             cursor.register("_wanted", keys)
@@ -225,13 +234,25 @@ class Feed:
         return self._changes_sql() if self._merge is None else self._rows_sql(cursor, self._merge)
 
     def _rows_sql(self, cursor: object, merge: TableAt) -> str:
-        row = [] if self.definition.is_keyed else [ROW]
-        fold = self.table.pinned_fold(cursor, merge)
-        rows = duck_sql(merge, fold, self.outgoing.columns_to_read, self._predicate, hidden=True)
-        seq = SEQ if row else f"CAST({self.upto} AS BIGINT) AS {SEQ}"
-        hidden = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row]
-        exprs = [*hidden, *self.outgoing.snapshot_exprs(is_duckdb=True)]
-        return f"SELECT {', '.join(exprs)} FROM ({rows}){self._vnode_filter(VNODE)}"
+        rows = rows_sql(merge, self.table.pinned_fold(cursor, merge), self.outgoing, self._predicate, self.upto)
+        return f"{rows}{self._vnode_filter(VNODE)}"
+
+    def parts(self, groups: Sequence[Sequence[int]], *, is_sorted: bool) -> list[TablePart]:
+        """The rows of these groups of vnodes, for tasks that read files by themselves."""
+        assert self._merge is not None
+        order = self.order if is_sorted else []
+        return [
+            TablePart(
+                self._merge.part(group).with_own_files(),
+                self.outgoing,
+                self._predicate,
+                self.upto,
+                order,
+                self.schema,
+                self._batch_rows,
+            )
+            for group in groups
+        ]
 
     def _changes_sql(self) -> str:
         row = [] if self.definition.is_keyed else [ROW]
@@ -253,7 +274,7 @@ class Feed:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The same rows as a DataFrame, in no order."""
-        self._verify_files(spark)
+        self.check_files(spark)
         return self._changes_frame(spark) if self._merge is None else self._rows_frame(spark, self._merge)
 
     def _rows_frame(self, spark: SparkSession, merge: TableAt) -> DataFrame:
@@ -278,6 +299,43 @@ class Feed:
         from pyspark.sql import functions as F
 
         return rows if self._is_all else rows.where(F.col(VNODE).isin(list(self.vnodes)))
+
+
+def rows_sql(merge: TableAt, fold: str | None, outgoing: Outgoing, predicate: Predicate | None, upto: int) -> str:
+    """SQL for the rows of a table at a seq, as they are sent. `fold` is the name of its fold."""
+    row = [] if merge.definition.is_keyed else [ROW]
+    rows = duck_sql(merge, fold, outgoing.columns_to_read, predicate, hidden=True)
+    seq = SEQ if row else f"CAST({upto} AS BIGINT) AS {SEQ}"
+    exprs = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row, *outgoing.snapshot_exprs(is_duckdb=True)]
+    return f"SELECT {', '.join(exprs)} FROM ({rows})"
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """The rows of some vnodes of a table at a seq, as they are sent. It can be sent to a Spark task, which reads the
+    files by itself."""
+
+    merge: TableAt
+    outgoing: Outgoing
+    predicate: Predicate | None
+    upto: int
+    order: Sequence[str]
+    schema: pa.Schema
+    batch_rows: int
+
+    def batches(self, memory_bytes: int) -> Iterator[pa.RecordBatch]:
+        """The rows. DuckDB has this memory, and some for each of their bytes."""
+        merge = self.merge
+        memory_bytes += _TASK_ROWS * merge.row_bytes
+        with Duck.in_task(merge.log.storage, memory_bytes) as duck, duck.transaction() as cursor:
+            fold = None
+            if merge.definition.is_keyed and merge.later_files():
+                fold = FoldCache(duck).ensure(merge.log, merge.marks, merge.seq)
+            vnodes = ", ".join(map(str, sorted(merge.only or ())))
+            sql = f"{rows_sql(merge, fold, self.outgoing, self.predicate, self.upto)} WHERE {VNODE} IN ({vnodes})"
+            order = f" ORDER BY {listed(self.order)}" if self.order else ""
+            with conform_relation(cursor.sql(sql + order), self.schema, self.batch_rows) as rows:
+                yield from rows
 
 
 def files_of(log: LogState, after: int, upto: int, vnodes: Sequence[int], of: int) -> list[tuple[int, DataFile]]:

@@ -27,7 +27,7 @@ from strandline.model.keys import shift_for
 from strandline.model.types import conform_batches
 from strandline.storage import digest
 from strandline.storage.parquet import writer
-from strandline.storage.snapshot import DataFile, Snapshot, new_file_name, schema_id_of
+from strandline.storage.snapshot import DataFile, new_file_name, schema_id_of
 from strandline.tables import fold as folds
 from strandline.tables.horizon import expired_rows
 from strandline.tables.merge import Files, TableAt, duck_sql, vnodes_of
@@ -71,13 +71,7 @@ class FoldLane:
 
 def pack_part(part: TableAt) -> bytes:
     """A part of a table for a Spark task, with its own files only."""
-
-    def limit(snapshot: Snapshot, files: Iterable[DataFile]) -> Snapshot:
-        return replace(snapshot, files={file.path: file for file in files}, doomed=frozenset())
-
-    log = replace(part.log, snapshot=limit(part.log.snapshot, (file for _, file in part.log_files())))
-    baseline = replace(part.baseline, snapshot=limit(part.baseline.snapshot, part.base_files()), counted={})
-    return pickle.dumps(replace(part, log=log, baseline=baseline))
+    return pickle.dumps(part.with_own_files())
 
 
 def fold_vnodes(part: TableAt, duck: Duck, account: FoldAccount) -> Iterator[DataFile]:

@@ -17,11 +17,13 @@ cuts and ids, even if newer rows have arrived. Its destination skips what it alr
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer, ConsumerReport, LaneEnd, LaneStart, Receipt
@@ -36,7 +38,7 @@ from strandline.crash import crash_point
 from strandline.errors import Conflict, Internal, StrandlineError
 from strandline.sinks.contract import Tally
 from strandline.state.consumers import ConsumerRecord, lease_of
-from strandline.state.intents import Intent, IntentDraft
+from strandline.state.intents import Intent
 from strandline.state.key_positions import Position
 from strandline.state.leases import LENGTH_S, HeldLease, this_worker
 from strandline.state.marks import ConsumerState
@@ -52,9 +54,10 @@ def run_marked(
     lease_s: float = LENGTH_S,
     step: Step = ignore_step,
     stop: threading.Event | None = None,
+    turn_s: float = math.inf,
 ) -> ConsumerReport:
-    """Run a consumer with marks in the state under its lease; errors are in the report. When `stop` is set, it ends
-    after the batch under way."""
+    """Run a consumer with marks in the state under its lease; errors are in the report. When `stop` is set or its turn
+    is over, it ends after the batch under way."""
     report = report_of(plan)
     with measure_time(report), collect_errors(plan.title, report.errors), ExitStack() as stack:
         if plan.error is not None and plan.known.consumer is None:
@@ -66,7 +69,7 @@ def run_marked(
         except Conflict as error:
             report.is_busy, report.why = True, error.message
             return report
-        _MarkedRun(context, plan, held, report, step, stop or threading.Event()).run()
+        _MarkedRun(context, plan, held, report, step, stop or threading.Event(), turn_s).run()
     return report
 
 
@@ -111,6 +114,7 @@ class _MarkedRun:
         report: ConsumerReport,
         step: Step,
         stop: threading.Event,
+        turn_s: float,
     ) -> None:
         self._context = context
         self._state = context.state
@@ -119,19 +123,20 @@ class _MarkedRun:
         self._report = report
         self._step = step
         self._stop = stop
-        self._rounds = Rounds(last=context.last_sent.get(plan.name, (0, 0, 0.0)))
+        self._rounds = context.rounds.setdefault(plan.name, Rounds())
+        self._rounds.save = partial(self._state.rates.note_sent, plan.name)
         self._positions: dict[int, Position] = {}
         self._verified: set[str] = set()
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
         self._started_s = time.monotonic()
+        self._until_s = self._started_s + turn_s
 
     def run(self) -> None:
         """Run the due works, and keep a receipt."""
         report, title = self._report, self._plan.title
         with collect_errors(title, report.errors):
             self._run_works()
-        self._context.last_sent[self._plan.name] = self._rounds.last
         with collect_errors(title, report.errors):
             has_news = report.upto is not None or report.errors
             if self._record is not None and not self._record.is_retired and has_news and not self._lease.is_given_back:
@@ -141,7 +146,7 @@ class _MarkedRun:
         """Run the works that are due. Plan again after works that repeat unfinished ones, for what is new for their
         vnodes, and after each round of a backfill."""
         is_again = False
-        while not self._stop.is_set():
+        while not self._is_over():
             known = self._context.consumer_state(self._plan.name)
             self._record = known.consumer or self._record
             # The plan from before the lease is still valid, unless another runner worked in between.
@@ -161,12 +166,15 @@ class _MarkedRun:
             assert plan.resolved is not None
             self._record = self._register_consumer(plan.resolved)
             # Not those of an earlier life.
-            self._positions, self._rounds.rate = dict(plan.resolved.marks.positions), known.rate
+            self._positions = dict(plan.resolved.marks.positions)
+            if known.rate.is_limited and (not is_again or known.rate != self._rounds.rate):
+                self._rounds.last = self._state.rates.last_sent(plan.name)
+            self._rounds.rate = known.rate
             self._rounds.resume(max((at.pace for at in self._positions.values()), default=0.0))
             is_all = not any(work.is_replay or work.source == ROUND for work in plan.works)
             for at, work in enumerate(plan.works):
-                self._rounds.wait(self._load_rate, self._stop)
-                if self._stop.is_set():
+                self._rounds.wait(self._load_rate, self._stop, self._until_s)
+                if self._is_over():
                     return
                 if self._has_orders(known, is_first=at == 0):
                     break
@@ -175,6 +183,9 @@ class _MarkedRun:
                 if is_all:
                     return
             is_again = True
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or time.monotonic() >= self._until_s
 
     def _load_rate(self) -> Rate:
         return self._state.rates.get(self._plan.name)
@@ -203,13 +214,14 @@ class _MarkedRun:
     def _run_work(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
         """Run one work, without the lanes that failed before. The transaction of the last lane of the last work also
         keeps the receipt and gives the lease back."""
-        work = _select_lanes(work, [at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
+        work = work.only([at for at, lane in enumerate(work.lanes) if self._blocked.isdisjoint(lane)])
         if not work.lanes:
             return
         work = replace(work, positions=self._find_positions(work), verified=self._verified)
         if work.source == ROUND and not work.is_replay:
             work = self._rounds.cut(work, {each.key for each in self._positions.values() if not each.is_done})
         sent, started_s = (self._report.rows, self._report.bytes), time.monotonic()
+        self._rounds.begin(work)
         try:
             begun = self._begin_lanes(work, self._prepare_lanes(consumer, work))
             if begun.lanes:
@@ -220,7 +232,8 @@ class _MarkedRun:
         finally:
             consumer.close()
             rows, size = self._report.rows - sent[0], self._report.bytes - sent[1]
-            self._rounds.note(work, rows, size, time.monotonic() - started_s)
+            is_whole = self._blocked.isdisjoint(work.vnodes)
+            self._rounds.note(work, rows, size, time.monotonic() - started_s, is_whole=is_whole)
             self._step(work.extent.rows, self._plan.name)
 
     def _find_positions(self, work: Work) -> dict[int, Position | None]:
@@ -246,12 +259,12 @@ class _MarkedRun:
                 if start.is_done and not work.is_replay:
                     raise Internal(f"{self._plan.title} says that work is done which was never begun")
                 if start.is_done:
-                    self._advance_marks(work, work.intents[at], {})
+                    self._advance_marks(work, work.intents[at], None)
                 else:
                     chosen.append(at)
             except StrandlineError as error:
                 self._block_vnodes(work.lanes[at], error)
-        left = _select_lanes(work, chosen)
+        left = work.only(chosen)
         if not left.lanes:
             return left
         try:
@@ -260,14 +273,15 @@ class _MarkedRun:
                 return left
             assert self._record is not None
             cuts = [starts[at].cuts for at in chosen]
-            drafts = [_draft_intent(left, lane, how) for lane, how in zip(left.lanes, cuts, strict=True)]
+            moves = [begin_positions(left, lane) if left.source == ROUND else None for lane in left.lanes]
+            drafts = list(map(left.draft_intent, left.lanes, cuts, moves))
             intents = tuple(self._state.begin(self._record, drafts, self._lease.fence))
             for draft in drafts:
                 self._positions |= {vnode: at for vnode, (_, at) in (draft.backfill or {}).items()}
             return replace(left, intents=intents)
         except StrandlineError as error:
             self._block_vnodes(left.vnodes, error)
-            return _select_lanes(left, [])
+            return left.only([])
 
     def _run_lanes(self, consumer: LogConsumer, work: Work, *, is_last: bool) -> None:
         """Run the lanes until each is done or has failed; a lane may stop in between to have its cuts saved."""
@@ -308,7 +322,7 @@ class _MarkedRun:
             return work
         except StrandlineError as error:
             self._block_vnodes(work.vnodes, error)
-            return _select_lanes(work, [])
+            return work.only([])
 
     def _finish_lane(
         self,
@@ -340,7 +354,7 @@ class _MarkedRun:
         self._advance_marks(work, intent, tally, is_last=is_last and not self._report.errors)
         return None
 
-    def _advance_marks(self, work: Work, intent: Intent, tally: Tally, *, is_last: bool = False) -> None:
+    def _advance_marks(self, work: Work, intent: Intent, tally: Tally | None, *, is_last: bool = False) -> None:
         assert self._record is not None
         backfill = finish_positions(work, intent.vnodes, self._positions, tally, self._rounds.pace)
         moves = {vnode: (intent.after, intent.upto) for vnode in intent.vnodes}
@@ -371,21 +385,3 @@ class _MarkedRun:
         """Leave these vnodes to the next tick."""
         self._blocked.update(vnodes)
         self._report.errors.append(error)
-
-
-def _select_lanes(work: Work, chosen: Sequence[int]) -> Work:
-    """A work with only some of its lanes."""
-    intents = tuple(work.intents[at] for at in chosen) if work.intents else ()
-    return replace(work, lanes=tuple(work.lanes[at] for at in chosen), intents=intents)
-
-
-def _draft_intent(work: Work, lane: tuple[int, ...], cuts: object) -> IntentDraft:
-    return IntentDraft(
-        lane=f"{lane[0]}-{lane[-1]}",
-        vnodes=lane,
-        after=work.after,
-        upto=work.upto,
-        schema_id=work.schema_id,
-        cuts=cuts,
-        backfill=begin_positions(work, lane) if work.source == ROUND else None,
-    )

@@ -7,7 +7,7 @@ delivered. A plan has one round of a vnode; how far it goes is decided when it r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -104,10 +104,8 @@ class Ranges:
         """The next round of these vnodes, planned with everything that they still lack."""
         upto = upto or self._merge.log.head
         at = next(iter(positions.values())) or Position()
-        shares = [0.0 if each is None else each.share for each in positions.values()]
         size = self._measure_range(mark, upto, SNAPSHOT, vnodes)
-        left = 1 - sum(shares) / len(shares)
-        size = RangeSize(0, *(round(part * left) for part in (size.rows, size.bytes, size.raw_bytes)))
+        size = replace(_part_of(size, 1 - _mean_share(positions.values())), commits=0)
         work = self._make_work(upto if mark else 0, upto, ROUND, vnodes, size)
         yield replace(work, span=KeySpan(at.key), positions=positions)
 
@@ -136,15 +134,25 @@ class Ranges:
             lanes = tuple(intent.vnodes for intent in same)
             vnodes = [vnode for lane in lanes for vnode in lane]
             at = known.positions.get(vnodes[0])
-            source, span, positions = LOG, None, {}
+            source, span, extent, positions = LOG, None, None, {}
             if at is not None and not at.is_done:
                 source, span = (ROUND, KeySpan(at.key, at.until)) if at.is_begun else (LOG, KeySpan(end=at.key))
                 positions = {vnode: known.positions[vnode] for vnode in vnodes}
+                extent = self._measure_begun(after, upto, source, known.positions, vnodes)
             elif after == 0:
                 source = _first_source(same[0].definition.get("start", BACKFILL))
-            work = self._make_work(after, upto, source, vnodes)
+            work = self._make_work(after, upto, source, vnodes, extent)
             work = replace(work, lanes=lanes, schema_id=schema_id, intents=same, is_replay=True)
             yield replace(work, span=span, positions=positions)
+
+    def _measure_begun(
+        self, after: int, upto: int, source: str, positions: Mapping[int, Position], vnodes: Sequence[int]
+    ) -> RangeSize:
+        """About the size of a round or of a catch-up that was begun."""
+        size = self._measure_range(after, upto, source, vnodes)
+        if source == ROUND:
+            return _part_of(size, sum(positions[vnode].planned[0] for vnode in vnodes) / max(1, size.rows))
+        return _part_of(size, _mean_share(positions[vnode] for vnode in vnodes))
 
     def _new_works(self, mark: int, vnodes: Sequence[int], positions: Positions, rate: Rate) -> Iterator[Work]:
         """The new works of vnodes at one mark, without rounds: the first range of a new consumer, then parts of the log
@@ -186,9 +194,7 @@ class Ranges:
         size = size_of(part)
         if not positions:
             return self._make_work(after, upto, LOG, vnodes, size)
-        shares = [0.0 if each is None else each.share for each in positions.values()]
-        about = sum(shares) / len(shares)
-        size = RangeSize(size.commits, *(round(each * about) for each in (size.rows, size.bytes, size.raw_bytes)))
+        size = _part_of(size, _mean_share(positions.values()))
         at = next(iter(positions.values())) or Position()
         work = self._make_work(after, upto, LOG, vnodes, size)
         return replace(work, span=KeySpan(end=at.key), positions=positions)
@@ -255,6 +261,17 @@ class Ranges:
 
 
 _WHOLE = Position(is_done=True)
+
+
+def _mean_share(positions: Iterable[Position | None]) -> float:
+    shares = [0.0 if each is None else each.share for each in positions]
+    return sum(shares) / max(1, len(shares))
+
+
+def _part_of(size: RangeSize, part: float) -> RangeSize:
+    """About the size of a part of a range."""
+    part = min(1.0, part)
+    return RangeSize(size.commits, *(round(each * part) for each in (size.rows, size.bytes, size.raw_bytes)))
 
 
 def _start_of(work: Work) -> bytes:

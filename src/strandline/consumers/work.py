@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +13,8 @@ from strandline.consumers.feed import Feed, KeySpan, RangeSize, log_with_schema
 from strandline.engines.choice import DELIVERY
 from strandline.engines.spark import session
 from strandline.sinks.outgoing import Outgoing
-from strandline.state.intents import Intent
-from strandline.state.key_positions import Position
+from strandline.state.intents import Intent, IntentDraft
+from strandline.state.key_positions import Position, PositionMoves
 from strandline.tables.store import TableStore
 
 if TYPE_CHECKING:
@@ -59,6 +59,23 @@ class Work:
         """The id of this work, which has one lane; a repeated work has the same id."""
         (intent,) = self.intents
         return intent.id
+
+    def only(self, chosen: Sequence[int]) -> Work:
+        """The same with some of its lanes."""
+        intents = tuple(self.intents[at] for at in chosen) if self.intents else ()
+        return replace(self, lanes=tuple(self.lanes[at] for at in chosen), intents=intents)
+
+    def draft_intent(self, lane: tuple[int, ...], cuts: object, positions: PositionMoves | None) -> IntentDraft:
+        """What is saved of a lane before it begins, and how its positions move with that."""
+        return IntentDraft(
+            lane=f"{lane[0]}-{lane[-1]}",
+            vnodes=lane,
+            after=self.after,
+            upto=self.upto,
+            schema_id=self.schema_id,
+            cuts=cuts,
+            backfill=positions,
+        )
 
     def feed(self, outgoing: Outgoing | None = None, *, is_ordered: bool = True) -> Feed:
         """Its rows as `outgoing` sends them, or with all columns, by the table's schema when it was planned."""

@@ -17,7 +17,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.plan import ConsumerPlan, plan_marked
 from strandline.consumers.registration import table_of
 from strandline.consumers.work import ROUND, SNAPSHOT
-from strandline.errors import Invalid, NotFound, StrandlineError
+from strandline.errors import Conflict, Invalid, NotFound, StrandlineError
 from strandline.pipeline import commands
 from strandline.pipeline.commands import ResetReport
 from strandline.pipeline.lag import Lag, lag_of_plan
@@ -108,7 +108,13 @@ class Backfill:
 
     def restart(self, *, dry_run: bool = False) -> ResetReport:
         """Deliver the whole table again, as a new generation."""
-        return commands.reset(self._context, self._name, BACKFILL, dry_run=dry_run)
+        try:
+            return commands.reset(self._context, self._name, BACKFILL, dry_run=dry_run)
+        except Conflict as error:
+            if "owner" not in error.fields:
+                raise
+            hint = f"Pause it: strandline backfill pause {self._name}; then restart it when its round is done."
+            raise Conflict(error.message, hint=hint, **error.fields) from error
 
     def _find(self) -> ConsumerState:
         known = self._context.consumer_states()

@@ -19,6 +19,7 @@ from strandline.consumers.contract import Consumer, ConsumerReport
 from strandline.consumers.loop import run_marked, run_own
 from strandline.consumers.plan import ConsumerPlan
 from strandline.consumers.reporting import Step, collect_errors, report_of, sum_steps
+from strandline.consumers.work import ROUND
 from strandline.engines.choice import DriverLimit
 from strandline.errors import Internal, StrandlineError
 from strandline.pipeline.failures import Failures, News, log_tick
@@ -30,6 +31,8 @@ from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
 from strandline.tables.broken import BrokenTable
 
+TURN_S = 60.0
+"""How long a consumer of `run` works before it reports, and others that wait have their turn."""
 # A silent destination occupies one thread; the other consumers share the rest.
 AT_ONCE = 16
 # Folds on a local disk compute more than they wait: more threads would only wait for one another.
@@ -50,7 +53,8 @@ def tick(
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer")
     try:
         run = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop)
-        reports = tuple(pool.map(run, [plan for plan in plans if plan.is_due]))
+        due = sorted((plan for plan in plans if plan.is_due), key=_has_history)
+        reports = tuple(sorted(pool.map(run, due), key=lambda each: each.name))
     finally:
         # An interrupted tick does not wait for its consumers: their intents are saved.
         stop.set()
@@ -72,8 +76,8 @@ def run(
     progress: Progress = silent,
 ) -> None:
     """Tick until `stop` is set, `every_s` from start to start. A slow consumer does not delay the others; it is planned
-    again when it is done. An error of a whole tick is reported, and the next tick tries again. In the end the running
-    consumers are waited for. A failure that goes on is logged once."""
+    again when it is done, or when its turn is over. An error of a whole tick is reported, and the next tick tries
+    again. In the end the running consumers are waited for. A failure that goes on is logged once."""
     stop = stop or threading.Event()
     failures = Failures()
 
@@ -88,8 +92,8 @@ def run(
             try:
                 plans = [plan for plan in _make_plans(context, None) if plan.name not in working and plan.is_due]
                 step = sum_steps(progress, sum(plan.rows for plan in plans))
-                begin = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop)
-                working |= {plan.name: pool.submit(begin, plan) for plan in plans}
+                begin = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop, turn_s=TURN_S)
+                working |= {plan.name: pool.submit(begin, plan) for plan in sorted(plans, key=_has_history)}
                 _wait_for(working, stop, started_s + every_s)
                 done, broken = _run_tables(context, None, progress)
                 reports = (*_take_finished(working), *done)
@@ -115,6 +119,11 @@ def _take_finished(working: dict[str, Future[ConsumerReport]]) -> tuple[Consumer
     """Take the reports of the finished consumers out of `working`."""
     done = [name for name, future in working.items() if future.done()]
     return tuple(working.pop(name).result() for name in done)
+
+
+def _has_history(plan: ConsumerPlan) -> bool:
+    """Whether a consumer delivers a history: it takes long, so the others go first."""
+    return any(work.source == ROUND for work in plan.works)
 
 
 def _make_plans(context: Context, names: Sequence[str] | None) -> list[ConsumerPlan]:

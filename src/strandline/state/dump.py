@@ -1,8 +1,8 @@
 """A state as one JSON document: for a backup, whatever database holds it.
 
 Taken: the sinks and other consumers with all their lives, marks, unfinished batches, pauses and rates, the dead
-letters, and the hashes of tokens. Left out: leases and receipts, which belong to running processes and to the past.
-Secrets are in no state, so they are in no dump.
+letters, and the hashes of tokens. Left out: leases, receipts and the last batches under a rate, which belong to
+running processes and to the past. Secrets are in no state, so they are in no dump.
 
 After a crash: `load_state` has loaded everything, or nothing.
 """

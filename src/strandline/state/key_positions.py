@@ -56,6 +56,8 @@ positions = Table(
     Column("is_done", Boolean, nullable=False),
     Column("is_begun", Boolean, nullable=False),
     Column("until", LargeBinary),
+    Column("planned_rows", BigInteger, nullable=False),
+    Column("planned_share", Double, nullable=False),
 )
 _select = (
     select(positions).where(positions.c.generation.in_(bindparam("lives", expanding=True))).order_by(positions.c.vnode)
@@ -66,7 +68,8 @@ _select = (
 class Position:
     """Where the backfill of a vnode stands after `round` rounds: the last key that was delivered, encoded (see
     `model/key_order`) and empty before the first one, and how many rows were. While the next round `is_begun`, it goes
-    up to the key `until`, None for the last key of all.
+    up to the key `until`, None for the last key of all; `planned` says about how many rows it has, and which share of
+    the history it leaves delivered.
 
     `sent` says up to where rows were sent: the seq of the last one, and how many rows with that seq.
     `share` is about the part of the vnode's rows that lies at or before the key, from 0 to 1. `pace` is how many rows a
@@ -81,14 +84,13 @@ class Position:
     is_done: bool = False
     is_begun: bool = False
     until: bytes | None = None
+    planned: tuple[int, float] = (0, 0.0)
 
-    def begun(self, until: bytes | None) -> Position:
+    def begun(self, until: bytes | None, planned: tuple[int, float] = (0, 0.0)) -> Position:
         """The same while a round is under way."""
-        return replace(self, is_begun=True, until=until)
+        return replace(self, is_begun=True, until=until, planned=planned)
 
-    def finished(
-        self, rows: int, *, sent: tuple[int, int] | None = None, share: float = 0.0, pace: float = 0.0
-    ) -> Position:
+    def finished(self, rows: int, *, sent: tuple[int, int] | None = None, pace: float = 0.0) -> Position:
         """The position after the round under way, which delivered so many rows. The share never falls."""
         is_done = self.until is None
         return Position(
@@ -96,7 +98,7 @@ class Position:
             self.key if self.until is None else self.until,
             self.rows + rows,
             self.sent if sent is None else sent,
-            1.0 if is_done else max(self.share, min(share, 1.0)),
+            1.0 if is_done else max(self.share, min(self.planned[1], 1.0)),
             pace,
             is_done,
         )
@@ -109,9 +111,9 @@ class Position:
         """`Invalid` when one position does not follow another: it only goes forward, a round at a time."""
         if self.is_begun:
             rows = max(0, later.rows - self.rows)
-            wanted = self.finished(rows, sent=later.sent, share=later.share, pace=later.pace)
+            wanted = self.finished(rows, sent=later.sent, pace=later.pace)
         else:
-            wanted = self.begun(later.until) if later.is_begun else self.caught_up(later.sent)
+            wanted = self.begun(later.until, later.planned) if later.is_begun else self.caught_up(later.sent)
         is_back = later.is_begun and later.until is not None and is_at_most(later.until, self.key)
         if self.is_done or later != wanted or is_back:
             raise Invalid(
@@ -130,9 +132,9 @@ def read_positions(connection: Connection, generations: Collection[str]) -> dict
     found: dict[str, dict[int, Position]] = {each: {} for each in generations}
     for row in connection.execute(_select, {"lives": sorted(generations)}):
         until = None if row.until is None else bytes(row.until)
-        sent = (row.sent_seq, row.sent_rows)
+        sent, planned = (row.sent_seq, row.sent_rows), (row.planned_rows, row.planned_share)
         found[row.generation][row.vnode] = Position(
-            row.round, bytes(row.key), row.rows, sent, row.share, row.pace, row.is_done, row.is_begun, until
+            row.round, bytes(row.key), row.rows, sent, row.share, row.pace, row.is_done, row.is_begun, until, planned
         )
     return found
 
@@ -168,5 +170,7 @@ def forget_positions(connection: Connection, generation: str) -> None:
 
 
 def _row_of(generation: str, vnode: int, at: Position) -> dict[str, object]:
-    facts = {name: value for name, value in vars(at).items() if name != "sent"}
-    return {**facts, "generation": generation, "vnode": vnode, "sent_seq": at.sent[0], "sent_rows": at.sent[1]}
+    facts = {name: value for name, value in vars(at).items() if name not in ("sent", "planned")}
+    facts |= {"sent_seq": at.sent[0], "sent_rows": at.sent[1]}
+    facts |= {"planned_rows": at.planned[0], "planned_share": at.planned[1]}
+    return {**facts, "generation": generation, "vnode": vnode}

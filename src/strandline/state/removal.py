@@ -18,13 +18,13 @@ from strandline.state.leases import check_fence
 from strandline.state.letters import deadletters
 from strandline.state.marks import marks
 from strandline.state.pauses import pauses
-from strandline.state.rates import rates
+from strandline.state.rates import rates, sent
 from strandline.state.receipts import receipts
 
 
 def forget_consumer(state: Database, name: str, lease: str, fence: int) -> None:
     """Forget the consumer of that name; the caller holds its lease."""
-    state.ensure(consumers, generations, intents, marks, positions, receipts, deadletters, pauses, rates)
+    state.ensure(consumers, generations, intents, marks, positions, receipts, deadletters, pauses, rates, sent)
     with state.transaction() as connection:
         check_fence(connection, lease, fence)
         if find_current(connection, name, is_locking=True) is None:
@@ -33,7 +33,7 @@ def forget_consumer(state: Database, name: str, lease: str, fence: int) -> None:
         for table in (marks, positions, intents, receipts):
             connection.execute(delete(table).where(table.c.generation.in_(lives)))
         connection.execute(delete(deadletters).where(deadletters.c.consumer == name))
-        connection.execute(delete(pauses).where(pauses.c.name == name))
-        connection.execute(delete(rates).where(rates.c.name == name))
+        for table in (pauses, rates, sent):
+            connection.execute(delete(table).where(table.c.name == name))
         connection.execute(update(generations).where(generations.c.name == name).values(is_retired=True))
         connection.execute(delete(consumers).where(consumers.c.name == name))

@@ -21,7 +21,7 @@ from strandline.model.keys import hash_keys, shift_for, vnode_of
 from strandline.model.stored_names import name_stats
 from strandline.model.types import conform_column
 from strandline.storage.parquet import writer
-from strandline.storage.snapshot import DataFile
+from strandline.storage.snapshot import DataFile, Snapshot
 from strandline.tables.baseline import BaselineState
 from strandline.tables.fold import LogFiles, changes_sql
 from strandline.tables.horizon import expiry
@@ -60,6 +60,19 @@ class TableAt:
     def part(self, vnodes: Iterable[int]) -> TableAt:
         """The table limited to these vnodes. Its files may hold rows of others, which the caller filters out."""
         return replace(self, only=frozenset(vnodes))
+
+    def with_own_files(self) -> TableAt:
+        """The same with its own files only, small enough to be sent to a task."""
+
+        def limit(snapshot: Snapshot, files: Iterable[DataFile]) -> Snapshot:
+            return replace(snapshot, files={file.path: file for file in files}, doomed=frozenset())
+
+        log = replace(self.log, snapshot=limit(self.log.snapshot, (file for _, file in self.log_files())))
+        own = limit(self.baseline.snapshot, self.base_files())
+        made = replace(self, log=log, baseline=replace(self.baseline, snapshot=own, counted={}))
+        # The base commit of the whole table.
+        made.__dict__["base_seq"] = self.base_seq
+        return made
 
     def base_files(self) -> list[DataFile]:
         files = self.baseline.files()
