@@ -109,10 +109,12 @@ def test_a_rate_in_bytes_goes_by_the_bytes_of_a_row(work):
 def test_rounds_grow_while_they_are_quick_and_shrink_when_they_are_slow(work):
     made = Rounds()
     whole = replace(work, extent=RangeSize(0, FIRST_ROWS, 1, 1))
-    made.note(whole, FIRST_ROWS, 1, TARGET_S / 10)
+    made.note(whole, FIRST_ROWS, 1, TARGET_S / 3)
     assert made.rows == 2 * FIRST_ROWS
     made.note(whole, FIRST_ROWS, 1, TARGET_S)
     assert made.rows == 2 * FIRST_ROWS
+    made.note(whole, FIRST_ROWS, 1, TARGET_S / 10)
+    assert made.rows == 8 * FIRST_ROWS
     for _ in range(20):
         made.note(whole, FIRST_ROWS, 1, 10 * TARGET_S)
     assert made.rows == LEAST_ROWS

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.consumers.tally import count_rows
-from strandline.engines.spark import collect, parallelism, run_lane, running_job, session, tasks_for
+from strandline.engines.spark import collect, parallelism, parts_frame, run_lane, running_job, session, tasks_for
 from strandline.engines.workers import DUCKDB
 from strandline.errors import Corrupt, Internal, StrandlineError, Unavailable
 from strandline.model.change import VNODE
@@ -125,8 +125,7 @@ def _deliver_on_spark(
     task: _Task | _ReadTask = _Task(by_vnode, feed.schema)
     if parts:
         feed.check_files(spark)
-        rows = [(at, pickle.dumps(part)) for at, part in enumerate(feed.parts(parts, is_sorted=is_ordered))]
-        frame = spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
+        frame = parts_frame(spark, [pickle.dumps(part) for part in feed.parts(parts, is_sorted=is_ordered)])
         task, packages = _ReadTask(by_vnode), (DUCKDB,)
     else:
         frame = _lay_rows(feed, runs, spark, is_ordered, is_by_key)

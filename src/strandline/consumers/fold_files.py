@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from strandline.consumers.account import FoldAccount, check_account
 from strandline.consumers.fold_lane import FoldLane, fold_vnodes, pack_part
 from strandline.engines.lanes import RECEIPT, files_of, raised_as_ours
-from strandline.engines.spark import collect, parallelism, run_lane, running_job, session
+from strandline.engines.spark import collect, parallelism, parts_frame, run_lane, running_job, session
 from strandline.engines.workers import DUCKDB
 from strandline.storage.snapshot import DataFile
 from strandline.tables.merge import TableAt
@@ -41,8 +41,7 @@ def fold_on_spark(table: TableStore, part: TableAt) -> tuple[list[DataFile], lis
     spark = session(table.spark)
     chosen = sorted(part.only or ())
     groups = list(_split_vnodes(chosen, part, parallelism(spark)))
-    rows = [(at, pack_part(part.part(group))) for at, group in enumerate(groups)]
-    frame = spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
+    frame = parts_frame(spark, [pack_part(part.part(group)) for group in groups])
     count = "1 vnode" if len(chosen) == 1 else f"{len(chosen)} vnodes"
     with running_job(spark, part.row_bytes, name=f"compact {table.name}, {count}"):
         receipts = collect(run_lane(frame, FoldLane(), RECEIPT, stores=[part.log.storage], packages=[DUCKDB]))

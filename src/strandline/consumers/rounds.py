@@ -116,7 +116,8 @@ class Rounds:
         if rows:
             self.pace = rows / due_s if not self.pace else self.pace + _SMOOTHED * (rows / due_s - self.pace)
         if took_s < TARGET_S / 2 and work.extent.rows >= self.rows // 2:
-            self.rows, self.raw_bytes = min(MOST_ROWS, self.rows * 2), min(8 * BATCH_BYTES, self.raw_bytes * 2)
+            by = 4 if took_s < TARGET_S / 8 else 2
+            self.rows, self.raw_bytes = min(MOST_ROWS, self.rows * by), min(8 * BATCH_BYTES, self.raw_bytes * by)
         elif took_s > 2 * TARGET_S:
             self.rows, self.raw_bytes = max(LEAST_ROWS, self.rows // 2), max(FIRST_BYTES // 8, self.raw_bytes // 2)
 

@@ -164,6 +164,12 @@ def run_lane(
     return frame.toDF(*[f"c{at}" for at in range(len(names))]).mapInArrow(run, schema)
 
 
+def parts_frame(spark: SparkSession, parts: Sequence[bytes]) -> DataFrame:
+    """What tasks need that read files by themselves (`part`): one part for each task."""
+    rows = list(enumerate(parts))
+    return spark.createDataFrame(rows, "at int, part binary").repartitionById(len(rows), "at").select("part")
+
+
 def look_at_workers(spark: SparkSession, packages: Collection[str]) -> None:
     """`Unavailable`, with what to set, unless the Python of the workers has what tasks need and these packages."""
     with named_jobs(spark, "look at the Python of the workers"):
