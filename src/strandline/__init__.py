@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strandline.lake import Lake
     from strandline.model.change import Commit
     from strandline.model.json_text import JsonText, json_values
+    from strandline.pipeline import graph as graph
     from strandline.pipeline.report import TickReport
     from strandline.sinks.delta import DeltaSink
     from strandline.sinks.http import HttpSink
@@ -51,6 +52,7 @@ __all__ = [
     "TickReport",
     "Unavailable",
     "Work",
+    "graph",
     "json_values",
 ]
 
@@ -83,10 +85,12 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Load a name when it is asked for: `import strandline` costs a millisecond, and Spark tasks, which import parts of
     this package, need only pyarrow."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "graph":
+        return import_module("strandline.pipeline.graph")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
     found: object = getattr(import_module(_HOMES[name]), name)
     return found
 

@@ -13,7 +13,10 @@ import pyarrow as pa
 from strandline.consumers.compaction import CompactReport, compact_tables
 from strandline.consumers.compaction_plan import CompactPlan, plan_tables
 from strandline.consumers.context import Context
+from strandline.consumers.fixpoint import Fixpoint
 from strandline.consumers.log_consumer import LogConsumer
+from strandline.consumers.step import Kind as FixpointKind
+from strandline.consumers.step import Step, StepMethod
 from strandline.engines.choice import Engine
 from strandline.errors import Invalid, StrandlineError
 from strandline.jobs import import_table as imports
@@ -27,22 +30,17 @@ from strandline.model import duration
 from strandline.model.definition import TableDef, check_name
 from strandline.model.name_map import Rule
 from strandline.model.names import name_list
-from strandline.pipeline import commands, notebook, pausing, redelivery, runner
-from strandline.pipeline.addition import AddedSink, SinkChange, add_sink, declare_consumer, declare_sink, plan_sink
-from strandline.pipeline.backfill import Backfill
-from strandline.pipeline.commands import ResetReport, RetireReport
-from strandline.pipeline.pausing import PauseReport, RemoveReport
+from strandline.pipeline import notebook, runner
+from strandline.pipeline.addition import (
+    declare_consumer,
+    declare_fixpoint,
+)
 from strandline.pipeline.plan import Plan, plan_of
-from strandline.pipeline.recover_marks import RecoveredSink, adopt_state
-from strandline.pipeline.redelivery import ReplayReport
 from strandline.pipeline.report import TickReport
-from strandline.pipeline.resolve import sinks_needing
+from strandline.pipeline.sink_verbs import SinkVerbs
 from strandline.pipeline.status import Status, status_of
 from strandline.progress import Progress, silent
 from strandline.query import sql as query
-from strandline.sinks.contract import Sink
-from strandline.sinks.definition import BACKFILL, SinkDef, Start
-from strandline.state.letters import DeadLetter
 from strandline.state.tokens import Tokens
 from strandline.storage.open import to_address
 from strandline.table import Table
@@ -51,7 +49,7 @@ from strandline.tables.partial import Missing
 from strandline.tables.store import At
 
 
-class Lake(Context):
+class Lake(SinkVerbs):
     """The tables in one folder or bucket.
 
     `root` is a path or `s3://bucket/prefix`; `storage_options` are S3 settings, by default the `AWS_…` environment
@@ -257,33 +255,33 @@ class Lake(Context):
         `adopt_state`."""
         return restore(source, to, state=state, progress=progress)
 
-    def sink(
-        self,
-        name: str,
-        table: str,
-        *,
-        to: Sink,
-        where: str | None = None,
-        columns: Sequence[str] | None = None,
-        mask: Mapping[str, str] | None = None,
-        salt: str | None = None,
-        deletes: bool = True,
-        start: Start = BACKFILL,
-    ) -> SinkDef:
-        """Declare that a table's changes are sent to `to`, by a tick. Nothing is written before that.
-
-        `where` and `columns` select rows and columns; `mask` hides columns by `hash` (with `salt`), `null` or `redact`.
-        A row that `where` refuses is sent as a delete; without `deletes`, no deletes are sent. `start` is where a new
-        sink begins: with the current table (`backfill`), with the next change (`head`), or with the changes after a
-        seq."""
-        declared = SinkDef.declare(
-            name, table, to, where=where, columns=columns, mask=mask, salt=salt, deletes=deletes, start=start
-        )
-        return declare_sink(self, declared)
-
     def consumer(self, consumer: LogConsumer) -> LogConsumer:
         """Declare a consumer of your own; a tick runs it. Nothing is written before that. See `docs/extending.md`."""
         return declare_consumer(self, consumer)
+
+    def fixpoint(
+        self,
+        name: str,
+        step: Step,
+        *,
+        inputs: Sequence[str],
+        key: Sequence[str],
+        columns: pa.Schema | str,
+        kind: FixpointKind,
+        limit: int | None = None,
+        tolerance: float | None = None,
+        vnodes: int = 16,
+    ) -> Fixpoint:
+        """Declare the table `name` as the fixed point of a step, which a tick computes and moves on. Nothing is written
+        before that.
+
+        `step(rows, inputs)` gets the rows so far as a Spark DataFrame, none at first, and a DataFrame for each input
+        table by name; it returns the next rows, one a key. It is repeated until it changes nothing, or `limit` times.
+        `kind` says what a later run may begin with: `monotone`, `contraction` (with a `tolerance`), `rowlocal` or
+        `general`. See docs/fixpoints.md."""
+        schema = TableDef.declare(columns, key=key, vnodes=vnodes).schema
+        method = StepMethod(name, step, schema, tuple(key), tuple(inputs), kind, limit, tolerance, vnodes)
+        return declare_fixpoint(self, Fixpoint(self, name, tuple(inputs), method))
 
     def plan(self, *, only: Sequence[str] | None = None) -> Plan:
         """What a tick, or with `only` a tick of those sinks alone, would do now, from commit files and marks alone."""
@@ -308,56 +306,6 @@ class Lake(Context):
 
     def _choose_tables(self, names: Sequence[str]) -> list[str]:
         return [self.catalog.refresh().get(check_name(name)).name for name in dict.fromkeys(names)] or self.tables()
-
-    def plan_sink(self, sink: SinkDef) -> SinkChange:
-        """What `add_sink` would change."""
-        return plan_sink(self, sink)
-
-    def add_sink(self, sink: SinkDef) -> AddedSink:
-        """Keep a declared sink in the state: every tick of the lake serves it, also in another program."""
-        return add_sink(self, sink)
-
-    def reset_sink(self, name: str, start: Start = BACKFILL, *, dry_run: bool = False) -> ResetReport:
-        """Start a sink again: with the current table, with the next change (`head`), or with the changes after a
-        seq."""
-        return commands.reset(self, name, start, dry_run=dry_run)
-
-    def retire_sink(self, name: str, *, dry_run: bool = False) -> RetireReport:
-        """Retire a sink: it sends nothing more, and the log is no longer kept for it."""
-        return commands.retire(self, name, dry_run=dry_run)
-
-    def pause_sink(self, name: str) -> PauseReport:
-        """Pause a sink: no tick serves it until `resume_sink`. The log is kept for it."""
-        return pausing.pause(self, name)
-
-    def resume_sink(self, name: str) -> PauseReport:
-        """Let a paused sink go on from its marks."""
-        return pausing.resume(self, name)
-
-    def remove_sink(self, name: str, *, dry_run: bool = False) -> RemoveReport:
-        """End a sink and forget it, with its marks and dead letters. What it has sent stays there."""
-        return pausing.remove(self, name, dry_run=dry_run)
-
-    def backfill(self, name: str) -> Backfill:
-        """The history of a large table that a sink delivers in rounds: how far it is, its rate, pause and restart."""
-        return Backfill(self, name)
-
-    def adopt_state(self, *, skip: Sequence[str] = ()) -> list[RecoveredSink]:
-        """After the state was lost or restored from an old copy: ask every destination how far it has come, and
-        continue there. The sinks in `skip` are retired without asking."""
-        return adopt_state(self, skip=skip)
-
-    def sinks_needing(self, table: str, column: str, *, in_any_setting: bool = False) -> list[str]:
-        """The sinks whose conditions need a column, or with `in_any_setting` those that name it in any setting."""
-        return sinks_needing(self, self.table(table), column, in_any_setting=in_any_setting)
-
-    def replay(self, letters: Sequence[DeadLetter], *, progress: Progress = silent) -> list[ReplayReport]:
-        """Send dead letters again, with the current row of each key. Accepted letters are deleted."""
-        return redelivery.replay(self, [letter.id for letter in letters], progress=progress) if letters else []
-
-    def rows_of(self, letter: DeadLetter) -> pa.Table | None:
-        """The rows of a dead letter as they are now; None when its table was dropped."""
-        return redelivery.rows_of(self, letter)
 
     def tokens(self) -> Tokens:
         """The tokens of the lake's server; `Conflict` when lake and state do not belong together."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from strandline.consumers.fixpoint import Fixpoint
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.rounds import Rounds
 from strandline.errors import Invalid
@@ -51,6 +52,7 @@ class Context(Tables):
         super().__init__(root, storage_options=storage_options, spark=spark, cache_bytes=cache_bytes)
         self.declared: dict[str, SinkDef] = {}
         self.consumers: dict[str, LogConsumer] = {}
+        self.fixpoints: dict[str, Fixpoint] = {}
         self.rounds: dict[str, Rounds] = {}
         """What this process has learned of each consumer's rounds."""
         self._state_url = state

@@ -8,6 +8,7 @@ from typing import Any
 
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
+from strandline.consumers.fixpoint import Fixpoint
 from strandline.consumers.log_consumer import LogConsumer
 from strandline.consumers.plan import ConsumerPlan
 from strandline.consumers.registration import declared_sink, facts_of, settle_sink
@@ -74,6 +75,15 @@ def declare_consumer(context: Context, consumer: LogConsumer) -> LogConsumer:
     _check_free(consumer.name, context.declared)
     context.consumers[consumer.name] = consumer
     return consumer
+
+
+def declare_fixpoint(context: Context, fixpoint: Fixpoint) -> Fixpoint:
+    """Declare a fixed point in this process."""
+    for name in fixpoint.inputs:
+        if name not in context.fixpoints:
+            context.table(name)
+    context.fixpoints[fixpoint.result] = fixpoint
+    return fixpoint
 
 
 def _check_free(name: str, taken: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from strandline.consumers.context import Context
 from strandline.consumers.plan import ConsumerPlan, plan_marked
 from strandline.consumers.retention import Retention
 from strandline.errors import NotFound
-from strandline.pipeline.resolve import split_names, table_plans
+from strandline.pipeline.resolve import fixpoint_plans, split_names, table_plans
 from strandline.tables.broken import BrokenTable
 
 
@@ -62,7 +62,9 @@ def plan_of(context: Context, names: Sequence[str] | None = None) -> Plan:
     """What a tick of the lake, or of these consumers alone, would do now."""
     marked, of_tables = split_names(names)
     plans, broken = table_plans(context, of_tables)
-    return Plan((*marked_plans(context, marked), *(plan for _, plan in plans)), tuple(broken))
+    fixpoints = [plan() for _, plan in fixpoint_plans(context, of_tables)]
+    due = [plan for plan in fixpoints if plan.is_due]
+    return Plan((*due, *marked_plans(context, marked), *(plan for _, plan in plans)), tuple(broken))
 
 
 def marked_plans(context: Context, names: Sequence[str] | None = None) -> list[ConsumerPlan]:

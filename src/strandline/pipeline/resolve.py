@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 
 from strandline.consumers.compaction import Compaction
 from strandline.consumers.context import Context
 from strandline.consumers.contract import Consumer
+from strandline.consumers.fixpoint import FIXPOINT, Fixpoint
 from strandline.consumers.plan import ConsumerPlan, plan_own
 from strandline.consumers.registration import declared_sink
 from strandline.consumers.retention import Retention
-from strandline.errors import Invalid
+from strandline.errors import Invalid, NotFound
 from strandline.sinks.definition import KINDS, SinkDef
 from strandline.tables.broken import BrokenTable, try_table
 from strandline.tables.store import TableStore
@@ -32,7 +34,8 @@ def table_plans(
         chosen = [each for each in table_consumers(context, name) if names is None or each.name in names]
         return [(each, plan_own(each, context)) for each in chosen]
 
-    of_tables = context.tables() if names is None else [context.table(name.partition("/")[2]).name for name in names]
+    own = None if names is None else [name for name in names if not name.startswith(f"{FIXPOINT}/")]
+    of_tables = context.tables() if own is None else [context.table(name.partition("/")[2]).name for name in own]
     found = [try_table(name, partial(plan_table, name)) for name in dict.fromkeys(of_tables)]
     broken = [each for each in found if isinstance(each, BrokenTable)]
     plans = [pair for each in found if not isinstance(each, BrokenTable) for pair in each if pair[1].is_due]
@@ -40,13 +43,32 @@ def table_plans(
     return sorted(plans, key=lambda pair: isinstance(pair[0], Compaction)), broken
 
 
+def fixpoint_plans(
+    context: Context, names: Sequence[str] | None = None
+) -> list[tuple[Fixpoint, Callable[[], ConsumerPlan]]]:
+    """The declared fixed points, each behind its inputs, with a call that plans it; with names, those alone."""
+    sorter = TopologicalSorter({name: each.inputs for name, each in context.fixpoints.items()})
+    try:
+        order = [name for name in sorter.static_order() if name in context.fixpoints]
+    except CycleError as error:
+        ring = " → ".join(error.args[1])
+        raise Invalid(f"fixed points need one another: {ring}", hint="Take one of them out of the inputs.") from error
+    known = [each.name for each in context.fixpoints.values()]
+    for name in names or ():
+        if name.startswith(f"{FIXPOINT}/") and name not in known:
+            raise NotFound(f"there is no {name!r} in this program", hint=f"There are: {', '.join(known) or 'none'}")
+    chosen = [context.fixpoints[name] for name in order]
+    return [(each, partial(plan_own, each, context)) for each in chosen if names is None or each.name in names]
+
+
 def split_names(names: Sequence[str] | None) -> tuple[list[str] | None, list[str] | None]:
-    """The chosen consumers: those with marks in the state, and those of tables (`compaction/TABLE`). None for all."""
+    """The chosen consumers: those with marks in the state, and those whose marks lie in tables (`compaction/TABLE`).
+    None for all."""
     if names is None:
         return None, None
     chosen: tuple[list[str], list[str]] = [], []
     for name in dict.fromkeys(names):
-        chosen[name.partition("/")[0] in (Retention.kind, Compaction.kind) and "/" in name].append(name)
+        chosen[name.partition("/")[0] in (Retention.kind, Compaction.kind, FIXPOINT) and "/" in name].append(name)
     return chosen
 
 

@@ -25,7 +25,7 @@ from strandline.errors import Internal, StrandlineError
 from strandline.pipeline.failures import Failures, News, log_tick
 from strandline.pipeline.plan import marked_plans
 from strandline.pipeline.report import TickReport
-from strandline.pipeline.resolve import split_names, table_plans
+from strandline.pipeline.resolve import fixpoint_plans, split_names, table_plans
 from strandline.progress import Progress, silent
 from strandline.state.leases import LENGTH_S
 from strandline.state.marks import ConsumerState
@@ -48,6 +48,8 @@ def tick(
     """One pass over every consumer that is behind, then over the tables; with names, over those consumers alone."""
     started_s = time.monotonic()
     marked, of_tables = split_names(names)
+    # Before the sinks, which send their results too.
+    fixpoints = _run_fixpoints(context, of_tables, progress)
     plans = _make_plans(context, marked)
     step, stop = sum_steps(progress, sum(plan.rows for plan in plans)), threading.Event()
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer")
@@ -61,7 +63,7 @@ def tick(
         pool.shutdown(wait=False, cancel_futures=True)
     done, broken = _run_tables(context, of_tables, progress)
     paused = tuple(plan.name for plan in plans if plan.is_paused)
-    report = TickReport((*reports, *done), broken, round(time.monotonic() - started_s, 3), paused=paused)
+    report = TickReport((*fixpoints, *reports, *done), broken, round(time.monotonic() - started_s, 3), paused=paused)
     log_tick(report, News())
     return report
 
@@ -90,13 +92,14 @@ def run(
         while not stop.is_set():
             started_s = time.monotonic()
             try:
+                fixpoints = _run_fixpoints(context, None, progress)
                 plans = [plan for plan in _make_plans(context, None) if plan.name not in working and plan.is_due]
                 step = sum_steps(progress, sum(plan.rows for plan in plans))
                 begin = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop, turn_s=TURN_S)
                 working |= {plan.name: pool.submit(begin, plan) for plan in sorted(plans, key=_has_history)}
                 _wait_for(working, stop, started_s + every_s)
                 done, broken = _run_tables(context, None, progress)
-                reports = (*_take_finished(working), *done)
+                reports = (*fixpoints, *_take_finished(working), *done)
                 took_s = round(time.monotonic() - started_s, 3)
                 tell(TickReport(reports, broken, took_s, working=tuple(sorted(working))))
             except StrandlineError as error:
@@ -132,6 +135,16 @@ def _make_plans(context: Context, names: Sequence[str] | None) -> list[ConsumerP
     if context.has_state:
         context.state.epoch.check(trimmed_epoch=max((each.epoch for each in found), default=0))
     return found
+
+
+def _run_fixpoints(context: Context, names: Sequence[str] | None, progress: Progress) -> tuple[ConsumerReport, ...]:
+    """Run the due fixed points, one after the other: each may be an input of the next one."""
+    reports = []
+    for fixpoint, make_plan in fixpoint_plans(context, names):
+        plan = make_plan()
+        if plan.is_due:
+            reports.append(_run_guarded(context, fixpoint, plan, sum_steps(progress, plan.rows)))
+    return tuple(reports)
 
 
 def _run_tables(

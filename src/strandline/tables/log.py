@@ -45,6 +45,8 @@ Amend = Callable[[Snapshot, Draft], Draft]
 
 DROPPED = "strandline.dropped"
 DELETED = "strandline.deleted"
+KEPT_PROPERTY = "strandline.fixpoint"
+"""A property of the log that outlasts a change of the definition."""
 
 
 def lost_table(storage: Storage, folder: str) -> Corrupt:
@@ -299,6 +301,9 @@ def _definition_draft(name: str, definition: TableDef) -> Draft:
 def _change_definition(snapshot: Snapshot, draft: Draft, before: TableDef, after: TableDef) -> Draft:
     new = _definition_draft(str(snapshot.metadata.get("name")), after)
     metadata = {**(new.metadata or {}), "id": snapshot.metadata["id"]}
+    if KEPT_PROPERTY in snapshot.configuration:
+        kept = {KEPT_PROPERTY: snapshot.configuration[KEPT_PROPERTY]}
+        metadata["configuration"] = {**metadata["configuration"], **kept}
     txns = draft.txns if after.schemas == before.schemas else {**draft.txns, REDEFINED: snapshot.version + 1}
     return replace(draft, metadata=metadata, protocol=new.protocol, txns=txns)
 

@@ -1,0 +1,1 @@
+"""Graph algorithms whose results are kept: each is computed cold from all edges, or moved on by those that changed."""
