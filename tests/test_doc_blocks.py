@@ -25,7 +25,8 @@ def _list_code(page: Path) -> str:
 
 def _needs_spark(page: Path) -> bool:
     code = _list_code(page)
-    return "to_spark()" in code or "spark." in code or "Spark SQL" in code
+    words = ("to_spark()", "spark.", "Spark SQL", "lake.fixpoint(")
+    return any(word in code for word in words)
 
 
 @pytest.mark.parametrize("name", PAGES)
