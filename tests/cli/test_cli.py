@@ -38,7 +38,8 @@ VERBS = [
     ("mark", "reset"), ("mark", "retire"), ("deadletter", "list"),
     ("deadletter", "show"), ("deadletter", "replay"), ("deadletter", "drop"), ("token", "add"), ("token", "list"),
     ("backfill", "status"), ("backfill", "pause"), ("backfill", "resume"), ("backfill", "rate"),
-    ("backfill", "restart"),
+    ("backfill", "restart"), ("fixpoint", "list"), ("fixpoint", "show"), ("fixpoint", "verify"),
+    ("fixpoint", "rebuild"), ("fixpoint", "drop"),
     ("token", "revoke"), ("rejects", "list"), ("rejects", "show"), ("rejects", "retry"), ("rejects", "drop"),
 ]  # fmt: skip
 

@@ -55,6 +55,12 @@ backfill pause archive
 backfill resume archive
 backfill rate archive 1000
 backfill restart archive --dry-run
+--app graphs:lake tick fixpoint/parts
+--app graphs:lake fixpoint list
+--app graphs:lake fixpoint show parts
+--app graphs:lake fixpoint verify parts
+--app graphs:lake fixpoint rebuild parts
+fixpoint drop parts --yes
 sink remove twin --dry-run
 mark show
 mark reset archive --dry-run
@@ -96,6 +102,14 @@ demo --rows 200 --no-spark
 """.strip().splitlines()
 
 
+GRAPHS = """
+import strandline as sl
+lake = sl.Lake("./lake")
+lake.create_table("links", "src:int64, dst:int64", if_exists="open")
+sl.graph.connected_components(lake, "parts", edges="links")
+"""
+
+
 def documented() -> dict[str, set[str]]:
     """The keys of each verb."""
     found: dict[str, set[str]] = {}
@@ -118,6 +132,7 @@ def test_every_key_of_a_document_is_on_the_page(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").write_text('{"id":1,"name":"one"}\n{"id":2,"name":"two"}\n')
     Path("bad.csv").write_text("id,name\n3,three\nx,four\n")
+    Path("graphs.py").write_text(GRAPHS)
     missing: list[str] = []
     called: set[str] = set()
     for line in CALLS:
@@ -137,7 +152,7 @@ def test_every_key_of_a_document_is_on_the_page(tmp_path: Path, monkeypatch: pyt
 
 
 def find_verb(line: str) -> str:
-    words = line.removeprefix("--lake third ").split()
+    words = line.removeprefix("--lake third ").removeprefix("--app graphs:lake ").split()
     return max((verb for verb in verbs() if words[: len(verb.split())] == verb.split()), key=len)
 
 

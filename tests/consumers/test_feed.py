@@ -99,6 +99,23 @@ def test_tasks_that_read_by_themselves_give_the_same_rows(lake, kind, care):
         assert sorted(map(str, unsorted)) == sorted(map(str, rows(made)))
 
 
+@pytest.mark.parametrize("change", ["drop", "rename", "add"])
+def test_tasks_read_by_the_schema_of_the_intent(filled, change):
+    log = filled.log.refresh()
+    planned, names = log.definition.schema_id, log.definition.schema.names
+    expected = rows(feed(filled, is_snapshot=True))
+    {
+        "drop": lambda: filled.drop_column("name"),
+        "rename": lambda: filled.rename_column("name", "title"),
+        "add": lambda: filled.add_column("more", "int64"),
+    }[change]()
+    earlier = log_with_schema(filled.log.refresh(), planned)
+    outgoing = Outgoing.of(earlier.definition)
+    made = Feed(filled, outgoing, earlier, 0, log.head, range(4), is_snapshot=True, is_ordered=True)
+    assert set(names) <= set(made.schema.names)
+    assert in_tasks(made, [[0, 1], [2, 3]]) == rows(made) == expected
+
+
 def test_tasks_read_the_rows_of_a_span(filled):
     kinds = key_types(filled.definition)
     span = KeySpan(encode_key([4], kinds), encode_key([20], kinds))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.engines.scan import spark_schema
-from strandline.model.keys import hash_keys, shift_for, spark_hash, vnode_of
+from strandline.model.keys import hash_condition, hash_keys, shift_for, spark_hash, vnode_of
 
 UTC = dt.UTC
 TZ = pa.timestamp("us", tz="UTC")
@@ -114,3 +114,16 @@ def test_a_vnode_is_the_top_bits_so_that_children_follow_their_parent():
             assert vnode_of(value, 2 << bits) >> 1 == vnode_of(value, 1 << bits)
             assert 0 <= vnode_of(value, 1 << bits) < 1 << bits
     assert [shift_for(1), shift_for(4096)] == [32, 20]
+
+
+@pytest.mark.parametrize(
+    ("vnodes", "condition"),
+    [
+        ([1], "_hash >= 1073741824 AND _hash < 2147483648"),
+        ([2, 1], "_hash >= 1073741824 AND _hash < 3221225472"),
+        ([0, 2], "((_hash >= 0 AND _hash < 1073741824) OR (_hash >= 2147483648 AND _hash < 3221225472))"),
+        ([], "(false)"),
+    ],
+)
+def test_the_hashes_of_vnodes_are_few_ranges(vnodes, condition):
+    assert hash_condition(vnodes, 4) == condition

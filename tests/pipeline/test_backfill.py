@@ -202,23 +202,24 @@ def has_sent(place: Path, id: int) -> bool:
 
 
 def test_a_rate_holds_in_the_next_process_too(lake, items, place, monkeypatch):
-    items.upsert(rows(*range(10)))
-    lake.sink("archive", "items", to=ParquetSink(str(place)))
-    lake.backfill("archive").rate(10)
-    lake.tick().raise_for_errors()
-    items.upsert(rows(*range(100, 105)))
     waits: list[float] = []
 
-    def look(self, load_rate, stop, until_s):
+    def look(self, load_rate, stop, is_over):
         waits.append(self.last.free_s(self.rate) - time.monotonic())
 
     monkeypatch.setattr(rounds.Rounds, "wait", look)
+    items.upsert(rows(*range(10)))
+    lake.sink("archive", "items", to=ParquetSink(str(place)))
+    lake.backfill("archive").rate(0.01)
+    lake.tick().raise_for_errors()
+    items.upsert(rows(100))
+    waits.clear()
     other = sl.Lake(lake.storage.uri)
     other.sink("archive", "items", to=ParquetSink(str(place)))
     other.tick().raise_for_errors()
-    # Ten rows at ten a second.
-    assert 0 < waits[0] <= 1
-    assert len(delivered(place)) == 15
+    # The last row before it takes a hundred seconds.
+    assert 50 < waits[0] <= 100
+    assert len(delivered(place)) == 11
 
 
 def test_slow_histories_leave_turns_to_other_sinks(slow, items, tmp_path, monkeypatch):

@@ -9,7 +9,13 @@ from support import refused
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"), [({"src": "from"}, "'from'"), ({"dst": "note"}, "one type"), ({"edges": "none"}, "'none'")]
+    ("columns", "message"),
+    [
+        ({"src": "from"}, "'from'"),
+        ({"dst": "note"}, "one type"),
+        ({"dst": "src"}, "both ends"),
+        ({"edges": "none"}, "'none'"),
+    ],
 )
 def test_a_wrong_declaration_is_refused(lake, columns, message):
     lake.create_table("edges", "src:int64, dst:int64, note:string")

@@ -18,7 +18,7 @@ from strandline.engines.stoppable import was_work_stopped
 
 VERBS = (
     "demo", "init", "ingest", "rejects", "query", "export", "plan", "tick", "run", "status", "compact", "vacuum",
-    "serve", "doctor", "backup", "restore", "sink", "backfill", "mark", "deadletter", "token", "table",
+    "serve", "doctor", "backup", "restore", "sink", "backfill", "fixpoint", "mark", "deadletter", "token", "table",
 )  # fmt: skip
 
 

@@ -69,8 +69,8 @@ class ConsumerReport(Receipt):
     """What a tick did for one consumer; marks moved from `after` to `upto`, both None when no mark moved.
 
     `replays` counts the lanes that repeated an earlier run, `rounds` those of a table's history; `is_full` says that
-    the whole table was read. `is_busy`: another runner works on it. `why` says what has changed. `lost` are dropped
-    columns that its condition names.
+    the whole table was read. `is_busy`: another runner works on it. `is_cut`: its turn ended before its work. `why`
+    says what has changed. `lost` are dropped columns that its condition names.
     `errors` are all errors, `error` is the first."""
 
     name: str
@@ -83,6 +83,7 @@ class ConsumerReport(Receipt):
     is_full: bool = False
     is_new: bool = False
     is_busy: bool = False
+    is_cut: bool = False
     why: str = ""
     lost: tuple[str, ...] = ()
     seconds: float = 0.0

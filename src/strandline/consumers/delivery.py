@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -47,20 +47,16 @@ class LaneRun:
     batch: Batch
     lane: Lane
 
-    def run_some(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
-        """The same for a task with a part of the rows: without any, the lane does not run."""
-        try:
-            first = next(rows, None)
-        except StrandlineError as error:
-            yield Result(error=error)
-            return
-        if first is not None:
-            yield from self.run(chain([first], rows))
-
-    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[Result]:
-        """The results of the lane; an exception becomes a result too."""
+    def run(self, rows: Iterator[pa.RecordBatch], *, is_part: bool = False) -> Iterator[Result]:
+        """The results of the lane; an exception becomes a result too. For a part of the rows that has none
+        (`is_part`) the lane does not run."""
         tally: dict[int, tuple[int, int, int]] = {}
         try:
+            if is_part:
+                first = list(islice(rows, 1))
+                if not first:
+                    return
+                rows = chain(first, rows)
             yield from self.lane(count_rows(rows, tally) if self.batch.is_backfill else rows)
             if tally:
                 yield Result(tally=tally)
@@ -142,7 +138,10 @@ def _deliver_on_spark(
                 f"the Spark job of a sink failed: {lines[0] if lines else type(error).__name__}"
             ) from error
     for row in done:
-        results[row["batch"]].append(pickle.loads(row["result"]))
+        result: Result = pickle.loads(row["result"])
+        if isinstance(result.error, Corrupt):
+            _raise_damage(feed, result.error)
+        results[row["batch"]].append(result)
     return job.count
 
 
@@ -227,7 +226,16 @@ class _ReadTask:
         for packed in (packed for batch in batches for packed in batch.column("part").to_pylist()):
             part: TablePart = pickle.loads(packed)
             run = self.runs[min(part.merge.only or ())]
-            some = (batch for batch in part.batches(_TASK_BYTES) if batch.num_rows)
-            for result in run.run_some(some):
+            for result in run.run(_read_part(part), is_part=True):
                 row: dict[str, Any] = {"batch": run.batch.id, "result": pickle.dumps(result)}
                 yield pa.RecordBatch.from_pylist([row], schema=_PACKED_SCHEMA)
+
+
+def _read_part(part: TablePart) -> Iterator[pa.RecordBatch]:
+    """The rows of a part. `Corrupt` when its files cannot be read; the driver finds out which."""
+    try:
+        yield from (batch for batch in part.batches(_TASK_BYTES) if batch.num_rows)
+    except (Corrupt, Unavailable):
+        raise
+    except Exception as error:
+        raise Corrupt(f"a part of the table cannot be read: {error}") from error

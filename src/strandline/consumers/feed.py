@@ -26,15 +26,15 @@ from strandline.model.change import HASH, OP, ROW, SEQ, UPSERT, VNODE
 from strandline.model.condition import Predicate
 from strandline.model.definition import TableDef
 from strandline.model.key_order import decode_key, encode_key
-from strandline.model.keys import shift_for
+from strandline.model.keys import hash_condition, shift_for
 from strandline.sinks.contract import lane_schema
 from strandline.sinks.outgoing import Outgoing
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile
-from strandline.tables.fold import FoldCache, changes_sql
+from strandline.tables.fold import changes_sql
 from strandline.tables.key_cuts import key_types
 from strandline.tables.log import LogState
-from strandline.tables.merge import TableAt, duck_sql, vnodes_of
+from strandline.tables.merge import TableAt, duck_sql, make_own_fold, vnodes_of
 from strandline.tables.pins import new_pin
 from strandline.tables.spark_files import log_scan
 from strandline.tables.spark_read import read_frame
@@ -301,10 +301,19 @@ class Feed:
         return rows if self._is_all else rows.where(F.col(VNODE).isin(list(self.vnodes)))
 
 
-def rows_sql(merge: TableAt, fold: str | None, outgoing: Outgoing, predicate: Predicate | None, upto: int) -> str:
-    """SQL for the rows of a table at a seq, as they are sent. `fold` is the name of its fold."""
+def rows_sql(
+    merge: TableAt,
+    fold: str | None,
+    outgoing: Outgoing,
+    predicate: Predicate | None,
+    upto: int,
+    *,
+    hashes: str | None = None,
+) -> str:
+    """SQL for the rows of a table at a seq, as they are sent. `fold` is the name of its fold; `hashes` is a condition
+    for the rows of log files."""
     row = [] if merge.definition.is_keyed else [ROW]
-    rows = duck_sql(merge, fold, outgoing.columns_to_read, predicate, hidden=True)
+    rows = duck_sql(merge, fold, outgoing.columns_to_read, predicate, hidden=True, hashes=hashes)
     seq = SEQ if row else f"CAST({upto} AS BIGINT) AS {SEQ}"
     exprs = [f"'{UPSERT}' AS {OP}", VNODE, seq, *row, *outgoing.snapshot_exprs(is_duckdb=True)]
     return f"SELECT {', '.join(exprs)} FROM ({rows})"
@@ -328,14 +337,14 @@ class TablePart:
         merge = self.merge
         memory_bytes += _TASK_ROWS * merge.row_bytes
         with Duck.in_task(merge.log.storage, memory_bytes) as duck, duck.transaction() as cursor:
-            fold = None
-            if merge.definition.is_keyed and merge.later_files():
-                fold = FoldCache(duck).ensure(merge.log, merge.marks, merge.seq)
-            vnodes = ", ".join(map(str, sorted(merge.only or ())))
-            sql = f"{rows_sql(merge, fold, self.outgoing, self.predicate, self.upto)} WHERE {VNODE} IN ({vnodes})"
+            vnodes = sorted(merge.only or ())
+            hashes = hash_condition(vnodes, merge.definition.vnodes)
+            fold = make_own_fold(cursor, merge, hashes)
+            rows = rows_sql(merge, fold, self.outgoing, self.predicate, self.upto, hashes=hashes)
+            sql = f"{rows} WHERE {VNODE} IN ({', '.join(map(str, vnodes))})"
             order = f" ORDER BY {listed(self.order)}" if self.order else ""
-            with conform_relation(cursor.sql(sql + order), self.schema, self.batch_rows) as rows:
-                yield from rows
+            with conform_relation(cursor.sql(sql + order), self.schema, self.batch_rows) as found:
+                yield from found
 
 
 def files_of(log: LogState, after: int, upto: int, vnodes: Sequence[int], of: int) -> list[tuple[int, DataFile]]:

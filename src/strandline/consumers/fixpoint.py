@@ -103,6 +103,29 @@ class Method(Protocol):
 
     def compute(self, run: Run) -> Computed: ...
 
+    def compare(self, run: Run) -> tuple[int, Sequence[Mapping[str, Any]]]:
+        """How many rows differ from those of a cold start, with some of their keys."""
+        ...
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The rows of a fixed point against a cold start on the inputs of its last run. `wrong` rows differ, are missing or
+    should not be there; `keys` are some of theirs."""
+
+    name: str
+    inputs: Mapping[str, int]
+    rows: int
+    wrong: int
+    keys: tuple[Mapping[str, Any], ...]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.wrong
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "is_right": self.is_right}
+
 
 @dataclass
 class Fixpoint:
@@ -163,13 +186,36 @@ class Fixpoint:
         """Bring the result up to date with what the inputs are now."""
         return self.compute()
 
-    def compute(self) -> Receipt:
-        """Bring the result up to date; an empty receipt when it is."""
+    def verify(self) -> VerifyReport:
+        """Compare the rows with those of a cold start on the inputs at the seqs of the last run."""
+        kept, facts = self._find_result(self.tables)
+        if kept is None or facts is None:
+            raise NotFound(f"{self.title} was never computed", hint=f"Compute it: strandline tick {self.name}")
+        if facts.fingerprint != self.method.fingerprint:
+            raise Conflict(
+                f"{self.title} was computed by another definition than the one of this program",
+                hint=f"Compute it: strandline tick {self.name}",
+                table=self.result,
+            )
+        entries = {entry.generation: entry for entry in self.tables.catalog.refresh().tables.values()}
+        inputs = [
+            Input(self.tables.open_table(entries[generation]), upto, None)
+            for generation, upto in facts.inputs.items()
+            if generation in entries
+        ]
+        if len(inputs) < len(facts.inputs):
+            raise NotFound(f"an input of {self.title} was dropped: a cold start cannot be computed", table=self.result)
+        wrong, keys = self.method.compare(Run(inputs, kept, "verified"))
+        rows = kept.to_arrow(columns=list(self.method.definition.key)).num_rows
+        return VerifyReport(self.result, inputs_of(facts, self.tables), rows, wrong, tuple(keys))
+
+    def compute(self, *, is_forced: bool = False) -> Receipt:
+        """Bring the result up to date, or with `is_forced` compute it anew; an empty receipt when it is."""
         tables = self.tables
         kept, facts = self._find_result(tables)
         if kept is None:
             kept = tables.create(self.result, self.method.definition)
-        why = self._cold_reason(kept, facts)
+        why = self._cold_reason(kept, facts) or ("asked for" if is_forced else "")
         inputs = [self._look_at(tables.table(name), facts) for name in self.inputs]
         if not why and all(each.after == each.upto for each in inputs):
             return Receipt()

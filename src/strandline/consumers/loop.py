@@ -17,7 +17,6 @@ cuts and ids, even if newer rows have arrived. Its destination skips what it alr
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,10 +53,10 @@ def run_marked(
     lease_s: float = LENGTH_S,
     step: Step = ignore_step,
     stop: threading.Event | None = None,
-    turn_s: float = math.inf,
+    is_turn_over: Callable[[float], bool] = lambda since_s: False,
 ) -> ConsumerReport:
     """Run a consumer with marks in the state under its lease; errors are in the report. When `stop` is set or its turn
-    is over, it ends after the batch under way."""
+    is over, by how long it has worked, it ends after the batch under way."""
     report = report_of(plan)
     with measure_time(report), collect_errors(plan.title, report.errors), ExitStack() as stack:
         if plan.error is not None and plan.known.consumer is None:
@@ -69,7 +68,7 @@ def run_marked(
         except Conflict as error:
             report.is_busy, report.why = True, error.message
             return report
-        _MarkedRun(context, plan, held, report, step, stop or threading.Event(), turn_s).run()
+        _MarkedRun(context, plan, held, report, step, stop or threading.Event(), is_turn_over).run()
     return report
 
 
@@ -114,7 +113,7 @@ class _MarkedRun:
         report: ConsumerReport,
         step: Step,
         stop: threading.Event,
-        turn_s: float,
+        is_turn_over: Callable[[float], bool],
     ) -> None:
         self._context = context
         self._state = context.state
@@ -130,7 +129,7 @@ class _MarkedRun:
         self._record: ConsumerRecord | None = plan.known.consumer
         self._blocked: set[int] = set()
         self._started_s = time.monotonic()
-        self._until_s = self._started_s + turn_s
+        self._is_turn_over = is_turn_over
 
     def run(self) -> None:
         """Run the due works, and keep a receipt."""
@@ -165,6 +164,7 @@ class _MarkedRun:
                 return
             assert plan.resolved is not None
             self._record = self._register_consumer(plan.resolved)
+            self._take_rounds(self._record, any(work.positions or work.source == ROUND for work in plan.works))
             # Not those of an earlier life.
             self._positions = dict(plan.resolved.marks.positions)
             if known.rate.is_limited and (not is_again or known.rate != self._rounds.rate):
@@ -173,7 +173,7 @@ class _MarkedRun:
             self._rounds.resume(max((at.pace for at in self._positions.values()), default=0.0))
             is_all = not any(work.is_replay or work.source == ROUND for work in plan.works)
             for at, work in enumerate(plan.works):
-                self._rounds.wait(self._load_rate, self._stop, self._until_s)
+                self._rounds.wait(self._load_rate, self._stop, self._is_over)
                 if self._is_over():
                     return
                 if self._has_orders(known, is_first=at == 0):
@@ -184,8 +184,20 @@ class _MarkedRun:
                     return
             is_again = True
 
+    def _take_rounds(self, record: ConsumerRecord, has_history: bool) -> None:
+        """What this process knows of this life. Files are checked once in a history, else once a run."""
+        if self._rounds.generation != record.generation:
+            self._rounds = Rounds(last=self._rounds.last, save=self._rounds.save, generation=record.generation)
+            self._context.rounds[self._plan.name] = self._rounds
+        if has_history:
+            self._verified = self._rounds.verified
+        else:
+            self._rounds.verified.clear()
+
     def _is_over(self) -> bool:
-        return self._stop.is_set() or time.monotonic() >= self._until_s
+        if not self._report.is_cut and self._is_turn_over(time.monotonic() - self._started_s):
+            self._report.is_cut = True
+        return self._report.is_cut or self._stop.is_set()
 
     def _load_rate(self) -> Rate:
         return self._state.rates.get(self._plan.name)
@@ -232,7 +244,7 @@ class _MarkedRun:
         finally:
             consumer.close()
             rows, size = self._report.rows - sent[0], self._report.bytes - sent[1]
-            is_whole = self._blocked.isdisjoint(work.vnodes)
+            is_whole = not work.is_replay and self._blocked.isdisjoint(work.vnodes)
             self._rounds.note(work, rows, size, time.monotonic() - started_s, is_whole=is_whole)
             self._step(work.extent.rows, self._plan.name)
 

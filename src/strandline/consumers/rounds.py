@@ -8,7 +8,6 @@ rate makes rounds small enough to be smooth, and the waits between batches hold 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -28,7 +27,7 @@ FIRST_ROWS, FIRST_BYTES = 200_000, 256 << 20
 LEAST_ROWS, MOST_ROWS = 2_000, 8_000_000
 _LOOK_S = 0.5
 _SMOOTHED = 0.3
-_LEAST_PART = 0.05
+_LEAST_PART = 0.25
 # With less than this part of a row group more than wanted, a cut at its end is good enough.
 _CLOSE = 1.3
 
@@ -46,6 +45,10 @@ class Rounds:
     last: Sent = NONE_SENT
     save: Callable[[Sent], None] = lambda last: None
     """Keeps the last batch for the next runner."""
+    verified: set[str] = field(default_factory=set)
+    """The paths of files of the table that were checked for the history under way."""
+    generation: str = ""
+    """The life of the consumer that this was learned of."""
     _began_s: float | None = None
 
     def cut(self, work: Work, others: Collection[bytes] = ()) -> Work:
@@ -127,11 +130,13 @@ class Rounds:
             self.pace = pace
             self.rows = max(min(LEAST_ROWS, self.rows), min(self.rows, round(pace * TARGET_S)))
 
-    def wait(self, load_rate: Callable[[], Rate], stop: threading.Event, until_s: float = math.inf) -> None:
-        """Wait until the rate allows the next batch, at most until a time. Another rate, set meanwhile, holds at
+    def wait(
+        self, load_rate: Callable[[], Rate], stop: threading.Event, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until the rate allows the next batch, or until it is over. Another rate, set meanwhile, holds at
         once."""
-        while self.rate.is_limited:
-            left_s = min(self.last.free_s(self.rate), until_s) - time.monotonic()
+        while self.rate.is_limited and not is_over():
+            left_s = self.last.free_s(self.rate) - time.monotonic()
             if left_s <= 0 or stop.wait(min(left_s, _LOOK_S)):
                 return
             self.rate = load_rate()

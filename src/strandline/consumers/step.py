@@ -97,6 +97,11 @@ class StepMethod:
         with named_jobs(spark, f"compute {self.name}"):
             return _Iteration(self, run, spark).outcome()
 
+    def compare(self, run: Run) -> tuple[int, list[dict[str, Any]]]:
+        spark = session(run.kept.spark)
+        with named_jobs(spark, f"verify {self.name}"):
+            return _Iteration(self, run, spark).differing_keys()
+
 
 class _Iteration:
     """One run of a step."""
@@ -121,6 +126,17 @@ class _Iteration:
             # The other keys stay as they are.
             old = old.join(only, list(method.key), "left_semi")
         return Computed(rounds, is_converged, is_warm=not why, why=why, frame=self._difference_frame(old, new))
+
+    def differing_keys(self) -> tuple[int, list[dict[str, Any]]]:
+        """How many rows differ from those of a cold start, with some keys. Those of a contraction may be apart by twice
+        its tolerance: each is that near to the result."""
+        old = self._kept_frame()
+        inputs = {each.table.name: self._input_frame(each, None) for each in self._run.inputs}
+        new = self._iterate(old.limit(0), inputs, is_warm=False)[0]
+        self._check_keys(new)
+        gone = old.join(new, list(self._method.key), "left_anti").select(*self._key)
+        wrong = self._moved(old, new, factor=2.0).select(*self._key).union(gone).localCheckpoint()
+        return wrong.count(), [row.asDict() for row in wrong.limit(_SHOWN).collect()]
 
     def _kept_frame(self) -> DataFrame:
         return self._run.kept.to_spark(columns=self._method.columns.names)
@@ -221,7 +237,7 @@ class _Iteration:
             )
         )
 
-    def _moved(self, rows: DataFrame, new: DataFrame) -> DataFrame:
+    def _moved(self, rows: DataFrame, new: DataFrame, *, factor: float = 1.0) -> DataFrame:
         """The rows that are new, or differ from those of the round before by more than the tolerance."""
         from pyspark.sql import functions as F
 
@@ -236,7 +252,7 @@ class _Iteration:
         for at, each in enumerate(others):
             one, other = F.col(backticked(each.name)), F.col(f"_was_{at}")
             if pt.is_floating(each.type):
-                near = one.eqNullSafe(other) | F.coalesce(F.abs(one - other) <= method.tolerance, F.lit(False))
+                near = one.eqNullSafe(other) | F.coalesce(F.abs(one - other) <= factor * method.tolerance, F.lit(False))
             else:
                 near = one.eqNullSafe(other)
             differs = differs | ~near

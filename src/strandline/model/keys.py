@@ -9,7 +9,7 @@ on it. A vnode is the hash's top bits.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -82,6 +82,18 @@ def spark_hash(schema: pa.Schema, keys: Sequence[str]) -> Column:
 def shift_for(vnodes: int) -> int:
     """How far to shift a hash right to get its vnode; `vnodes` is a power of two."""
     return HASH_BITS - (vnodes.bit_length() - 1)
+
+
+def hash_condition(vnodes: Iterable[int], of: int) -> str:
+    """SQL for the condition that a hash lies in one of these vnodes, out of `of`; neighbours are one range."""
+    shift, ranges = shift_for(of), list[list[int]]()
+    for vnode in sorted(vnodes):
+        if ranges and ranges[-1][1] == vnode:
+            ranges[-1][1] = vnode + 1
+        else:
+            ranges.append([vnode, vnode + 1])
+    parts = [f"_hash >= {first << shift} AND _hash < {end << shift}" for first, end in ranges]
+    return parts[0] if len(parts) == 1 else f"({' OR '.join(f'({part})' for part in parts) or 'false'})"
 
 
 def vnode_of(hash_: int, vnodes: int) -> int:

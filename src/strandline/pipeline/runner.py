@@ -88,14 +88,17 @@ def run(
         on_report(heard)
 
     working: dict[str, Future[ConsumerReport]] = {}
+    reports: tuple[ConsumerReport, ...]
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="consumer") as pool:
         while not stop.is_set():
-            started_s = time.monotonic()
+            started_s, reports = time.monotonic(), ()
             try:
                 fixpoints = _run_fixpoints(context, None, progress)
                 plans = [plan for plan in _make_plans(context, None) if plan.name not in working and plan.is_due]
                 step = sum_steps(progress, sum(plan.rows for plan in plans))
-                begin = partial(run_marked, context, lease_s=lease_s, step=step, stop=stop, turn_s=TURN_S)
+                begin = partial(
+                    run_marked, context, lease_s=lease_s, step=step, stop=stop, is_turn_over=partial(_is_over, working)
+                )
                 working |= {plan.name: pool.submit(begin, plan) for plan in sorted(plans, key=_has_history)}
                 _wait_for(working, stop, started_s + every_s)
                 done, broken = _run_tables(context, None, progress)
@@ -106,15 +109,22 @@ def run(
                 tell(error)
             except Exception as error:
                 tell(Internal(f"a tick failed: {type(error).__name__}: {error}"))
-            stop.wait(max(0.0, started_s + every_s - time.monotonic()))
+            if not any(each.is_cut for each in reports):
+                stop.wait(max(0.0, started_s + every_s - time.monotonic()))
         wait(working.values())
     if left := _take_finished(working):
         tell(TickReport(left))
 
 
+def _is_over(working: Mapping[str, Future[ConsumerReport]], since_s: float) -> bool:
+    """Whether a consumer that has worked so long leaves its thread to another one that waits."""
+    return since_s >= TURN_S and any(not each.running() and not each.done() for each in list(working.values()))
+
+
 def _wait_for(working: Mapping[str, Future[ConsumerReport]], stop: threading.Event, until_s: float) -> None:
     while not stop.is_set() and (left_s := until_s - time.monotonic()) > 0:
-        if not wait(working.values(), min(left_s, _LOOK_S)).not_done:
+        found = wait(working.values(), min(left_s, _LOOK_S))
+        if not found.not_done or any(each.result().is_cut for each in found.done):
             return
 
 

@@ -54,4 +54,4 @@ def _variables(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         for name in missing:
-            del variables[name]
+            variables.pop(name, None)

@@ -19,9 +19,9 @@ from strandline.model.definition import TableDef
 from strandline.model.types import conform, storage_schema
 from strandline.spark_source.slices import Slice
 from strandline.storage.parquet import writer
-from strandline.tables.fold import changes_sql, winners
+from strandline.tables.fold import changes_sql
 from strandline.tables.log import LogState
-from strandline.tables.merge import TableAt, duck_sql
+from strandline.tables.merge import TableAt, duck_sql, make_own_fold
 from strandline.tables.store import TableStore
 
 CHANGE = pa.schema([pa.field(OP, pa.string(), False), pa.field(SEQ, pa.int64(), False)])
@@ -105,26 +105,13 @@ def read_slice(
     limited = merge.part(range(part.first, part.end))
     names = [name for name in output.names if not op_seq or name not in CHANGE.names]
     with table.duck.transaction() as cursor:
-        fold = _make_fold(cursor, limited, part)
+        fold = make_own_fold(cursor, limited, part.hashes)
         rows = duck_sql(limited, fold, names, predicate, hidden=True, hashes=part.hashes)
         seq = f"CAST({merge.seq} AS BIGINT) AS {SEQ}" if definition.is_keyed else SEQ
         shown = [{OP: f"'{UPSERT}' AS {OP}", SEQ: seq}.get(name) if op_seq else None for name in output.names]
         exprs = [expr or listed([name]) for expr, name in zip(shown, output.names, strict=True)]
         relation = cursor.sql(f"SELECT {', '.join(exprs)} FROM ({rows})")
         yield from output.batches(relation, columns, limited.batch_rows())
-
-
-def _make_fold(cursor: Any, merge: TableAt, part: Slice) -> str | None:
-    """The name of a temporary table with the fold of a slice, if one is needed."""
-    files = merge.later_files()
-    if not merge.definition.is_keyed or not files:
-        return None
-    definition, marks = merge.definition, merge.marks
-    version = [definition.version] if definition.version else []
-    changes = changes_sql(merge.log, files, [*definition.key, HASH, OP, *version], marks)
-    sliced = f"(SELECT * FROM ({changes}) WHERE {part.hashes})"
-    cursor.execute(f"CREATE TEMP TABLE _slice_fold AS {winners(merge.log, files, marks, loaded=sliced)}").fetchall()
-    return "_slice_fold"
 
 
 def read_changes(

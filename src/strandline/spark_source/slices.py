@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from strandline.model.keys import shift_for
+from strandline.model.keys import hash_condition
 from strandline.storage.snapshot import DataFile
 from strandline.tables.merge import TableAt, vnodes_of
 
@@ -30,8 +30,7 @@ class Slice:
     @property
     def hashes(self) -> str:
         """SQL for the condition that a change's hash lies in the slice."""
-        shift = shift_for(self.vnodes)
-        return f"_hash >= {self.first << shift} AND _hash < {self.end << shift}"
+        return hash_condition(range(self.first, self.end), self.vnodes)
 
     @property
     def is_whole(self) -> bool:

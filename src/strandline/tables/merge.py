@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from strandline.model.types import conform_column
 from strandline.storage.parquet import writer
 from strandline.storage.snapshot import DataFile, Snapshot
 from strandline.tables.baseline import BaselineState
-from strandline.tables.fold import LogFiles, changes_sql
+from strandline.tables.fold import LogFiles, changes_sql, winners
 from strandline.tables.horizon import expiry
 from strandline.tables.log import LogState
 
@@ -68,6 +69,8 @@ class TableAt:
             return replace(snapshot, files={file.path: file for file in files}, doomed=frozenset())
 
         log = replace(self.log, snapshot=limit(self.log.snapshot, (file for _, file in self.log_files())))
+        # Perhaps that of an earlier schema.
+        log.__dict__["definition"] = self.log.definition
         own = limit(self.baseline.snapshot, self.base_files())
         made = replace(self, log=log, baseline=replace(self.baseline, snapshot=own, counted={}))
         # The base commit of the whole table.
@@ -252,6 +255,20 @@ def duck_sql(
     both = f"SELECT {inner} FROM {base}" + (f" UNION ALL SELECT {inner} FROM {log}" if later else "")
     where = f" WHERE {predicate.duckdb}" if predicate else ""
     return f"SELECT {listed([*columns, *([*stored, VNODE] if hidden else [])])} FROM ({both}){where}"
+
+
+def make_own_fold(cursor: Any, merge: TableAt, hashes: str) -> str | None:
+    """Make the fold of the keys with these hashes as a temporary table of a cursor, and return its name; None when
+    none is needed. Log files hold the changes of all vnodes: a task folds those of its own."""
+    files = merge.later_files()
+    if not merge.definition.is_keyed or not files:
+        return None
+    definition, marks = merge.definition, merge.marks
+    version = [definition.version] if definition.version else []
+    changes = changes_sql(merge.log, files, [*definition.key, HASH, OP, *version], marks)
+    own = f"(SELECT * FROM ({changes}) WHERE {hashes})"
+    cursor.execute(f"CREATE TEMP TABLE _own_fold AS {winners(merge.log, files, marks, loaded=own)}").fetchall()
+    return "_own_fold"
 
 
 def _baseline_sql(merge: TableAt, files: Sequence[DataFile], columns: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from strandline.tables.store import TableStore
 
 NODE, COMPONENT, PARENT = "node", "component", "parent"
 _VERSION = 1
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class ComponentMethod:
                 raise Invalid(
                     f"table {table.name!r} has no column {name!r}; it has: {', '.join(schema.names)}", column=name
                 )
+        if src == dst:
+            raise Invalid(f"{src!r} is given for both ends of an edge", hint="Name two columns.", column=src)
         one, other = schema.field(src).type, schema.field(dst).type
         if one != other:
             raise Invalid(f"{src!r} is {one} and {dst!r} is {other}; both ends of an edge need one type", column=dst)
@@ -77,6 +80,16 @@ class ComponentMethod:
         assert edges.after is not None
         change = difference(edges.table, edges.after, edges.upto, [self.src, self.dst])
         return self._move_on(kept, self._ends(change.before), self._ends(change.after), edges.table, edges.upto)
+
+    def compare(self, run: Run) -> tuple[int, list[dict[str, Any]]]:
+        (edges,) = run.inputs
+        found = edges.table.to_arrow(at=edges.upto, columns=[self.src, self.dst])
+        nodes, forest = self._compute_cold(found)
+        want = dict(zip(nodes.to_pylist(), nodes.take(pa.array(forest.label)).to_pylist(), strict=True))
+        kept = run.kept.to_arrow(columns=[NODE, COMPONENT])
+        have = dict(zip(kept[NODE].to_pylist(), kept[COMPONENT].to_pylist(), strict=True))
+        wrong = [node for node in {**want, **have} if want.get(node) != have.get(node)]
+        return len(wrong), [{NODE: node} for node in wrong[:_SHOWN]]
 
     def _ends(self, edges: pa.Table) -> pa.Table:
         """The two ends of edges. An edge with an end that is null is none."""
