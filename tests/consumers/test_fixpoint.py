@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
+from folding import fold_vnodes
 from forks import Interrupted, at_crash_points
 from strandline import graph
 from strandline.consumers.fixpoint import Computed, Fixpoint
@@ -154,6 +156,63 @@ def test_of_two_runs_at_once_the_later_one_is_planned_again(lake, numbers):
     tick(lake)
     assert doubled(lake) == {1: 10, 2: 4, 3: 6}
     assert lake.table("doubled").head == 2
+
+
+def test_rows_that_somebody_writes_during_a_run_are_noticed(lake, numbers):
+    method = Doubled()
+    declare(lake, method)
+    tick(lake)
+    numbers.upsert([{"id": 2, "n": 2}])
+
+    def meanwhile():
+        method.meanwhile = lambda: None
+        lake.table("doubled").upsert([{"id": 77, "twice": 7}])
+
+    method.meanwhile = meanwhile
+    tick(lake)
+    assert doubled(lake) == {1: 10, 2: 4} and "someone else" in method.runs[-1][0]
+
+
+def test_names_that_two_inputs_swapped_are_noticed(lake, numbers):
+    other = lake.create_table("other", "id:int64, n:int64", key=["id"], vnodes=2)
+    other.upsert([{"id": 5, "n": 5}])
+
+    class First(Doubled):
+        def compute(self, run):
+            return super().compute(replace(run, inputs=run.inputs[:1]))
+
+    method = First()
+    lake.fixpoints["doubled"] = Fixpoint(lake, "doubled", ("numbers", "other"), method)
+    tick(lake)
+    for old, new in (("numbers", "spare"), ("other", "numbers"), ("spare", "other")):
+        lake.rename(old, new)
+    tick(lake)
+    assert doubled(lake) == {5: 10}
+
+
+def test_a_past_that_vacuum_gave_up_in_one_vnode_is_a_cold_start(lake):
+    table = lake.create_table("numbers", "id:int64, n:int64", key=["id"], vnodes=4)
+    method = Doubled()
+    declare(lake, method)
+    for id in range(3):
+        table.upsert([{"id": id, "n": id}])
+    tick(lake)
+    for id in range(3):
+        table.upsert([{"id": id, "n": id + 1}])
+    fold_vnodes(table, [0])
+    table.compact(full=True)
+    fold_vnodes(table, [0])
+    table.vacuum(keep=0, grace=0)
+    table.upsert([{"id": 9, "n": 9}])
+    tick(lake)
+    assert doubled(lake) == {0: 2, 1: 4, 2: 6, 9: 18}
+
+
+def test_settings_that_hide_rows_of_the_result_are_refused(lake, numbers):
+    declare(lake, Doubled())
+    lake.create_table("doubled", "id:int64!, twice:int64", key=["id"], vnodes=2, version="twice")
+    with refused(sl.Conflict):
+        tick(lake)
 
 
 def test_another_table_of_its_name_and_other_columns_are_refused(lake, numbers):

@@ -19,7 +19,7 @@ def table(lake: sl.Lake) -> sl.Table:
 
 
 def commit(table, facts, expected):
-    return table.log.commit([], operation="FIXPOINT", amend=with_facts(facts, expected, "t")).seq
+    return table.log.commit([], operation="FIXPOINT", amend=with_facts(facts, expected, "t", table.log.refresh())).seq
 
 
 def test_facts_come_with_a_commit_and_know_its_seq(table):
@@ -38,6 +38,14 @@ def test_only_the_facts_that_a_run_began_with_are_replaced(table):
     with refused(sl.Conflict):
         commit(table, FACTS, first)
     assert read_facts(table.log.refresh()).rounds == 9
+
+
+def test_rows_that_came_since_are_a_conflict(table):
+    seen = table.log.refresh()
+    table.upsert([{"id": 1, "name": "a"}])
+    with refused(sl.Conflict):
+        table.log.commit([], operation="FIXPOINT", amend=with_facts(FACTS, None, "t", seen))
+    commit(table, FACTS, None)
 
 
 def test_facts_outlast_every_change_of_the_definition(table):

@@ -7,6 +7,8 @@ import random
 import pytest
 
 import strandline as sl
+from strandline.engines.choice import DriverLimit
+from strandline.pipeline.fixpoints import verify_fixpoint
 from support import refused
 
 
@@ -220,6 +222,57 @@ def test_a_rowlocal_step_starts_the_changed_keys_anew(lake):
     assert report.facts["start"] == "warm" and report.rows == 3
     found = {row["id"]: row["steps"] for row in lake.table("walks").to_arrow().to_pylist()}
     assert found == {**{n: steps_of(n) for n in range(1, 30) if n not in (3, 27)}, 3: 5, 40: 3}
+
+
+def test_a_rowlocal_step_with_several_inputs_of_which_one_changed(lake):
+    one = lake.create_table("one", "id:int32, n:int64", key=["id"], vnodes=2)
+    two = lake.create_table("two", "id:int64, m:int64", key=["id"], vnodes=2)
+    one.upsert([{"id": id, "n": id} for id in range(5)])
+    two.upsert([{"id": id, "m": 10} for id in range(5)])
+
+    def total(rows, inputs):
+        return inputs["one"].join(inputs["two"], "id").selectExpr("id", "n + m AS total")
+
+    names = {"inputs": ["one", "two"], "key": ["id"], "columns": "id:int64!, total:int64"}
+    lake.fixpoint("totals", total, kind="rowlocal", vnodes=2, **names)
+    run(lake, "totals")
+    two.upsert([{"id": 3, "m": 20}])
+    one.delete([0])
+    report = run(lake, "totals")
+    assert report.facts["start"] == "warm" and report.rows == 2
+    found = {row["id"]: row["total"] for row in lake.table("totals").to_arrow().to_pylist()}
+    assert found == {1: 11, 2: 12, 3: 23, 4: 14}
+    one.upsert([{"id": 4, "n": 5}])
+    run(lake, "totals")
+    assert lake.table("totals").to_arrow(where="id = 4")["total"].to_pylist() == [15]
+
+
+def test_more_changes_than_the_driver_looks_at_are_a_cold_start(lake, groups, monkeypatch):
+    declare(lake)
+    put(groups, ("a", "b"))
+    run(lake)
+    monkeypatch.setattr("strandline.consumers.step.CHANGES", DriverLimit(2, 1 << 30))
+    put(groups, ("b", "c"), ("c", "d"), ("d", "e"))
+    assert "so many changes" in run(lake).facts["why"]
+    assert rights(lake) == closure([("a", "b"), ("b", "c"), ("c", "d"), ("d", "e")])
+
+
+def test_verify_allows_a_contraction_its_tolerance_and_finds_wrong_rows(lake):
+    table = lake.create_table("load", "id:int64, base:float64", key=["id"], vnodes=2)
+    table.upsert([{"id": 1, "base": 10.0}])
+
+    def slow(rows, inputs):
+        old = rows.toDF("id", "old")
+        return inputs["load"].join(old, "id", "left").selectExpr("id", "base + 0.85 * coalesce(old, 0D) AS value")
+
+    names = {"inputs": ["load"], "key": ["id"], "columns": "id:int64!, value:float64"}
+    lake.fixpoint("slow", slow, kind="contraction", tolerance=1e-2, vnodes=2, **names)
+    run(lake, "slow")
+    table.upsert([{"id": 1, "base": 9.0}])
+    run(lake, "slow")
+    assert verify_fixpoint(lake, "slow").is_right
+    lake.table("slow").upsert([{"id": 1, "value": 1.0}])
+    assert verify_fixpoint(lake, "slow").keys == ({"id": 1},)
 
 
 def test_a_step_that_never_ends_says_which_keys_move(lake, groups, monkeypatch):

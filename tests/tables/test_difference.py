@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 
 import pytest
@@ -45,6 +46,31 @@ def test_rows_of_a_table_without_a_key_are_only_added(lake):
     table.append([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
     found = difference(table, 1, 2, ["id", "name"])
     assert found.before.num_rows == 0 and rows(found.after) == [(1, "a"), (2, "b")]
+
+
+def test_rows_that_lose_against_a_higher_version_are_not_there(lake):
+    table = lake.create_table("t", "id:int64, name:string, at:int64", key=["id"], vnodes=2, version="at")
+    table.upsert([{"id": 1, "name": "a", "at": 10}])
+    table.upsert([{"id": 1, "name": "b", "at": 5}, {"id": 2, "name": "c", "at": 1}])
+    found = difference(table, 1, 2, ["id", "name"])
+    assert rows(found.before) == [(1, "a")] and rows(found.after) == [(1, "a"), (2, "c")]
+
+
+@pytest.mark.parametrize("key", [["id"], []], ids=["keyed", "keyless"])
+def test_rows_that_expired_before_they_came_are_not_there(lake, key):
+    table = lake.create_table("t", "id:int64, name:string, at:timestamp", key=key, vnodes=2, time="at")
+
+    def put(id, year):
+        made = [{"id": id, "name": "n", "at": dt.datetime(year, 1, 1, tzinfo=dt.UTC)}]
+        (table.upsert if key else table.append)(made)
+
+    put(1, 2020)
+    put(2, 2024)
+    table.expire(dt.datetime(2022, 1, 1, tzinfo=dt.UTC))
+    after = table.head
+    put(3, 2021)
+    put(4, 2025)
+    assert rows(difference(table, after, table.head, ["id", "name"]).after) == [(4, "n")]
 
 
 def test_a_past_that_is_gone_is_an_error(lake):

@@ -32,6 +32,7 @@ from strandline.storage.snapshot import PURGE
 from strandline.tables.collection import Tables
 from strandline.tables.horizon import horizon_at
 from strandline.tables.log import prepare
+from strandline.tables.log_state import LogState
 from strandline.tables.store import TableStore
 from strandline.tables.writing import write_frame
 
@@ -215,13 +216,16 @@ class Fixpoint:
         kept, facts = self._find_result(tables)
         if kept is None:
             kept = tables.create(self.result, self.method.definition)
+        # What the run begins with: rows that others write from here on are noticed by the commit.
+        seen = kept.log.refresh()
         why = self._cold_reason(kept, facts) or ("asked for" if is_forced else "")
         inputs = [self._look_at(tables.table(name), facts) for name in self.inputs]
         if not why and all(each.after == each.upto for each in inputs):
             return Receipt()
         seqs = {each.generation: each.upto for each in inputs}
+        order = tuple(seqs)
         if not why and facts is not None and not any(map(_has_changes, inputs)):
-            self._commit(kept, None, replace(facts, inputs=seqs), facts)
+            self._commit(kept, None, replace(facts, inputs=seqs, order=order), facts, seen)
             return Receipt(facts={"rounds": 0})
         if not why and any(each.after is None for each in inputs):
             why = "what changed in an input is not known any more"
@@ -234,8 +238,9 @@ class Fixpoint:
             done.is_converged,
             len(done.rounds),
             "warm" if done.is_warm else "cold",
+            order,
         )
-        rows = self._commit(kept, done, made, facts)
+        rows = self._commit(kept, done, made, facts, seen)
         _log.info("%s: %s start, %d rounds, %d rows changed", self.title, made.start, made.rounds, rows)
         told = {"rounds": len(done.rounds), "moved": list(done.rounds), "start": made.start, "why": done.why or why}
         return Receipt(rows=rows, upto=inputs[0].upto, facts={**told, "is_converged": done.is_converged})
@@ -255,7 +260,14 @@ class Fixpoint:
                 hint="Choose another name, or drop that table.",
                 table=self.result,
             )
-        if (kept.definition.schema, kept.definition.key) != (wanted.schema, wanted.key):
+        found = kept.definition
+        if found.version or found.time or kept.merge().horizon is not None:
+            raise Conflict(
+                f"the table of {self.title} has a version column or a retention, which would hide rows of the result",
+                hint=f"Drop the table, then it is computed anew: strandline fixpoint drop {self.result}",
+                table=self.result,
+            )
+        if (found.schema, found.key) != (wanted.schema, wanted.key):
             raise Conflict(
                 f"{self.title} has other columns than its table",
                 hint=f"Drop the table, then it is computed anew: strandline fixpoint drop {self.result}",
@@ -269,6 +281,8 @@ class Fixpoint:
             return "first run"
         if facts.fingerprint != self.method.fingerprint:
             return "its definition changed"
+        if facts.order != tuple(dict.fromkeys(self.tables.table(name).entry.generation for name in self.inputs)):
+            return "its inputs are other tables: what changed is not known"
         log = kept.log.refresh()
         if facts.seq < log.trimmed_to or log.files(facts.seq, log.head) or _is_purged_since(log, facts.seq):
             return "its table was changed by someone else"
@@ -279,6 +293,7 @@ class Fixpoint:
         after = None if facts is None else facts.inputs.get(table.entry.generation)
         if after is not None and (
             after < log.trimmed_to
+            or after < table.oldest
             or after > log.head
             or after < log.redefined
             or _is_purged_since(log, after)
@@ -287,9 +302,9 @@ class Fixpoint:
             after = None
         return Input(table, log.head, after)
 
-    def _commit(self, kept: TableStore, done: Computed | None, made: Facts, was: Facts | None) -> int:
+    def _commit(self, kept: TableStore, done: Computed | None, made: Facts, was: Facts | None, seen: LogState) -> int:
         """Commit the rows and the facts; returns the number of changed rows."""
-        definition, log, amend = kept.definition, kept.log, with_facts(made, was, self.result)
+        definition, log, amend = kept.definition, kept.log, with_facts(made, was, self.result, seen)
         if done is not None and done.frame is not None:
             commit = write_frame(log, done.frame, definition, None, order_by=None, tokens=(), amend=amend)
             if commit.rows:

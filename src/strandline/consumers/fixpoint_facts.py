@@ -7,7 +7,7 @@ step's fingerprint and `is_converged` are those of one run, whatever happens.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,9 +23,9 @@ PROPERTY = KEPT_PROPERTY
 class Facts:
     """The last run of a fixed point, which committed at `seq`.
 
-    `inputs` are the seqs of the input tables, by generation. `definition` says what was computed, `fingerprint` is a
-    digest of it. `is_converged`: the step changed nothing any more; otherwise a limit ended it. `rounds` and `start`
-    (`cold` or `warm`) tell how the rows came about."""
+    `inputs` are the seqs of the input tables, by generation, and `order` their generations as declared. `definition`
+    says what was computed, `fingerprint` is a digest of it. `is_converged`: the step changed nothing any more;
+    otherwise a limit ended it. `rounds` and `start` (`cold` or `warm`) tell how the rows came about."""
 
     inputs: Mapping[str, int]
     definition: Mapping[str, Any]
@@ -33,6 +33,7 @@ class Facts:
     is_converged: bool
     rounds: int
     start: str
+    order: Sequence[str] = ()
     seq: int = 0
 
     def to_text(self) -> str:
@@ -45,21 +46,26 @@ def read_facts(log: LogState) -> Facts | None:
     if text is None:
         return None
     try:
-        return Facts(**json.loads(text))
-    except (ValueError, TypeError) as error:
+        return Facts(**{**(found := json.loads(text)), "order": tuple(found["order"])})
+    except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
             f"the facts of the fixed point in {log.folder} cannot be read: {error}", path=log.folder
         ) from error
 
 
-def with_facts(facts: Facts, expected: Facts | None, name: str) -> Amend:
-    """Adds the facts to a commit. `Conflict` when another run has committed meanwhile."""
+def with_facts(facts: Facts, expected: Facts | None, name: str, log: LogState) -> Amend:
+    """Adds the facts to a commit. `Conflict` when another run has committed, or somebody has changed rows, since the
+    log looked like this."""
 
     def amend(snapshot: Snapshot, draft: Draft) -> Draft:
         was = None if expected is None else expected.to_text()
         if snapshot.configuration.get(PROPERTY) != was:
             raise Conflict(
                 f"another process has computed the fixed point {name!r} meanwhile", hint="Nothing was changed."
+            )
+        if LogState(snapshot, log.storage, log.folder).files(log.head, snapshot.version):
+            raise Conflict(
+                f"somebody has written to {name!r}, the table of a fixed point, meanwhile", hint="Nothing was changed."
             )
         text = replace(facts, seq=snapshot.version + 1).to_text()
         configuration = {**snapshot.configuration, PROPERTY: text}

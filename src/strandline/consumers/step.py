@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.types as pt
 
+from strandline.consumers.feed import size_of
 from strandline.consumers.fingerprint import fingerprint_of
 from strandline.consumers.fixpoint import Computed, Input, Run
+from strandline.engines.choice import DriverLimit
 from strandline.engines.scan import spark_type
 from strandline.engines.spark import named_jobs, session
 from strandline.errors import Invalid, StrandlineError
@@ -41,7 +43,10 @@ Kind = Literal["monotone", "contraction", "rowlocal", "general"]
 Step = Callable[..., Any]
 MOST_ROUNDS = 1_000
 """A step without a limit that still moves rows after so many rounds does not converge."""
+CHANGES = DriverLimit(2_000_000, 512 << 20)
+"""More changes than this are not looked at on the driver: the run starts cold."""
 _SHOWN = 5
+_NEAR = 20.0
 _log = logging.getLogger("strandline.consumers")
 
 
@@ -115,8 +120,10 @@ class _Iteration:
     def outcome(self) -> Computed:
         method, run = self._method, self._run
         old = self._kept_frame()
-        changes = {} if run.why else {each.table.name: self._find_changes(each) for each in run.inputs}
-        why = run.why or self._cold_reason(changes)
+        why = run.why or self._fixed_reason()
+        has_changes = not why and method.kind in ("monotone", "rowlocal")
+        changes = {each.table.name: self._find_changes(each) for each in run.inputs} if has_changes else {}
+        why = why or self._cold_reason(changes)
         only = self._changed_keys(changes) if not why and method.kind == "rowlocal" else None
         inputs = {each.table.name: self._input_frame(each, only) for each in run.inputs}
         start = old if not why and only is None else old.limit(0)
@@ -128,14 +135,14 @@ class _Iteration:
         return Computed(rounds, is_converged, is_warm=not why, why=why, frame=self._difference_frame(old, new))
 
     def differing_keys(self) -> tuple[int, list[dict[str, Any]]]:
-        """How many rows differ from those of a cold start, with some keys. Those of a contraction may be apart by twice
-        its tolerance: each is that near to the result."""
+        """How many rows differ from those of a cold start, with some keys. Those of a contraction may be apart by some
+        times its tolerance: a round that moves little may still be that far from the result."""
         old = self._kept_frame()
         inputs = {each.table.name: self._input_frame(each, None) for each in self._run.inputs}
         new = self._iterate(old.limit(0), inputs, is_warm=False)[0]
         self._check_keys(new)
         gone = old.join(new, list(self._method.key), "left_anti").select(*self._key)
-        wrong = self._moved(old, new, factor=2.0).select(*self._key).union(gone).localCheckpoint()
+        wrong = self._moved(old, new, factor=_NEAR).select(*self._key).union(gone).localCheckpoint()
         return wrong.count(), [row.asDict() for row in wrong.limit(_SHOWN).collect()]
 
     def _kept_frame(self) -> DataFrame:
@@ -147,23 +154,24 @@ class _Iteration:
 
     def _find_changes(self, each: Input) -> Difference:
         assert each.after is not None
-        names = each.table.definition.schema.names
+        schema = each.table.definition.schema
+        # Of rows in place of others, the key tells which; a table without a key only gets more.
+        names = list(self._method.key if self._method.kind == "rowlocal" else each.table.definition.key)
+        names = [name for name in names if name in schema.names] or schema.names[:1]
         if each.after == each.upto:
-            empty = each.table.definition.schema.empty_table()
+            empty = pa.schema([schema.field(name) for name in names]).empty_table()
             return Difference(empty, empty)
         return difference(each.table, each.after, each.upto, names)
 
-    def _cold_reason(self, changes: Mapping[str, Difference]) -> str:
-        """Why a run that may start warm starts cold."""
+    def _fixed_reason(self) -> str:
+        """Why this run starts cold whatever changed."""
         method = self._method
         if method.limit is not None:
             return "with a limit the number of rounds counts"
         if method.kind == "general":
             return "its kind is general"
-        if method.kind == "monotone":
-            for name, change in changes.items():
-                if change.before.num_rows:
-                    return f"{name}: {change.before.num_rows:,} rows were deleted or changed"
+        if method.kind == "contraction":
+            return ""
         if method.kind == "rowlocal":
             for each in self._run.inputs:
                 if lacking := [name for name in method.key if name not in each.table.definition.schema.names]:
@@ -173,11 +181,28 @@ class _Iteration:
                         hint="Each input needs the columns of the key; or use another kind.",
                         column=lacking[0],
                     )
+        for each in self._run.inputs:
+            assert each.after is not None
+            size = size_of(each.table.log.refresh().files(each.after, each.upto))
+            if not CHANGES.holds(rows=size.rows, raw_bytes=size.raw_bytes):
+                return f"{each.table.name}: so many changes that all rows are read"
+        return ""
+
+    def _cold_reason(self, changes: Mapping[str, Difference]) -> str:
+        """Why a run that may start warm starts cold after these changes."""
+        method = self._method
+        if method.kind == "monotone":
+            for name, change in changes.items():
+                if change.before.num_rows:
+                    return f"{name}: {change.before.num_rows:,} rows were deleted or changed"
         return ""
 
     def _changed_keys(self, changes: Mapping[str, Difference]) -> DataFrame:
-        names = list(self._method.key)
-        parts = [part.select(names) for change in changes.values() for part in (change.before, change.after)]
+        names, columns = list(self._method.key), self._method.columns
+        kinds = pa.schema([pa.field(name, columns.field(name).type) for name in names])
+        parts = [
+            part.select(names).cast(kinds) for change in changes.values() for part in (change.before, change.after)
+        ]
         keys = pa.concat_tables(parts).group_by(names, use_threads=False).aggregate([])
         return self._spark.createDataFrame(keys)
 

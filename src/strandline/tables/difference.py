@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.engines.scan import listed
-from strandline.model.change import OP, SEQ, UPSERT
+from strandline.model.change import OP
 from strandline.tables import fold as folds
-from strandline.tables.merge import duck_sql
+from strandline.tables.merge import TableAt, duck_sql
 from strandline.tables.store import TableStore
 
 
@@ -25,21 +25,31 @@ class Difference:
 
 def difference(table: TableStore, after: int, upto: int, columns: Sequence[str]) -> Difference:
     """The difference in these columns. `NotRetained` when the log or the table at the first seq is gone."""
-    then = table.merge(after)
-    definition = then.definition
+    then, now = table.merge(after), table.merge(upto)
+    definition = now.definition
     log, start, end = table.change_range(after, upto)
-    key, names = listed(definition.key), listed(columns)
-    wanted = [OP, *dict.fromkeys([*definition.key, *columns])]
-    changes = folds.changes_sql(log, log.files(start, end), wanted, None)
+    inside = list(dict.fromkeys([*definition.key, *columns]))
     if not definition.is_keyed:
-        rows = table.duck.table(f"SELECT {names} FROM ({changes})")
+        alive = now.filter(None)
+        needed = list(dict.fromkeys([*columns, *(alive.columns if alive else ())]))
+        changes = folds.changes_sql(log, log.files(start, end), [OP, *needed], None)
+        where = f" WHERE {alive.duckdb}" if alive else ""
+        rows = table.duck.table(f"SELECT {listed(columns)} FROM ({changes}){where}")
         return Difference(rows.slice(0, 0), rows)
+    changes = folds.changes_sql(log, log.files(start, end), [OP, *definition.key], None)
+    keys = table.duck.table(f"SELECT DISTINCT {listed(definition.key)} FROM ({changes})")
+    before, later = (_rows_of(table, merge, keys, inside).select(list(columns)) for merge in (then, now))
+    return Difference(before, later)
+
+
+def _rows_of(table: TableStore, merge: TableAt, keys: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows of a table with these keys, as readers see them."""
+    key = listed(merge.definition.key)
     with table.duck.transaction() as cursor:
-        # Before the transaction's first statement: it would not see a fold that is made later.
-        fold = table.pinned_fold(cursor, then)
-        last = f"SELECT * FROM ({changes}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {SEQ} DESC) = 1"
-        cursor.execute(f"CREATE TEMP TABLE _changed AS {last}").fetchall()
-        rows = duck_sql(then, fold, list(dict.fromkeys([*definition.key, *columns])))
-        was = cursor.sql(f"SELECT {names} FROM ({rows}) SEMI JOIN _changed USING ({key})").to_arrow_table()
-        now = cursor.sql(f"SELECT {names} FROM _changed WHERE {OP} = '{UPSERT}'").to_arrow_table()
-    return Difference(was, now)
+        fold = table.pinned_fold(cursor, merge)
+        cursor.register("_keys", keys)
+        try:
+            rows = f"SELECT * FROM ({duck_sql(merge, fold, columns)}) SEMI JOIN _keys USING ({key})"
+            return cursor.sql(rows).to_arrow_table()
+        finally:
+            cursor.unregister("_keys")
