@@ -31,6 +31,8 @@ target = copies.target
 
 def clean(part: Any) -> None:
     """Delete what lies before the last checkpoint of a log or baseline, and say so before, as a vacuum does."""
+    # It is written beside the commits.
+    part.delta.await_checkpoint()
     folder = Path(part.storage.uri) / part.folder / "_delta_log"
     last = json.loads((folder / "_last_checkpoint").read_text())["version"]
     if isinstance(part, Baseline):
