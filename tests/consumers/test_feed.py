@@ -56,7 +56,7 @@ def test_driver_and_spark_give_the_same_rows(spark, filled, is_snapshot, vnodes)
 def in_tasks(made: Feed, groups: list[list[int]], *, is_sorted: bool = True) -> list[dict[str, object]]:
     """The rows as tasks read them by themselves, each some vnodes."""
     parts = [pickle.loads(pickle.dumps(part)) for part in made.parts(groups, is_sorted=is_sorted)]
-    return [row for part in parts for batch in part.batches(64 << 20) for row in batch.to_pylist()]
+    return [row for part in parts for batch in part.batches() for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("care", ["log", "folded", "later", "partly", "packed", "empty"])

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 Results = dict[str, list[Result]]
 """The results of the lanes, by the batch's id."""
 
-# The memory for DuckDB in a task that reads.
-_TASK_BYTES = 512 << 20
 _PACKED = "batch string, result binary"
 _PACKED_SCHEMA = pa.schema([("batch", pa.string()), ("result", pa.binary())])
 
@@ -234,7 +232,7 @@ class _ReadTask:
 def _read_part(part: TablePart) -> Iterator[pa.RecordBatch]:
     """The rows of a part. `Corrupt` when its files cannot be read; the driver finds out which."""
     try:
-        yield from (batch for batch in part.batches(_TASK_BYTES) if batch.num_rows)
+        yield from (batch for batch in part.batches() if batch.num_rows)
     except (Corrupt, Unavailable):
         raise
     except Exception as error:

@@ -43,9 +43,6 @@ from strandline.tables.store import TableStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# DuckDB holds some vectors of 2,048 rows at once, also when it sorts on disk.
-_TASK_ROWS = 7 * 2048
-
 
 @dataclass(frozen=True)
 class RangeSize:
@@ -332,11 +329,10 @@ class TablePart:
     schema: pa.Schema
     batch_rows: int
 
-    def batches(self, memory_bytes: int) -> Iterator[pa.RecordBatch]:
-        """The rows. DuckDB has this memory, and some for each of their bytes."""
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows."""
         merge = self.merge
-        memory_bytes += _TASK_ROWS * merge.row_bytes
-        with Duck.in_task(merge.log.storage, memory_bytes) as duck, duck.transaction() as cursor:
+        with Duck.in_task(merge.log.storage, merge.row_bytes) as duck, duck.transaction() as cursor:
             vnodes = sorted(merge.only or ())
             hashes = hash_condition(vnodes, merge.definition.vnodes)
             fold = make_own_fold(cursor, merge, hashes)

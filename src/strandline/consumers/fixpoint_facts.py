@@ -46,7 +46,8 @@ def read_facts(log: LogState) -> Facts | None:
     if text is None:
         return None
     try:
-        return Facts(**{**(found := json.loads(text)), "order": tuple(found["order"])})
+        found = json.loads(text)
+        return Facts(**{**found, "order": tuple(found["order"])})
     except (ValueError, TypeError, KeyError) as error:
         raise Corrupt(
             f"the facts of the fixed point in {log.folder} cannot be read: {error}", path=log.folder

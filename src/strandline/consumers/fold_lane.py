@@ -44,10 +44,6 @@ RUN_BYTES = 24 << 20
 SPAN_BYTES = 192 << 20
 # A file of this size stays when nothing in it changes; smaller ones are packed together.
 WHOLE_BYTES = writer.DEFAULT.file_bytes // 4
-# The memory for DuckDB in a Spark task; larger vnodes are sorted in ranges of keys.
-TASK_BYTES = 512 << 20
-# So many rows fit into it besides: DuckDB holds some vectors of 2,048 rows at once, also when it sorts on disk.
-_TASK_ROWS = 7 * 2048
 _KEYS, _SMALL_LOG, _LOG, _FOLD = "_own_keys", "_own_small_log", "_own_log", "_own_fold"
 _RUN_LOG, _RUN_FOLD, _SPANS = "_run_log", "_run_fold", "_run_spans"
 
@@ -63,7 +59,7 @@ class FoldLane:
 
     def _fold(self, part: TableAt) -> Iterator[pa.RecordBatch]:
         account = FoldAccount()
-        with Duck.in_task(part.log.storage, TASK_BYTES + _TASK_ROWS * part.row_bytes) as duck:
+        with Duck.in_task(part.log.storage, part.row_bytes) as duck:
             for file in fold_vnodes(part, duck, account):
                 yield receipt(file)
         yield receipt(counts=account.to_text())

@@ -36,6 +36,10 @@ from strandline.storage.open import Storage
 
 _CTRL_C = "Query interrupted"  # a RuntimeError of DuckDB's Python library, in place of KeyboardInterrupt
 _ENDED = "database has been invalidated"
+# The memory in a Spark task; larger vnodes are sorted in ranges of keys.
+_TASK_BYTES = 512 << 20
+# So many rows fit into it besides: DuckDB holds some vectors of 2,048 rows at once, also when it sorts on disk.
+_TASK_ROWS = 7 * 2048
 # The beginning of a DuckDB message, also when Arrow passes it on from the middle of a stream as its own error.
 _SAID = re.compile(r"([A-Za-z][\w ]*) Error: ")
 
@@ -143,8 +147,10 @@ class Duck:
 
     @staticmethod
     @contextmanager
-    def in_task(storage: Storage, memory_bytes: int) -> Iterator[Duck]:
-        """An instance for a Spark task: it has one thread, and spills into a folder of Spark's."""
+    def in_task(storage: Storage, row_bytes: int) -> Iterator[Duck]:
+        """An instance for a Spark task: it has one thread, memory for rows of about this size, and spills into a folder
+        of Spark's."""
+        memory_bytes = _TASK_BYTES + _TASK_ROWS * row_bytes
         folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
         with tempfile.TemporaryDirectory(prefix="strandline-spill-", dir=folders.split(",")[0]) as folder:
             duck = Duck(storage, memory_bytes, threads=1, spill_folder=os.path.join(folder, "duckdb"))

@@ -161,10 +161,7 @@ class Forest:
 def _matrix(count: int, left: Nodes, right: Nodes) -> sparse.csr_array:
     ones = np.ones(2 * len(left))
     ends = np.concatenate([left, right]), np.concatenate([right, left])
-    # Edges that repeat are added up, so they are written as true before they can sum to 0.
-    matrix = sparse.csr_array((ones, ends), shape=(count, count))
-    matrix.data[:] = 1
-    return matrix
+    return sparse.csr_array((ones, ends), shape=(count, count))
 
 
 def _grow_trees(count: int, left: Nodes, right: Nodes, sources: Nodes) -> Nodes:
